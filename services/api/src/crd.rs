@@ -1,0 +1,199 @@
+//! The `CustomResourceDefinition`s of the two kinds, generated from their Rust types.
+//!
+//! A definition stays below 64 KiB, so that `kubectl apply`, which copies the object into an annotation, works on it: a
+//! template is any object to the schema, and the engine checks its fields. What a schema *can* say is said here, by rules
+//! in CEL that the API server checks itself, with no webhook of ours in the way.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use schemars::generate::SchemaSettings;
+use serde_json::{Value, json};
+
+use crate::kinds::{ClusterInjectionProfile, InjectionProfile, ProfileStatus, plural};
+use crate::names;
+use crate::profile::ProfileSpec;
+
+/// What a rule in the schema says, and the sentence for who breaks it.
+struct Rule {
+    expression: &'static str,
+    message: &'static str,
+}
+
+/// For both kinds.
+const COMMON_RULES: [Rule; 4] = [
+    Rule {
+        expression: "!has(self.optOut) || self.optOut != 'Forbidden' || !has(self.activation) || self.activation != 'Never'",
+        message: "a profile with activation Never is not applied, so optOut Forbidden has no meaning",
+    },
+    Rule {
+        expression: "!has(self.request) || has(self.request.annotation) || has(self.request.label)",
+        message: "request needs an annotation or a label",
+    },
+    Rule {
+        expression: "!has(self.extends) || self.extends.name.size() > 0",
+        message: "extends needs the name of a cluster profile",
+    },
+    Rule {
+        expression: "has(self.template) || has(self.containers) || has(self.validations) || has(self.extends)",
+        message: "a profile needs a template, containers, validations or extends: otherwise it does nothing",
+    },
+];
+
+/// For a tenant's kind: what only the platform may say.
+const NAMESPACED_RULES: [Rule; 4] = [
+    Rule {
+        expression: "!has(self.namespaceSelector)",
+        message: "namespaceSelector is for ClusterInjectionProfiles; this profile acts in its own namespace only",
+    },
+    Rule {
+        expression: "!has(self.optOut) || self.optOut != 'Forbidden'",
+        message: "optOut Forbidden is for ClusterInjectionProfiles",
+    },
+    Rule { expression: "!has(self.lookups)", message: "lookups are for ClusterInjectionProfiles" },
+    Rule {
+        expression: "!has(self.target) || (self.target.group == '' && self.target.resources == ['pods'])",
+        message: "a target other than pods is for ClusterInjectionProfiles",
+    },
+];
+
+/// Both definitions, in the order in which they are written out.
+///
+/// # Errors
+/// If the generated schema is not one that Kubernetes' own type can hold: a mistake in this crate, which its tests find.
+pub fn definitions() -> Result<[CustomResourceDefinition; 2], serde_json::Error> {
+    Ok([cluster()?, namespaced()?])
+}
+
+fn cluster() -> Result<CustomResourceDefinition, serde_json::Error> {
+    let names = json!({
+        "kind": ClusterInjectionProfile::KIND,
+        "plural": plural::CLUSTER,
+        "singular": "clusterinjectionprofile",
+        "shortNames": ["ciprof"],
+        "categories": ["pillion"],
+    });
+    definition(&names, "Cluster", plural::CLUSTER, &COMMON_RULES.iter().collect::<Vec<_>>())
+}
+
+fn namespaced() -> Result<CustomResourceDefinition, serde_json::Error> {
+    let names = json!({
+        "kind": InjectionProfile::KIND,
+        "plural": plural::NAMESPACED,
+        "singular": "injectionprofile",
+        // Not "ip": that is taken by IPAddress.
+        "shortNames": ["iprof"],
+        "categories": ["pillion"],
+    });
+    let rules: Vec<_> = COMMON_RULES.iter().chain(&NAMESPACED_RULES).collect();
+    definition(&names, "Namespaced", plural::NAMESPACED, &rules)
+}
+
+fn definition(
+    names: &Value,
+    scope: &str,
+    plural: &str,
+    rules: &[&Rule],
+) -> Result<CustomResourceDefinition, serde_json::Error> {
+    let rules: Vec<_> = rules.iter().map(|rule| json!({"rule": rule.expression, "message": rule.message})).collect();
+    let mut spec = structural::<ProfileSpec>();
+    if let Some(spec) = spec.as_object_mut() {
+        spec.insert("x-kubernetes-validations".to_owned(), Value::Array(rules));
+    }
+    let column = |name: &str, kind: &str, path: &str, priority: i32| json!({"name": name, "type": kind, "jsonPath": path, "priority": priority});
+    serde_json::from_value(json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.{}", names::GROUP)},
+        "spec": {
+            "group": names::GROUP,
+            "scope": scope,
+            "names": names,
+            "versions": [{
+                "name": names::VERSION,
+                "served": true,
+                "storage": true,
+                "subresources": {"status": {}},
+                "additionalPrinterColumns": [
+                    column("Activation", "string", ".spec.activation", 0),
+                    column("Extends", "string", ".spec.extends.name", 0),
+                    column("Order", "integer", ".spec.order", 1),
+                    column("Accepted", "string", ".status.conditions[?(@.type==\"Accepted\")].status", 0),
+                    column("Revision", "string", ".status.revision", 0),
+                    column("Namespaces", "integer", ".status.namespacesMatched", 1),
+                    column("Description", "string", ".spec.description", 1),
+                    column("Age", "date", ".metadata.creationTimestamp", 0),
+                ],
+                "schema": {"openAPIV3Schema": {
+                    "type": "object",
+                    "required": ["spec"],
+                    "properties": {"spec": spec, "status": structural::<ProfileStatus>()},
+                }},
+            }],
+        },
+    }))
+}
+
+/// The schema of a type in the form that Kubernetes calls structural: no references, no `$schema`, no title.
+fn structural<T: schemars::JsonSchema>() -> Value {
+    let schema = SchemaSettings::openapi3()
+        .with(|settings| {
+            settings.inline_subschemas = true;
+            settings.meta_schema = None;
+        })
+        .with_transform(kube::core::schema::StructuralSchemaRewriter)
+        .into_generator()
+        .into_root_schema_for::<T>();
+    let mut schema = schema.to_value();
+    tidy(&mut schema);
+    schema
+}
+
+/// Takes out what only makes the definition larger: titles, and the null default of an optional field.
+fn tidy(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.get("title").is_some_and(Value::is_string) {
+                fields.remove("title");
+            }
+            if fields.get("default").is_some_and(Value::is_null) {
+                fields.remove("default");
+            }
+            fields.values_mut().for_each(tidy);
+        }
+        Value::Array(items) => items.iter_mut().for_each(tidy),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The API server copies the whole object into an annotation at client-side apply, and an object's annotations may
+    /// be 256 KiB; 64 KiB leaves room for what is there beside it and for a definition that grows.
+    const LIMIT: usize = 64 * 1024;
+
+    #[test]
+    fn a_definition_is_small_enough_for_client_side_apply() {
+        for definition in definitions().unwrap() {
+            let size = serde_json::to_string(&definition).unwrap().len();
+            assert!(size < LIMIT, "{:?} is {size} bytes", definition.metadata.name);
+        }
+    }
+
+    #[test]
+    fn the_schema_has_no_references_and_no_nulls() {
+        for definition in definitions().unwrap() {
+            let text = serde_json::to_string(&definition).unwrap();
+            for forbidden in ["$ref", "$schema", "anyOf", "oneOf", "\"null\"", ":null"] {
+                assert!(!text.contains(forbidden), "{forbidden} in {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_tenants_kind_refuses_what_is_the_platforms() {
+        let [cluster, namespaced] = definitions().unwrap().map(|d| serde_json::to_string(&d).unwrap());
+        assert!(!cluster.contains("!has(self.namespaceSelector)"));
+        assert!(namespaced.contains("!has(self.namespaceSelector)"));
+    }
+}

@@ -1,0 +1,76 @@
+//! Every name that stands on the wire. They are a contract: users, dashboards and other programs rely on them.
+
+/// The API group of the custom resources, and the prefix of all labels and annotations.
+pub const GROUP: &str = "pillion.dev";
+
+/// The version of the custom resources.
+pub const VERSION: &str = "v1alpha1";
+
+/// The value of `apiVersion` in a profile.
+pub const API_VERSION: &str = "pillion.dev/v1alpha1";
+
+/// Label on a namespace: opts its pods in. Its value is one of [`InjectionLevel`]'s.
+pub const INJECTION_LABEL: &str = "pillion.dev/injection";
+
+/// Label on a pod: `false` opts it out, as far as a profile lets itself be dropped.
+pub const INJECT_LABEL: &str = "pillion.dev/inject";
+
+/// Annotation on a namespace or a pod: a comma-separated list of profiles that are asked for by name. On a pod, `-name`
+/// takes one away.
+pub const PROFILES_ANNOTATION: &str = "pillion.dev/profiles";
+
+/// Annotation on the result: the record of what was injected, by which profile at which revision.
+pub const INJECTED_ANNOTATION: &str = "pillion.dev/injected";
+
+/// Namespaces that are never injected into, whatever their labels say: a cluster that cannot start its own system
+/// pods cannot be repaired.
+pub const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
+
+/// The label that the API server itself puts on every namespace, with the namespace's name as value. Its owner cannot
+/// remove it, which is why exclusions are by this label.
+pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// The path for everybody who is not the API server: curl, load generators, `pillion dev`.
+pub const MUTATE_PATH: &str = "/mutate";
+
+/// How firmly a namespace is opted in: what happens to its pods when Pillion cannot answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InjectionLevel {
+    /// The pod is created without (`failurePolicy: Ignore`), and the audit finds it.
+    Enabled,
+    /// The pod is refused (`failurePolicy: Fail`).
+    Required,
+    /// The pod is created, but not scheduled until it is injected.
+    Held,
+}
+
+impl InjectionLevel {
+    /// All levels, in the order in which the webhook configuration lists them.
+    pub const ALL: [Self; 3] = [Self::Enabled, Self::Required, Self::Held];
+
+    /// The value of the label [`INJECTION_LABEL`].
+    #[must_use]
+    pub const fn label_value(self) -> &'static str {
+        match self {
+            Self::Enabled => "enabled",
+            Self::Required => "required",
+            Self::Held => "held",
+        }
+    }
+
+    /// The path that the API server calls for namespaces of this level.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Enabled => "/mutate/enabled",
+            Self::Required => "/mutate/required",
+            Self::Held => "/mutate/held",
+        }
+    }
+
+    /// The level that a label value names, or `None` if it names none.
+    #[must_use]
+    pub fn from_label_value(value: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|level| level.label_value() == value)
+    }
+}

@@ -1,0 +1,139 @@
+//! Kubernetes' label selector, as text and as a predicate.
+//!
+//! Semantics are those of `metav1.LabelSelector`: all requirements have to hold, an empty selector matches everything,
+//! and `NotIn` and `DoesNotExist` also match where the label is absent.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Selects objects by their labels. Both parts have to hold; an empty selector selects everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LabelSelector {
+    /// Labels that have to be there with exactly these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Further requirements, all of which have to hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub match_expressions: Vec<Requirement>,
+}
+
+/// One requirement on one label.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Requirement {
+    /// The label's key.
+    pub key: String,
+    /// How the label's value relates to `values`.
+    pub operator: Operator,
+    /// The values of `In` and `NotIn`; empty for the other two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<String>,
+}
+
+/// The relation of a [`Requirement`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Operator {
+    /// The label is there, with one of the values.
+    In,
+    /// The label is absent, or has none of the values.
+    NotIn,
+    /// The label is there.
+    Exists,
+    /// The label is absent.
+    DoesNotExist,
+}
+
+impl LabelSelector {
+    /// Whether an object matches whose labels are given by `label`, from key to value.
+    pub fn matches<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> bool {
+        self.match_labels.iter().all(|(key, value)| label(key) == Some(value.as_str()))
+            && self.match_expressions.iter().all(|requirement| requirement.holds(label(&requirement.key)))
+    }
+
+    /// What is wrong with the selector, as the field below it and a sentence; `None` if nothing is.
+    #[must_use]
+    pub fn fault(&self) -> Option<(String, &'static str)> {
+        self.match_expressions.iter().enumerate().find_map(|(index, requirement)| {
+            let wants_values = matches!(requirement.operator, Operator::In | Operator::NotIn);
+            let sentence = match (wants_values, requirement.values.is_empty()) {
+                (true, true) => "operators In and NotIn need at least one value",
+                (false, false) => "operators Exists and DoesNotExist take no values",
+                _ => return None,
+            };
+            Some((format!("matchExpressions[{index}].values"), sentence))
+        })
+    }
+}
+
+impl Requirement {
+    fn holds(&self, value: Option<&str>) -> bool {
+        let listed = || value.is_some_and(|value| self.values.iter().any(|listed| listed == value));
+        match self.operator {
+            Operator::In => listed(),
+            Operator::NotIn => !listed(),
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selector(json: &str) -> LabelSelector {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn matches(json: &str, labels: &[(&str, &str)]) -> bool {
+        selector(json).matches(|key| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v))
+    }
+
+    #[test]
+    fn an_empty_selector_matches_everything() {
+        assert!(matches("{}", &[]));
+        assert!(matches("{}", &[("a", "b")]));
+    }
+
+    #[test]
+    fn every_part_has_to_hold() {
+        let both = r#"{"matchLabels":{"a":"1"},"matchExpressions":[{"key":"b","operator":"Exists"}]}"#;
+        assert!(matches(both, &[("a", "1"), ("b", "x")]));
+        assert!(!matches(both, &[("a", "1")]));
+        assert!(!matches(both, &[("b", "x")]));
+    }
+
+    #[test]
+    fn an_absent_label_satisfies_the_negative_operators_only() {
+        for (operator, values, absent, other, listed) in [
+            ("In", r#"["x"]"#, false, false, true),
+            ("NotIn", r#"["x"]"#, true, true, false),
+            ("Exists", "[]", false, true, true),
+            ("DoesNotExist", "[]", true, false, false),
+        ] {
+            let json = format!(r#"{{"matchExpressions":[{{"key":"k","operator":"{operator}","values":{values}}}]}}"#);
+            assert_eq!(matches(&json, &[]), absent, "{operator}, absent");
+            assert_eq!(matches(&json, &[("k", "y")]), other, "{operator}, another value");
+            assert_eq!(matches(&json, &[("k", "x")]), listed, "{operator}, the value");
+        }
+    }
+
+    #[test]
+    fn values_are_checked_against_the_operator() {
+        let fault = |json| selector(json).fault().map(|(path, _)| path);
+        assert_eq!(
+            fault(r#"{"matchExpressions":[{"key":"k","operator":"Exists"},{"key":"k","operator":"In"}]}"#).as_deref(),
+            Some("matchExpressions[1].values")
+        );
+        assert!(fault(r#"{"matchExpressions":[{"key":"k","operator":"Exists","values":["x"]}]}"#).is_some());
+        assert!(fault(r#"{"matchExpressions":[{"key":"k","operator":"NotIn","values":["x"]}]}"#).is_none());
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused() {
+        assert!(serde_json::from_str::<LabelSelector>(r#"{"matchLabel":{}}"#).is_err());
+    }
+}

@@ -1,0 +1,294 @@
+//! The table of a JSON text's values, and a cursor over it.
+//!
+//! A node says where a value begins and ends in the text and which node comes after everything within it, so that a
+//! value can be passed over in one step. Keys of objects are nodes too, each before its value.
+
+use std::borrow::Cow;
+
+use super::parse::{self, Limits, SyntaxError};
+use super::string::{Key, unescape};
+
+/// What a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `null`.
+    Null,
+    /// `false`.
+    False,
+    /// `true`.
+    True,
+    /// A number, as it stands.
+    Number,
+    /// A string that stands for itself.
+    String,
+    /// A string with at least one backslash.
+    EscapedString,
+    /// A list.
+    Array,
+    /// An object.
+    Object,
+}
+
+/// Where a value is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node {
+    /// Offset of its first byte.
+    pub(super) start: u32,
+    /// Offset behind its last byte.
+    pub(super) end: u32,
+    /// Index of the node behind it and all that is in it.
+    pub(super) next: u32,
+    pub(super) kind: Kind,
+}
+
+/// A text and the table of its values.
+#[derive(Clone, Copy)]
+pub struct Tape<'t> {
+    text: &'t str,
+    nodes: &'t [Node],
+}
+
+/// A [`Tape`] that owns its text: a compiled template's, or what an expression gave.
+#[derive(Clone, Debug)]
+pub struct OwnedTape {
+    text: Box<str>,
+    nodes: Box<[Node]>,
+}
+
+/// The table of a text that somebody else owns: a request's.
+#[derive(Debug)]
+pub(crate) struct BorrowedTape<'t> {
+    text: &'t str,
+    nodes: Vec<Node>,
+}
+
+/// A value in a tape. Copying it copies a place, not the value.
+#[derive(Clone, Copy)]
+pub struct Value<'t> {
+    tape: Tape<'t>,
+    index: u32,
+}
+
+impl OwnedTape {
+    pub(super) fn from_parts(text: Box<str>, nodes: Vec<Node>) -> Self {
+        Self { text, nodes: nodes.into_boxed_slice() }
+    }
+
+    /// The text's one value.
+    #[must_use]
+    pub fn root(&self) -> Value<'_> {
+        Value { tape: Tape { text: &self.text, nodes: &self.nodes }, index: 0 }
+    }
+
+    /// Bytes of memory that it takes, apart from the struct itself.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.text.len() + size_of_val(&*self.nodes)
+    }
+}
+
+impl<'t> BorrowedTape<'t> {
+    pub(crate) fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
+        Ok(Self { text, nodes: parse::nodes(text.as_bytes(), limits)? })
+    }
+
+    pub(crate) fn root(&self) -> Value<'_> {
+        Value { tape: Tape { text: self.text, nodes: &self.nodes }, index: 0 }
+    }
+
+    /// The text that a string of this tape stands for, for as long as the text is there.
+    pub(crate) fn text_of(&self, value: Value<'_>) -> Option<Cow<'t, str>> {
+        let node = value.node()?;
+        let inner = self.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?)?;
+        match node.kind {
+            Kind::String => Some(Cow::Borrowed(inner)),
+            Kind::EscapedString => Some(Cow::Owned(unescape(inner))),
+            _ => None,
+        }
+    }
+}
+
+impl<'t> Value<'t> {
+    /// What it is.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        self.node().map_or(Kind::Null, |node| node.kind)
+    }
+
+    /// Its text, as it stands.
+    #[must_use]
+    pub fn raw(self) -> &'t str {
+        self.node().and_then(|node| self.tape.text.get(node.start as usize..node.end as usize)).unwrap_or_default()
+    }
+
+    /// Whether it is `null`.
+    #[must_use]
+    pub fn is_null(self) -> bool {
+        self.kind() == Kind::Null
+    }
+
+    /// The text that a string stands for; `None` if it is not a string.
+    #[must_use]
+    pub fn as_str(self) -> Option<Cow<'t, str>> {
+        match self.kind() {
+            Kind::String => Some(Cow::Borrowed(self.inner())),
+            Kind::EscapedString => Some(Cow::Owned(unescape(self.inner()))),
+            _ => None,
+        }
+    }
+
+    /// `true` or `false`; `None` if it is neither.
+    #[must_use]
+    pub fn as_bool(self) -> Option<bool> {
+        match self.kind() {
+            Kind::True => Some(true),
+            Kind::False => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a string that stands for this text.
+    #[must_use]
+    pub fn is(self, text: &str) -> bool {
+        match self.kind() {
+            Kind::String => self.inner() == text,
+            Kind::EscapedString => unescape(self.inner()) == text,
+            _ => false,
+        }
+    }
+
+    /// The value of a member of an object; `None` if it is not an object or has no such member. Of two with the same
+    /// key, the last one counts, as everywhere in Kubernetes.
+    #[must_use]
+    pub fn get(self, key: &str) -> Option<Self> {
+        self.members().filter(|(candidate, _)| candidate.is(key)).last().map(|(_, value)| value)
+    }
+
+    /// The value below a path of keys.
+    #[must_use]
+    pub fn at(self, path: &[&str]) -> Option<Self> {
+        path.iter().try_fold(self, |value, key| value.get(key))
+    }
+
+    /// The members of an object in their order; none if it is not an object.
+    pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
+        let mut rest = self.children(Kind::Object);
+        std::iter::from_fn(move || {
+            let key = rest.next()?;
+            let value = rest.next()?;
+            Some((Key::new(key.inner()), value))
+        })
+    }
+
+    /// The items of a list in their order; none if it is not a list.
+    pub fn items(self) -> impl Iterator<Item = Self> {
+        self.children(Kind::Array)
+    }
+
+    /// Whether both mean the same: objects by their members in any order, lists by their items in order, scalars by their
+    /// text.
+    #[must_use]
+    pub fn means(self, other: Self) -> bool {
+        match (self.kind(), other.kind()) {
+            (Kind::Object, Kind::Object) => {
+                self.members().count() == other.members().count()
+                    && self.members().all(|(key, value)| other.get(&key.text()).is_some_and(|other| value.means(other)))
+            }
+            (Kind::Array, Kind::Array) => {
+                self.items().count() == other.items().count()
+                    && self.items().zip(other.items()).all(|(item, other)| item.means(other))
+            }
+            (Kind::String | Kind::EscapedString, Kind::String | Kind::EscapedString) => self.as_str() == other.as_str(),
+            _ => self.raw() == other.raw(),
+        }
+    }
+
+    /// Whether both are the same place.
+    pub(crate) fn same_place(self, other: Self) -> bool {
+        self.index == other.index && std::ptr::eq(self.tape.nodes, other.tape.nodes)
+    }
+
+    fn children(self, kind: Kind) -> Children<'t> {
+        match self.node() {
+            Some(node) if node.kind == kind => Children { tape: self.tape, index: self.index + 1, end: node.next },
+            _ => Children { tape: self.tape, index: 0, end: 0 },
+        }
+    }
+
+    /// A string without its quotes.
+    fn inner(self) -> &'t str {
+        let raw = self.raw();
+        raw.get(1..raw.len() - 1).unwrap_or_default()
+    }
+
+    fn node(self) -> Option<&'t Node> {
+        self.tape.nodes.get(self.index as usize)
+    }
+}
+
+impl std::fmt::Debug for Value<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.raw())
+    }
+}
+
+impl std::fmt::Debug for Tape<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.text)
+    }
+}
+
+/// The nodes directly below one, keys and values alike.
+struct Children<'t> {
+    tape: Tape<'t>,
+    index: u32,
+    end: u32,
+}
+
+impl<'t> Iterator for Children<'t> {
+    type Item = Value<'t>;
+
+    fn next(&mut self) -> Option<Value<'t>> {
+        if self.index >= self.end {
+            return None;
+        }
+        let value = Value { tape: self.tape, index: self.index };
+        self.index = value.node()?.next;
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tape(text: &str) -> OwnedTape {
+        OwnedTape::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_value_is_found_by_its_path_and_is_the_slice_that_it_was() {
+        let tape = tape(r#" {"a": {"b":[1, {"c" : 1e999}],"d":null} , "e":"x"} "#);
+        let root = tape.root();
+        assert_eq!(root.at(&["a", "b"]).unwrap().raw(), r#"[1, {"c" : 1e999}]"#);
+        assert!(root.at(&["a", "d"]).unwrap().is_null());
+        assert_eq!(root.get("e").unwrap().as_str().unwrap(), "x");
+        assert!(root.at(&["a", "x"]).is_none());
+        assert!(root.at(&["e", "x"]).is_none());
+        let raws: Vec<_> = root.at(&["a", "b"]).unwrap().items().map(Value::raw).collect();
+        assert_eq!(raws, ["1", r#"{"c" : 1e999}"#]);
+    }
+
+    #[test]
+    fn of_two_members_with_one_key_the_last_counts() {
+        assert_eq!(tape(r#"{"a":1,"b":0,"\u0061":2}"#).root().get("a").unwrap().raw(), "2");
+    }
+
+    #[test]
+    fn strings_are_read_whatever_their_escapes() {
+        let tape = tape(r#"["plain","\"q\" \\ \/ \b\f\n\r\t \u00e9 \ud83d\ude00"]"#);
+        let texts: Vec<_> = tape.root().items().map(|item| item.as_str().unwrap().into_owned()).collect();
+        assert_eq!(texts, ["plain", "\"q\" \\ / \u{8}\u{c}\n\r\t é 😀"]);
+        assert!(tape.root().items().nth(1).unwrap().is(&texts[1]));
+    }
+}

@@ -1,0 +1,25 @@
+//! The injection engine: an admission review and a snapshot in, a decision and an answer out.
+//!
+//! The engine is pure and synchronous. It knows no clock, no network, no file and no environment, so the webhook, the
+//! command line, the tests, the fuzzers and the benchmarks all run the very same code.
+//!
+//! What happens to a request, and where:
+//!
+//! 1. [`review`] reads the envelope; the object in it stays a slice of the request.
+//! 2. [`select`] finds out which profiles are for the object, and why the others are not.
+//! 3. [`inject`] lays their templates over the object.
+//! 4. `patch` reads off what was changed, and checks it before it leaves.
+//! 5. [`report`] is what was decided, from which everything that is shown is rendered.
+//!
+//! [`profile`] compiles what an author wrote into what the engine runs, [`snapshot`] holds all compiled profiles and what
+//! is known of the namespaces, and [`json`] is how all of them read and edit objects.
+
+pub mod inject;
+pub mod json;
+mod patch;
+pub mod profile;
+pub mod report;
+pub mod review;
+pub mod schema;
+pub mod select;
+pub mod snapshot;

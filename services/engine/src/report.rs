@@ -1,0 +1,235 @@
+//! What was decided, as data. A [`Decision`] is made once for a request, and everything that is shown of it is rendered
+//! from this one value: the patch's company of warnings, the metrics' labels, the log line, the span, the explanation.
+//!
+//! Reasons are a closed set, so that they can be labels of metrics; what is particular to one request stands beside them
+//! as a detail, for people only.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pillion_api::names::INJECTED_ANNOTATION;
+
+use crate::profile::CompiledProfile;
+
+/// What is done with a request as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Allowed, with a patch.
+    Injected,
+    /// Allowed, without a patch: everything that the profiles say is there already.
+    Unchanged,
+    /// Allowed, without a patch: nothing is to be done.
+    Skipped,
+    /// Refused.
+    Denied,
+}
+
+impl Outcome {
+    /// All outcomes.
+    pub const ALL: [Self; 4] = [Self::Injected, Self::Unchanged, Self::Skipped, Self::Denied];
+
+    /// The outcome as it stands in metrics, logs and spans.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Injected => "injected",
+            Self::Unchanged => "unchanged",
+            Self::Skipped => "skipped",
+            Self::Denied => "denied",
+        }
+    }
+}
+
+/// What is done with one profile for one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProfileOutcome {
+    /// It changed the object.
+    Applied,
+    /// It is for this object, and all that it says is there already.
+    Unchanged,
+    /// It is not for this object. Nobody is told.
+    NotMatched,
+    /// It is left out, and the author is told.
+    Skipped,
+    /// It refuses the object.
+    Denied,
+}
+
+impl ProfileOutcome {
+    /// The outcome as it stands in metrics, logs and spans.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Unchanged => "unchanged",
+            Self::NotMatched => "not_matched",
+            Self::Skipped => "skipped",
+            Self::Denied => "denied",
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident => $text:literal, $sentence:literal;)+) => {
+        /// Why something was decided. A closed set: each is a label value of a metric.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Reason {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Reason {
+            /// All reasons.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// The reason as it stands in metrics, logs and spans.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)+ }
+            }
+
+            /// The reason as a sentence for people, without its full stop.
+            #[must_use]
+            pub const fn sentence(self) -> &'static str {
+                match self { $(Self::$name => $sentence,)+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// At least one profile changed the object.
+    Injected => "injected", "the profiles were applied";
+    /// The object holds all that the profiles say, by a record that is genuine.
+    AlreadyInjected => "already_injected", "everything that the profiles say is there already";
+    /// Not a creation of a pod: another operation.
+    OtherOperation => "other_operation", "only objects that are being created are injected";
+    /// Another kind of object, or a sub-resource.
+    OtherResource => "other_resource", "no profile is for this resource";
+    /// A mirror pod of the kubelet: it shows a static pod, and what is changed in it has no effect.
+    MirrorPod => "mirror_pod", "it is a mirror pod: it shows a static pod of the kubelet and cannot be changed";
+    /// A pod without containers. The API server refuses it, and an injected container would make it valid.
+    NoContainers => "no_containers", "the pod has no containers";
+    /// One of the system's namespaces.
+    SystemNamespace => "system_namespace", "system namespaces are never injected into";
+    /// The namespace has no opt-in label.
+    NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
+    /// The namespace is opted in, and no profile is for it.
+    NoProfile => "no_profile", "no profile is for this namespace";
+    /// Profiles are for the namespace, and neither it nor the pod asks for one.
+    NotRequested => "not_requested", "neither the pod nor its namespace asks for a profile";
+    /// The author of the pod opted out.
+    OptedOut => "opted_out", "the pod opts out";
+    /// The pod's labels do not match the profile's objectSelector.
+    ObjectSelector => "object_selector", "the labels of the pod do not match the profile's objectSelector";
+    /// A truthy word, and more than one profile that it could mean.
+    Ambiguous => "ambiguous", "more than one profile is asked for by this key; say which one by its name";
+    /// The request names a profile that is not there.
+    UnknownProfile => "unknown_profile", "a profile is asked for that is not there";
+    /// Another profile of the same exclusive group stands before it.
+    ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
+    /// A container or volume of the profile's has a name that is taken.
+    NameTaken => "name_taken", "a name that the profile adds is taken";
+    /// The object has a field of another type than the template.
+    TypeConflict => "type_conflict", "a field of the object is of another type than in the profile's template";
+    /// The record would be larger than an annotation should be.
+    RecordTooLarge => "record_too_large", "the record of what was changed would be too large";
+    /// The result would break a limit of Kubernetes or of this build.
+    LimitExceeded => "limit_exceeded", "the result would exceed a limit";
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// What was decided about one profile.
+#[derive(Clone, Debug)]
+pub struct ProfileDecision {
+    /// The profile.
+    pub profile: Arc<CompiledProfile>,
+    /// What is done with it.
+    pub outcome: ProfileOutcome,
+    /// Why.
+    pub reason: Reason,
+    /// What is particular to this request: the name that is taken, the word that is not known. For people only.
+    pub detail: Option<Box<str>>,
+}
+
+/// Something the author of the object is told, beside what was decided about each profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The annotation `pillion.dev/injected` was written by the author, not by Pillion, and was dropped.
+    RecordDropped,
+    /// A word in a request that nobody knows.
+    UnknownWord {
+        /// Label or annotation in which it stands.
+        key: Box<str>,
+        /// The word.
+        word: Box<str>,
+    },
+    /// A truthy word that could mean several profiles.
+    AmbiguousWord {
+        /// Label or annotation in which it stands.
+        key: Box<str>,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RecordDropped => write!(
+                formatter,
+                "the annotation {INJECTED_ANNOTATION} was not written by Pillion and was dropped; was the pod copied?"
+            ),
+            Self::UnknownWord { key, word } => write!(formatter, "{key} asks for {word:?}, which no profile is called"),
+            Self::AmbiguousWord { key } => {
+                write!(formatter, "{key} could mean more than one profile; say which one by its name")
+            }
+        }
+    }
+}
+
+/// What was decided about a request.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// What is done with it.
+    pub outcome: Outcome,
+    /// Why.
+    pub reason: Reason,
+    /// What is particular to this request. For people only.
+    pub detail: Option<Box<str>>,
+    /// The profiles that came into question, in the order in which they are applied. Profiles that nobody asked for are
+    /// not listed, so that a decision costs nothing for them.
+    pub profiles: Vec<ProfileDecision>,
+    /// What else the author is told.
+    pub notices: Vec<Notice>,
+}
+
+impl Decision {
+    /// A decision in which no profile came into question.
+    #[must_use]
+    pub const fn skipped(reason: Reason) -> Self {
+        Self { outcome: Outcome::Skipped, reason, detail: None, profiles: Vec::new(), notices: Vec::new() }
+    }
+
+    /// A refusal.
+    #[must_use]
+    pub fn denied(reason: Reason, detail: impl Into<Box<str>>) -> Self {
+        Self {
+            outcome: Outcome::Denied,
+            reason,
+            detail: Some(detail.into()),
+            profiles: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// Why the object is refused, in words; for the API server to show to its author.
+    #[must_use]
+    pub fn denial_message(&self) -> String {
+        self.detail
+            .as_deref()
+            .map_or_else(|| self.reason.sentence().to_owned(), |detail| format!("{}: {detail}", self.reason.sentence()))
+    }
+}

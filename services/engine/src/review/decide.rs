@@ -1,0 +1,184 @@
+//! From a review to a decision: the steps in their order, each of which may be the last.
+
+use std::sync::Arc;
+
+use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES};
+use pillion_api::profile::{OnError, Operation};
+
+use super::envelope::{Envelope, object_of};
+use super::{Decided, Endpoint, Facts, Fault, RecordTrust};
+use crate::inject::{self, Record, RecordWriter, Verdict};
+use crate::json::{BorrowedTape, Document, Malformed, Value};
+use crate::patch::{self, CheckFault};
+use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
+use crate::select::pod::Pod;
+use crate::select::{Selection, select};
+use crate::snapshot::{Namespace, Snapshot};
+
+/// The annotation by which a kubelet marks the mirror of a static pod.
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// How large a patch may be, in bytes.
+const MAX_PATCH_BYTES: usize = 256 * 1024;
+
+/// How large the patched object may be, in bytes. The API server's store refuses objects of 1.5 MiB.
+const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
+
+/// Decides.
+pub(super) fn decide(
+    envelope: &Envelope<'_>,
+    tape: &BorrowedTape<'_>,
+    endpoint: Endpoint,
+    snapshot: &Snapshot,
+    facts: &Facts,
+) -> Result<Decided, Fault> {
+    let skipped = |reason| Ok(Decided { decision: Decision::skipped(reason), patch: None });
+    if !envelope.is_pod {
+        return skipped(Reason::OtherResource);
+    }
+    if envelope.operation != Some(Operation::Create) {
+        return skipped(Reason::OtherOperation);
+    }
+    let Some(object) = object_of(tape) else { return skipped(Reason::OtherResource) };
+    if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
+        return skipped(Reason::SystemNamespace);
+    }
+    let Some(level) = level(endpoint, facts) else { return skipped(Reason::NotOptedIn) };
+    if envelope.by_node && object.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
+        return skipped(Reason::MirrorPod);
+    }
+    if object.at(&["spec", "containers"]).is_none_or(|containers| containers.items().next().is_none()) {
+        return skipped(Reason::NoContainers);
+    }
+    // A namespace that could not be found is known by what the API server says of it: that it is opted in.
+    let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+    let candidates = snapshot.candidates(&envelope.namespace, &namespace);
+    let found = FoundRecord::find(object, facts.record_trust);
+    let selection = select(&candidates, level, Pod::new(object, found.genuine()));
+    match inject(object, selection, &found) {
+        Ok(decided) => decided,
+        // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
+        Err(Malformed { key }) => Ok(Decided {
+            decision: Decision::denied(Reason::TypeConflict, format!("the key {key:?} stands twice in one object")),
+            patch: None,
+        }),
+    }
+}
+
+/// How firmly the object is opted in. The API server has looked at the namespace itself; everybody else has not.
+fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
+    match endpoint {
+        Endpoint::Level(level) => Some(level),
+        Endpoint::Any => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
+    }
+}
+
+/// The record that an object carries.
+enum FoundRecord {
+    None,
+    Genuine(Record),
+    /// Not written by us, or not one that this build understands.
+    Foreign,
+}
+
+impl FoundRecord {
+    fn find(object: Value<'_>, trust: RecordTrust) -> Self {
+        let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
+        if trust == RecordTrust::ManagedFields && !inject::is_genuine(object) {
+            return Self::Foreign;
+        }
+        match annotation.as_str().and_then(|text| Record::read(&text)) {
+            Some(record) => Self::Genuine(record),
+            None => Self::Foreign,
+        }
+    }
+
+    const fn genuine(&self) -> Option<&Record> {
+        match self {
+            Self::Genuine(record) => Some(record),
+            Self::None | Self::Foreign => None,
+        }
+    }
+}
+
+fn inject(object: Value<'_>, selection: Selection, found: &FoundRecord) -> Result<Result<Decided, Fault>, Malformed> {
+    let Selection { mut profiles, mut notices, denied, reason } = selection;
+    if matches!(found, FoundRecord::Foreign) {
+        notices.push(Notice::RecordDropped);
+    }
+    if let Some((reason, detail)) = denied {
+        let decision = Decision { profiles, notices, ..Decision::denied(reason, detail) };
+        return Ok(Ok(Decided { decision, patch: None }));
+    }
+    let (patch, verdicts) = {
+        let mut document = Document::new(object);
+        let mut record = RecordWriter::new();
+        let verdicts = inject::apply(&mut document, &profiles, found.genuine(), &mut record)?;
+        let applied = |name: &str| {
+            let mut pairs = profiles.iter().zip(&verdicts);
+            pairs.any(|(decision, verdict)| {
+                decision.profile.display_name() == name && verdict.as_ref().is_some_and(Verdict::is_in_force)
+            })
+        };
+        if let Some(earlier) = found.genuine() {
+            record.keep_others(earlier, applied);
+        }
+        let text = record.finish();
+        inject::set_record(&mut document, text.as_deref())?;
+        let patch = patch::write(&document);
+        if let Some(patch) = &patch {
+            match patch::check(object, patch, &mut document) {
+                Ok(()) => {}
+                Err(CheckFault::Malformed(malformed)) => return Err(malformed),
+                Err(fault) => return Ok(Err(Fault(fault))),
+            }
+        }
+        (patch, verdicts)
+    };
+    for (decision, verdict) in profiles.iter_mut().zip(verdicts) {
+        if let Some(Verdict { outcome, reason, detail }) = verdict {
+            *decision = ProfileDecision { outcome, reason, detail, profile: Arc::clone(&decision.profile) };
+        }
+    }
+    Ok(Ok(conclude(object, profiles, notices, reason, patch)))
+}
+
+/// What follows for the object from what became of each profile.
+fn conclude(
+    object: Value<'_>,
+    profiles: Vec<ProfileDecision>,
+    notices: Vec<Notice>,
+    nothing_asked: Reason,
+    patch: Option<Vec<u8>>,
+) -> Decided {
+    let refusing = profiles.iter().find(|decision| decision.outcome == ProfileOutcome::Denied);
+    let too_large = patch
+        .as_ref()
+        .filter(|patch| patch.len() > MAX_PATCH_BYTES || object.raw().len() + patch.len() > MAX_OBJECT_BYTES);
+    let strict = || profiles.iter().any(|decision| decision.profile.on_error == OnError::Deny);
+    let has = |outcome| profiles.iter().any(|decision| decision.outcome == outcome);
+    let (outcome, reason, detail) = if let Some(decision) = refusing {
+        let place = decision.detail.as_deref().unwrap_or_default();
+        let detail = format!("profile {}: {place}", decision.profile.display_name());
+        (Outcome::Denied, decision.reason, Some(detail.into()))
+    } else if let Some(patch) = too_large {
+        let detail = format!(
+            "a patch of {} bytes on an object of {} bytes; {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} are allowed",
+            patch.len(),
+            object.raw().len()
+        );
+        let outcome = if strict() { Outcome::Denied } else { Outcome::Skipped };
+        (outcome, Reason::LimitExceeded, Some(detail.into()))
+    } else if has(ProfileOutcome::Applied) {
+        (Outcome::Injected, Reason::Injected, None)
+    } else if has(ProfileOutcome::Unchanged) {
+        (Outcome::Unchanged, Reason::AlreadyInjected, None)
+    } else {
+        let reason = profiles.first().map_or(nothing_asked, |decision| decision.reason);
+        (Outcome::Skipped, reason, None)
+    };
+    // A patch may be there without any profile applied: a record that is not ours was dropped.
+    let sends_patch = refusing.is_none() && too_large.is_none();
+    let patch = if sends_patch { patch } else { None };
+    Decided { decision: Decision { outcome, reason, detail, profiles, notices }, patch }
+}

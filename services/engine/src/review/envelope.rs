@@ -1,0 +1,120 @@
+//! The envelope of an AdmissionReview: everything in a request but the object.
+
+use std::borrow::Cow;
+
+use pillion_api::profile::Operation;
+
+use super::ReviewError;
+use crate::json::{BorrowedTape, Kind, Value};
+
+/// The longest id that is repeated. The API server's are 36 bytes long.
+const MAX_UID: usize = 256;
+
+/// How much of a value that does not fit is shown.
+const SHOWN: usize = 60;
+
+/// The versions that are answered, each in kind.
+const VERSIONS: [&str; 2] = ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"];
+
+/// The part of a request that says what it is about.
+#[derive(Debug)]
+pub(super) struct Envelope<'b> {
+    /// Which of the versions it came in.
+    pub(super) api_version: &'static str,
+    pub(super) uid: Cow<'b, str>,
+    pub(super) namespace: Cow<'b, str>,
+    /// `None` for one that no profile is for, such as `CONNECT`.
+    pub(super) operation: Option<Operation>,
+    /// Whether it is about a pod, and not about a sub-resource of one.
+    pub(super) is_pod: bool,
+    pub(super) dry_run: bool,
+    /// Whether a node asks, as a kubelet does for its mirror pods.
+    pub(super) by_node: bool,
+}
+
+impl<'b> Envelope<'b> {
+    /// Reads it.
+    pub(super) fn read(tape: &BorrowedTape<'b>) -> Result<Self, ReviewError> {
+        let review = object("the body", Some(tape.root()), "an AdmissionReview")?;
+        let version = text("apiVersion", review.get("apiVersion"), "admission.k8s.io/v1 or admission.k8s.io/v1beta1")?;
+        let known = VERSIONS.into_iter().find(|known| *known == version);
+        let api_version = known.ok_or_else(|| {
+            unexpected("apiVersion", review.get("apiVersion"), "admission.k8s.io/v1 or admission.k8s.io/v1beta1")
+        })?;
+        if !review.get("kind").is_some_and(|kind| kind.is("AdmissionReview")) {
+            return Err(unexpected("kind", review.get("kind"), "AdmissionReview"));
+        }
+        let request = object("request", review.get("request"), "an AdmissionRequest")?;
+        let uid = request.get("uid").and_then(|uid| tape.text_of(uid));
+        let uid = uid.ok_or_else(|| unexpected("request.uid", request.get("uid"), "a string that is not empty"))?;
+        if uid.is_empty() || uid.len() > MAX_UID {
+            return Err(unexpected("request.uid", request.get("uid"), "1 to 256 bytes"));
+        }
+        let operation = match &*text("request.operation", request.get("operation"), "an operation")? {
+            "CREATE" => Some(Operation::Create),
+            "UPDATE" => Some(Operation::Update),
+            "DELETE" => Some(Operation::Delete),
+            _ => None,
+        };
+        let resource = object("request.resource", request.get("resource"), "group, version and resource")?;
+        let subresource = request.get("subResource").and_then(Value::as_str).unwrap_or_default();
+        let is_pod = subresource.is_empty()
+            && resource.get("group").is_none_or(|group| group.is("") || group.is_null())
+            && resource.get("version").is_some_and(|version| version.is("v1"))
+            && resource.get("resource").is_some_and(|resource| resource.is("pods"));
+        if is_pod && operation == Some(Operation::Create) {
+            object("request.object", request.get("object"), "the pod that is being created")?;
+        }
+        let user = request.get("userInfo").and_then(|user| user.get("username")).and_then(Value::as_str);
+        Ok(Self {
+            api_version,
+            uid,
+            namespace: request.get("namespace").and_then(|name| tape.text_of(name)).unwrap_or_default(),
+            operation,
+            is_pod,
+            dry_run: request.get("dryRun").and_then(Value::as_bool).unwrap_or(false),
+            by_node: user.is_some_and(|user| user.starts_with("system:node:")),
+        })
+    }
+}
+
+/// The object of a review, if there is one.
+pub(super) fn object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
+    tape.root().at(&["request", "object"]).filter(|object| object.kind() == Kind::Object)
+}
+
+/// An object whose keys stand once each.
+fn object<'t>(field: &'static str, value: Option<Value<'t>>, expected: &'static str) -> Result<Value<'t>, ReviewError> {
+    let object = value.filter(|value| value.kind() == Kind::Object);
+    let object = object.ok_or_else(|| unexpected(field, value, expected))?;
+    // Fewer than twenty keys: comparing each with all before it is the cheapest way. The object itself is looked at when
+    // it is opened.
+    if field != "request.object" {
+        for (index, (key, _)) in object.members().enumerate() {
+            let text = key.text();
+            if object.members().take(index).any(|(earlier, _)| earlier.is(&text)) {
+                return Err(ReviewError::Twice(text.into()));
+            }
+        }
+    }
+    Ok(object)
+}
+
+fn text<'t>(
+    field: &'static str,
+    value: Option<Value<'t>>,
+    expected: &'static str,
+) -> Result<Cow<'t, str>, ReviewError> {
+    value.and_then(Value::as_str).ok_or_else(|| unexpected(field, value, expected))
+}
+
+fn unexpected(field: &'static str, value: Option<Value<'_>>, expected: &'static str) -> ReviewError {
+    let found = value.map_or_else(
+        || "absent".to_owned(),
+        |value| {
+            let shown = value.raw().chars().take(SHOWN).collect::<String>();
+            if shown.len() < value.raw().len() { format!("{shown}...") } else { shown }
+        },
+    );
+    ReviewError::Field { field, found, expected }
+}

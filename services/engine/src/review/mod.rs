@@ -1,0 +1,197 @@
+//! An admission review: its envelope read, decided about, and answered.
+//!
+//! A [`Review`] borrows the request's body. Reading it finds everything for which the *caller* is to blame
+//! ([`ReviewError`]: a client error); deciding may find a fault of this build ([`Fault`]: a server error, so that the
+//! failure policy decides); what is decided about the object is neither, and is always a proper answer.
+
+mod answer;
+mod decide;
+mod envelope;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use pillion_api::names::{InjectionLevel, MUTATE_PATH};
+use pillion_api::profile::Operation;
+use thiserror::Error;
+
+use crate::json::{BorrowedTape, Limits, SyntaxError};
+use crate::patch::CheckFault;
+use crate::report::Decision;
+use crate::snapshot::{Namespace, Snapshot};
+
+/// Which path a review came in by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// `/mutate`: whether the namespace is opted in is for us to find out.
+    Any,
+    /// A path of the API server's: it has found the namespace to be opted in so.
+    Level(InjectionLevel),
+}
+
+impl Endpoint {
+    /// All endpoints.
+    pub const ALL: [Self; 4] = [
+        Self::Any,
+        Self::Level(InjectionLevel::Enabled),
+        Self::Level(InjectionLevel::Required),
+        Self::Level(InjectionLevel::Held),
+    ];
+
+    /// The endpoint of a path, `None` if it is not one.
+    #[must_use]
+    pub fn from_path(path: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
+    }
+
+    /// The path.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Any => MUTATE_PATH,
+            Self::Level(level) => level.path(),
+        }
+    }
+
+    /// The endpoint as it stands in metrics, logs and spans.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Level(level) => level.label_value(),
+        }
+    }
+}
+
+/// What is known beside the request and the snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The namespace of the object; `None` if it could not be found.
+    pub namespace: Option<Arc<Namespace>>,
+    /// Which records are believed.
+    pub record_trust: RecordTrust,
+}
+
+/// Which records of an earlier injection are believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecordTrust {
+    /// Those that `metadata.managedFields` show not to be the author's.
+    #[default]
+    ManagedFields,
+    /// Any. For the command line, whose files have no managedFields.
+    AsFound,
+}
+
+/// Why a body is not a review that can be answered. The caller is to blame.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ReviewError {
+    /// There is nothing in it.
+    #[error("the body is empty; expected an AdmissionReview")]
+    Empty,
+    /// It is not UTF-8.
+    #[error("the body is not UTF-8 at byte {0}; expected an AdmissionReview as JSON")]
+    Encoding(usize),
+    /// It is not JSON.
+    #[error("the body is not JSON that can be read: {0}")]
+    Syntax(#[from] SyntaxError),
+    /// It is JSON, but not an AdmissionReview of a version that is known.
+    #[error("{field} is {found}; expected {expected}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// What is there, shortened.
+        found: String,
+        /// What should be.
+        expected: &'static str,
+    },
+    /// A key of the envelope stands twice.
+    #[error("{0:?} stands twice in one object; which one counts is not certain")]
+    Twice(Box<str>),
+}
+
+/// What this build did wrong. The failure policy decides about the object.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the patch did not pass its check before it was sent: {0}")]
+pub struct Fault(#[from] CheckFault);
+
+/// A decision with the patch that carries it out.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// What was decided.
+    pub decision: Decision,
+    /// The JSON patch; `None` if nothing is changed.
+    pub patch: Option<Vec<u8>>,
+}
+
+/// A review that was read, over the body that it came in.
+#[derive(Debug)]
+pub struct Review<'b> {
+    tape: BorrowedTape<'b>,
+    envelope: envelope::Envelope<'b>,
+}
+
+impl<'b> Review<'b> {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// If it is not an AdmissionReview of version v1 or v1beta1 with a request. The caller is to blame.
+    pub fn parse(body: &'b [u8]) -> Result<Self, ReviewError> {
+        if body.is_empty() {
+            return Err(ReviewError::Empty);
+        }
+        let text = std::str::from_utf8(body).map_err(|error| ReviewError::Encoding(error.valid_up_to()))?;
+        let tape = BorrowedTape::parse(text, Limits::default())?;
+        let envelope = envelope::Envelope::read(&tape)?;
+        Ok(Self { tape, envelope })
+    }
+
+    /// The id of the request, which the answer repeats.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        &self.envelope.uid
+    }
+
+    /// The namespace of the object; empty if it has none.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.envelope.namespace
+    }
+
+    /// What is being done.
+    #[must_use]
+    pub const fn operation(&self) -> Option<Operation> {
+        self.envelope.operation
+    }
+
+    /// The name of the object, or what its name will begin with. For logs.
+    #[must_use]
+    pub fn object_name(&self) -> Option<Cow<'_, str>> {
+        let object = envelope::object_of(&self.tape)?;
+        let metadata = object.get("metadata")?;
+        let text = |key| metadata.get(key).and_then(crate::json::Value::as_str).filter(|name| !name.is_empty());
+        text("name").or_else(|| text("generateName"))
+    }
+
+    /// Whether nothing will be stored.
+    #[must_use]
+    pub const fn dry_run(&self) -> bool {
+        self.envelope.dry_run
+    }
+
+    /// Decides what is done with the object.
+    ///
+    /// # Errors
+    /// If the patch that was made does not pass its check: a fault of this build.
+    pub fn decide(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Result<Decided, Fault> {
+        decide::decide(&self.envelope, &self.tape, endpoint, snapshot, facts)
+    }
+
+    /// The answer, as the body to send.
+    #[must_use]
+    pub fn respond(&self, decided: &Decided) -> Vec<u8> {
+        answer::write(&self.envelope, decided)
+    }
+}
+
+#[cfg(test)]
+mod tests;

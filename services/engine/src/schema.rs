@@ -1,0 +1,153 @@
+//! How Kubernetes merges a pod: which lists are keyed and by what, and which fields are one choice among several.
+//!
+//! The keys are those of server-side apply (`x-kubernetes-list-map-keys` in the API server's own schema). What is not
+//! named here merges by the general rules: objects by key, all other lists and scalars as one value.
+
+/// What is known of an object.
+#[derive(Debug)]
+pub struct Type {
+    /// Fields that are more than a scalar or a list that is one value.
+    pub fields: &'static [(&'static str, Field)],
+    /// Fields of which an object has at most one.
+    pub one_of: OneOf,
+    /// Whether each of its fields is an addition of its own, rather than all of them together.
+    pub spread: bool,
+}
+
+/// What is known of a field.
+#[derive(Debug)]
+pub enum Field {
+    /// An object.
+    Object(&'static Type),
+    /// A list whose elements are told apart by keys.
+    Keyed(&'static KeyedList),
+}
+
+/// A list whose elements are told apart by some of their fields.
+#[derive(Debug)]
+pub struct KeyedList {
+    /// The fields; together they are the key.
+    pub keys: &'static [&'static str],
+    /// What an absent key field stands for.
+    pub defaults: &'static [(&'static str, &'static str)],
+    /// What the elements are.
+    pub element: &'static Type,
+    /// Whether an element that the object has already is a name that is taken, rather than one to merge into.
+    pub names: bool,
+    /// Lists beside this one that share its names.
+    pub siblings: &'static [&'static str],
+}
+
+/// Fields of which an object has at most one.
+#[derive(Debug)]
+pub enum OneOf {
+    /// There is no such choice.
+    Nothing,
+    /// One of these.
+    Among(&'static [&'static str]),
+    /// One of all fields but these.
+    AllBut(&'static [&'static str]),
+}
+
+impl Type {
+    /// What is known of a field.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<&'static Field> {
+        self.fields.iter().find(|(field, _)| *field == name).map(|(_, field)| field)
+    }
+}
+
+impl OneOf {
+    /// Whether a field is a part of the choice.
+    #[must_use]
+    pub fn holds(&self, field: &str) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Among(fields) => fields.contains(&field),
+            Self::AllBut(fields) => !fields.contains(&field),
+        }
+    }
+}
+
+/// An object of which nothing is known.
+pub static ANY: Type = plain(&[]);
+
+/// A map whose entries are additions of their own: labels, annotations.
+static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
+
+/// A pod.
+pub static POD: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&POD_SPEC))]);
+
+/// The metadata of any object.
+pub static OBJECT_META: Type = spread(&[
+    ("labels", Field::Object(&ENTRIES)),
+    ("annotations", Field::Object(&ENTRIES)),
+    ("ownerReferences", Field::Keyed(&KeyedList { keys: &["uid"], ..by_name(&ANY) })),
+]);
+
+/// The spec of a pod.
+pub static POD_SPEC: Type = spread(&[
+    ("containers", Field::Keyed(&CONTAINERS)),
+    ("initContainers", Field::Keyed(&CONTAINERS)),
+    ("volumes", Field::Keyed(&KeyedList { names: true, ..by_name(&VOLUME) })),
+    ("imagePullSecrets", Field::Keyed(&by_name(&ANY))),
+    ("schedulingGates", Field::Keyed(&by_name(&ANY))),
+    ("resourceClaims", Field::Keyed(&by_name(&ANY))),
+    ("hostAliases", Field::Keyed(&KeyedList { keys: &["ip"], ..by_name(&ANY) })),
+    (
+        "topologySpreadConstraints",
+        Field::Keyed(&KeyedList { keys: &["topologyKey", "whenUnsatisfiable"], ..by_name(&ANY) }),
+    ),
+]);
+
+/// A container.
+pub static CONTAINER: Type = plain(&[
+    ("env", Field::Keyed(&by_name(&ENV_VAR))),
+    (
+        "ports",
+        Field::Keyed(&KeyedList {
+            keys: &["containerPort", "protocol"],
+            defaults: &[("protocol", "\"TCP\"")],
+            ..by_name(&ANY)
+        }),
+    ),
+    ("volumeMounts", Field::Keyed(&KeyedList { keys: &["mountPath"], ..by_name(&ANY) })),
+    ("volumeDevices", Field::Keyed(&KeyedList { keys: &["devicePath"], ..by_name(&ANY) })),
+    ("livenessProbe", Field::Object(&PROBE)),
+    ("readinessProbe", Field::Object(&PROBE)),
+    ("startupProbe", Field::Object(&PROBE)),
+    ("lifecycle", Field::Object(&LIFECYCLE)),
+    ("resources", Field::Object(&RESOURCES)),
+]);
+
+static CONTAINERS: KeyedList = KeyedList {
+    names: true,
+    siblings: &["containers", "initContainers", "ephemeralContainers"],
+    ..by_name(&CONTAINER)
+};
+
+static VOLUME: Type = Type { one_of: OneOf::AllBut(&["name"]), ..plain(&[]) };
+
+static ENV_VAR: Type = Type { one_of: OneOf::Among(&["value", "valueFrom"]), ..plain(&[]) };
+
+static PROBE: Type = Type { one_of: OneOf::Among(&["exec", "httpGet", "tcpSocket", "grpc"]), ..plain(&[]) };
+
+static LIFECYCLE: Type =
+    plain(&[("postStart", Field::Object(&LIFECYCLE_HANDLER)), ("preStop", Field::Object(&LIFECYCLE_HANDLER))]);
+
+static LIFECYCLE_HANDLER: Type =
+    Type { one_of: OneOf::Among(&["exec", "httpGet", "tcpSocket", "sleep"]), ..plain(&[]) };
+
+static RESOURCES: Type = plain(&[("claims", Field::Keyed(&by_name(&ANY)))]);
+
+const fn plain(fields: &'static [(&'static str, Field)]) -> Type {
+    Type { fields, one_of: OneOf::Nothing, spread: false }
+}
+
+const fn spread(fields: &'static [(&'static str, Field)]) -> Type {
+    Type { fields, one_of: OneOf::Nothing, spread: true }
+}
+
+const fn by_name(element: &'static Type) -> KeyedList {
+    KeyedList { keys: &["name"], defaults: &[], element, names: false, siblings: &[] }
+}

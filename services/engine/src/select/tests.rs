@@ -1,0 +1,205 @@
+//! Who gets which profile, case by case.
+
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use serde_json::{Value as Json, json};
+
+use super::candidates::Candidates;
+use super::pod::Pod;
+use super::{Selection, select};
+use crate::json::OwnedTape;
+use crate::profile::{ProfileName, ProfileSet, compile};
+use crate::report::{Notice, ProfileOutcome, Reason};
+use crate::snapshot::Namespace;
+
+const KEY: &str = "example.com/inject";
+
+/// A profile by its name (`name` or `namespace/name`) and what its spec says besides a template.
+fn profile(name: &str, mut spec: Json) -> (ProfileName, Json) {
+    spec["template"] = json!({"metadata": {"labels": {"x": "y"}}});
+    let name = match name.split_once('/') {
+        Some((namespace, name)) => ProfileName::namespaced(namespace, name),
+        None => ProfileName::cluster(name),
+    };
+    (name, spec)
+}
+
+struct Case {
+    profiles: Vec<(ProfileName, Json)>,
+    namespace: Namespace,
+    level: InjectionLevel,
+}
+
+impl Case {
+    fn new(profiles: impl Into<Vec<(ProfileName, Json)>>) -> Self {
+        Self { profiles: profiles.into(), namespace: Namespace::default(), level: InjectionLevel::Enabled }
+    }
+
+    fn namespace(self, annotations: &[(&'static str, &'static str)]) -> Self {
+        Self { namespace: Namespace::new([("env", "prod")], annotations.iter().copied()), ..self }
+    }
+
+    fn select(&self, labels: &Json, annotations: &Json) -> Selection {
+        let compiled = self
+            .profiles
+            .iter()
+            .map(|(name, spec)| Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap()));
+        let candidates = Candidates::find(&ProfileSet::new(compiled), "team-a", &self.namespace);
+        let pod = json!({"metadata": {"labels": labels, "annotations": annotations}});
+        let tape = OwnedTape::parse(pod.to_string()).unwrap();
+        select(&candidates, self.level, Pod::new(tape.root(), None))
+    }
+
+    /// The profiles that are for a pod, in their order.
+    fn applied(&self, labels: &Json, annotations: &Json) -> Vec<String> {
+        let selection = self.select(labels, annotations);
+        let applied = selection.profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Unchanged);
+        applied.map(|decision| decision.profile.display_name().to_owned()).collect()
+    }
+}
+
+fn by_key() -> Json {
+    json!({"request": {"annotation": KEY, "label": KEY}})
+}
+
+#[test]
+fn a_word_is_truthy_falsy_or_a_name() {
+    let case = Case::new([
+        profile("java", json!({"request": {"annotation": KEY, "values": ["JVM"]}})),
+        profile("python", json!({"request": {"annotation": KEY, "truthy": ["serpent"]}})),
+    ]);
+    for (value, applied) in [
+        ("true", &["java"][..]),
+        ("YES", &["java"]),
+        (" on ", &["java"]),
+        ("serpent", &["python"]),
+        ("Python", &["python"]),
+        ("jvm", &["java"]),
+        ("python, java", &["java", "python"]),
+        ("false", &[]),
+        ("", &[]),
+        ("ruby", &[]),
+    ] {
+        assert_eq!(case.applied(&json!({}), &json!({KEY: value})), applied, "{value:?}");
+    }
+    assert!(case.applied(&json!({}), &json!({})).is_empty());
+}
+
+#[test]
+fn a_word_that_nobody_knows_is_told_or_refused() {
+    let ask = |case: &Case, word: &str| case.select(&json!({}), &json!({KEY: word}));
+    let mild = Case::new([profile("java", by_key())]);
+    assert_eq!(ask(&mild, "ruby").notices, [Notice::UnknownWord { key: KEY.into(), word: "ruby".into() }]);
+    assert_eq!(ask(&mild, "false").notices, []);
+
+    let strict = Case::new([profile("java", json!({"request": {"annotation": KEY, "onUnknown": "Deny"}}))]);
+    assert_eq!(ask(&strict, "ruby").denied.map(|(reason, _)| reason), Some(Reason::UnknownProfile));
+    let required = Case { level: InjectionLevel::Required, ..mild };
+    assert_eq!(ask(&required, "ruby").denied.map(|(reason, _)| reason), Some(Reason::UnknownProfile));
+    let long = ask(&required, &"x".repeat(1_000)).denied.unwrap().1;
+    assert!(long.len() < 200, "{long}");
+}
+
+#[test]
+fn a_truthy_word_means_the_namespaces_own_before_the_platforms() {
+    let both = Case::new([profile("java", by_key()), profile("team-a/mine", by_key())]);
+    let asked = |value: &str| both.applied(&json!({}), &json!({KEY: value, "pillion.dev/profiles": "-mine"}));
+    assert!(asked("true").is_empty(), "what the word means is taken away by name");
+    assert_eq!(asked("java"), ["java"]);
+}
+
+#[test]
+fn a_truthy_word_that_means_two_applies_none() {
+    let case = Case::new([profile("java", by_key()), profile("python", by_key())]);
+    let selection = case.select(&json!({}), &json!({KEY: "true"}));
+    assert!(selection.profiles.is_empty());
+    assert_eq!(selection.notices, [Notice::AmbiguousWord { key: KEY.into() }]);
+}
+
+#[test]
+fn label_before_annotation_and_pod_before_namespace() {
+    let profiles = [profile("java", by_key()), profile("python", by_key())];
+    let case = Case::new(profiles).namespace(&[(KEY, "python")]);
+    assert_eq!(case.applied(&json!({}), &json!({})), ["python"]);
+    assert_eq!(case.applied(&json!({}), &json!({KEY: "java"})), ["java"]);
+    assert_eq!(case.applied(&json!({KEY: "python"}), &json!({KEY: "java"})), ["python"]);
+    assert!(case.applied(&json!({}), &json!({KEY: "false"})).is_empty());
+    assert_eq!(case.applied(&json!({}), &json!({KEY: "true"})), ["python"], "the namespace says which");
+}
+
+#[test]
+fn profiles_are_asked_for_by_name_on_both_and_taken_away_on_the_pod() {
+    const NAMES: &str = "pillion.dev/profiles";
+    let case = Case::new([
+        profile("a", json!({})),
+        profile("b", json!({})),
+        profile("forced", json!({"optOut": "Forbidden"})),
+        profile("team-a/own", json!({"activation": "Requested"})),
+        profile("team-b/foreign", json!({})),
+    ])
+    .namespace(&[(NAMES, "a,forced")]);
+    assert_eq!(case.applied(&json!({}), &json!({})), ["a", "forced"]);
+    assert_eq!(case.applied(&json!({}), &json!({NAMES: "b, own"})), ["a", "b", "forced", "team-a/own"]);
+    assert_eq!(case.applied(&json!({}), &json!({NAMES: "-a,-forced"})), ["forced"]);
+    let unknown = case.select(&json!({}), &json!({NAMES: "foreign"}));
+    assert_eq!(unknown.notices, [Notice::UnknownWord { key: NAMES.into(), word: "foreign".into() }]);
+}
+
+#[test]
+fn the_opt_out_label_drops_what_may_be_dropped() {
+    let case = Case::new([
+        profile("a", json!({"activation": "Always"})),
+        profile("b", json!({"activation": "Always", "optOut": "Forbidden"})),
+    ]);
+    assert_eq!(case.applied(&json!({}), &json!({})), ["a", "b"]);
+    let out = json!({"pillion.dev/inject": "false"});
+    assert_eq!(case.applied(&out, &json!({})), ["b"]);
+    assert_eq!(case.select(&out, &json!({})).profiles[0].reason, Reason::OptedOut);
+}
+
+#[test]
+fn a_falsy_word_drops_a_profile_that_applies_to_all() {
+    let spec = |opt_out: &str| json!({"activation": "Always", "optOut": opt_out, "request": {"annotation": KEY, "label": KEY}});
+    let droppable = Case::new([profile("a", spec("Allowed"))]);
+    assert_eq!(droppable.applied(&json!({}), &json!({})), ["a"]);
+    assert_eq!(droppable.applied(&json!({}), &json!({KEY: "true"})), ["a"]);
+    assert!(droppable.applied(&json!({}), &json!({KEY: "off"})).is_empty());
+    assert!(droppable.applied(&json!({KEY: "false"}), &json!({KEY: "true"})).is_empty());
+    let forced = Case::new([profile("a", spec("Forbidden"))]);
+    assert_eq!(forced.applied(&json!({}), &json!({KEY: "off"})), ["a"]);
+}
+
+#[test]
+fn selectors_exclude() {
+    let production = json!({"matchLabels": {"env": "prod"}});
+    let case = Case::new([
+        profile("here", json!({"activation": "Always", "namespaceSelector": production})),
+        profile("elsewhere", json!({"activation": "Always", "namespaceSelector": {"matchLabels": {"env": "test"}}})),
+        profile("web", json!({"activation": "Always", "objectSelector": {"matchLabels": {"app": "web"}}})),
+    ])
+    .namespace(&[]);
+    assert_eq!(case.applied(&json!({"app": "web"}), &json!({})), ["here", "web"]);
+    let other = case.select(&json!({"app": "db"}), &json!({}));
+    let web = other.profiles.iter().find(|decision| decision.profile.display_name() == "web").unwrap();
+    assert_eq!((web.outcome, web.reason), (ProfileOutcome::NotMatched, Reason::ObjectSelector));
+    assert!(other.profiles.iter().all(|decision| decision.profile.display_name() != "elsewhere"));
+}
+
+#[test]
+fn of_an_exclusive_group_the_first_that_got_there_is_applied() {
+    let spec = |order: i32, app: &str| {
+        json!({"activation": "Always", "order": order, "exclusiveGroup": "credentials",
+               "objectSelector": {"matchLabels": {"app": app}}})
+    };
+    let case = Case::new([profile("late", spec(200, "web")), profile("early", spec(1, "web"))]);
+    assert_eq!(case.applied(&json!({"app": "web"}), &json!({})), ["early"]);
+    let case = Case::new([profile("late", spec(200, "web")), profile("early", spec(1, "other"))]);
+    assert_eq!(case.applied(&json!({"app": "web"}), &json!({})), ["late"]);
+}
+
+#[test]
+fn a_profile_that_is_only_to_be_extended_is_never_applied() {
+    let case = Case::new([profile("base", json!({"activation": "Never", "request": {"annotation": KEY}}))]);
+    assert_eq!(case.select(&json!({}), &json!({KEY: "base"})).reason, Reason::NoProfile);
+}

@@ -1,0 +1,89 @@
+//! What the engine's tests share: captured reviews, and a profile like the ones that people write.
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::review::{Decided, Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Value as Json, json};
+
+/// The captured review that speed is measured on.
+pub(crate) const DEPLOYMENT: &str = "create-deployment-pod.json";
+
+/// Captured reviews of a real API server, by the names of their files.
+pub(crate) fn captured() -> Vec<(String, Vec<u8>)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reviews");
+    let mut reviews: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
+        .collect();
+    reviews.sort();
+    assert!(reviews.len() > 5, "the captured reviews are gone");
+    reviews
+}
+
+pub(crate) fn captured_by_name(name: &str) -> Vec<u8> {
+    captured().into_iter().find(|(file, _)| file == name).unwrap().1
+}
+
+/// A review as large as the largest that a cluster sees: a captured one whose pod has many more environment variables.
+pub(crate) fn large_review(variables: usize) -> Vec<u8> {
+    let mut review: Json = serde_json::from_slice(&captured_by_name(DEPLOYMENT)).unwrap();
+    let env = review["request"]["object"]["spec"]["containers"][0]["env"].as_array_mut().unwrap();
+    env.extend((0..variables).map(|number| json!({"name": format!("VARIABLE_{number}"), "value": "x".repeat(180)})));
+    serde_json::to_vec(&review).unwrap()
+}
+
+/// Container, native sidecar, volume, label and annotation.
+pub(crate) fn sidecar(name: &str) -> Json {
+    json!({
+        "activation": "Always",
+        "template": {
+            "metadata": {
+                "labels": {format!("example.com/{name}"): "yes"},
+                "annotations": {format!("{name}.example.com/status"): "injected"},
+            },
+            "spec": {
+                "initContainers": [{"name": format!("{name}-native"), "image": "native:1", "restartPolicy": "Always"}],
+                "containers": [{
+                    "name": name, "image": "registry.example.com/sidecar:1.0",
+                    "ports": [{"containerPort": 80}],
+                    "volumeMounts": [{"name": format!("{name}-config"), "mountPath": "/etc/sidecar"}],
+                }],
+                "volumes": [{"name": format!("{name}-config"), "configMap": {"name": "sidecar"}}],
+            },
+        },
+    })
+}
+
+pub(crate) fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
+    let compiled = profiles.iter().map(|(name, spec)| {
+        let spec = serde_json::from_value(spec.clone()).unwrap();
+        Arc::new(compile(&ProfileName::cluster(*name), &spec).unwrap())
+    });
+    Snapshot::new(ProfileSet::new(compiled))
+        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+}
+
+/// Decides about a body and answers it.
+pub(crate) fn answer(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
+    let review = Review::parse(body).unwrap();
+    let facts = Facts { namespace: snapshot.namespace(review.namespace()), ..Facts::default() };
+    let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
+    let answer = review.respond(&decided);
+    (decided, answer)
+}
+
+/// The object of a body after a patch.
+pub(crate) fn patched(body: &[u8], patch: Option<&[u8]>) -> Json {
+    let mut object = serde_json::from_slice::<Json>(body).unwrap()["request"]["object"].clone();
+    if let Some(patch) = patch {
+        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
+    }
+    object
+}

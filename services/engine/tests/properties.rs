@@ -1,0 +1,237 @@
+//! What has to hold for every pod and every profile.
+
+#![allow(clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use common::{answer, patched, snapshot};
+use pillion_engine::profile::{ProfileName, compile};
+use pillion_engine::report::Outcome;
+use pillion_engine::review::Review;
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
+
+/// Few names, so that pods and profiles meet.
+fn name() -> impl Strategy<Value = &'static str> {
+    prop_oneof![Just("app"), Just("logger"), Just("proxy"), Just("data")]
+}
+
+fn container() -> impl Strategy<Value = Json> {
+    (name(), prop::option::of("[a-z]{1,3}:[0-9]"), prop::option::of(any::<u16>()), any::<bool>()).prop_map(
+        |(name, image, port, odd)| {
+            let mut container = json!({"name": name, "image": image.unwrap_or_else(|| "i:1".into())});
+            if let Some(port) = port {
+                container["ports"] = json!([{"containerPort": port}]);
+            }
+            if odd {
+                container["x-unknown"] = json!({"deep": [1, {"er": null}]});
+            }
+            container
+        },
+    )
+}
+
+/// A list whose elements have different names.
+fn named(element: impl Strategy<Value = Json>, size: std::ops::Range<usize>) -> impl Strategy<Value = Json> {
+    prop::collection::vec(element, size).prop_map(|mut list| {
+        let mut seen = std::collections::HashSet::new();
+        list.retain(|element| seen.insert(element["name"].to_string()));
+        Json::Array(list)
+    })
+}
+
+fn volume() -> impl Strategy<Value = Json> {
+    (name(), any::<bool>()).prop_map(|(name, claim)| {
+        if claim { json!({"name": name, "emptyDir": {}}) } else { json!({"name": name, "configMap": {"name": "c"}}) }
+    })
+}
+
+fn entries() -> impl Strategy<Value = Json> {
+    prop::collection::btree_map("(example.com/)?[a-z]{1,2}", "[ -~é\"\\\\]{0,6}", 0..4).prop_map(|map| json!(map))
+}
+
+/// A list or map that may also be absent or null.
+fn maybe(strategy: impl Strategy<Value = Json>) -> impl Strategy<Value = Option<Json>> {
+    prop_oneof![4 => strategy.prop_map(Some), 1 => Just(Some(Json::Null)), 2 => Just(None)]
+}
+
+fn object(fields: Vec<(&'static str, Option<Json>)>) -> Json {
+    let present = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    Json::Object(present.collect())
+}
+
+prop_compose! {
+    fn pod()(
+        containers in named(container(), 1..4),
+        init in maybe(named(container(), 0..3)),
+        volumes in maybe(named(volume(), 0..3)),
+        labels in maybe(entries()),
+        annotations in maybe(entries()),
+        managed in any::<bool>(),
+    ) -> Json {
+        let mut metadata = object(vec![("labels", labels), ("annotations", annotations)]);
+        if managed {
+            metadata["managedFields"] = json!([{"manager": "m", "fieldsV1": {"f:metadata": {"f:annotations": {}}}}]);
+        }
+        let spec = object(vec![("initContainers", init), ("containers", Some(containers)), ("volumes", volumes)]);
+        json!({"metadata": metadata, "spec": spec})
+    }
+}
+
+prop_compose! {
+    fn profile()(
+        containers in prop::option::of(named(container(), 1..3)),
+        init in prop::option::of(named(container(), 1..3)),
+        volumes in prop::option::of(named(volume(), 1..3)),
+        labels in prop::option::of(entries()),
+        annotations in prop::option::of(entries()),
+        deny in any::<bool>(),
+    ) -> Json {
+        let metadata = object(vec![("labels", labels), ("annotations", annotations)]);
+        let spec = object(vec![("initContainers", init), ("containers", containers), ("volumes", volumes)]);
+        json!({
+            "activation": "Always",
+            "onError": if deny { "Deny" } else { "Skip" },
+            "template": {"metadata": metadata, "spec": spec},
+        })
+    }
+}
+
+fn review(object: &Json) -> Vec<u8> {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": object,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+        },
+    });
+    review.to_string().into_bytes()
+}
+
+/// The profiles among these that compile: two containers of one name, for instance, are refused.
+fn usable(profiles: Vec<Json>) -> Vec<(&'static str, Json)> {
+    let named = ["a", "b", "c"].into_iter().zip(profiles);
+    let compiles = |spec: &Json| {
+        serde_json::from_value(spec.clone()).is_ok_and(|spec| compile(&ProfileName::cluster("p"), &spec).is_ok())
+    };
+    named.filter(|(_, spec)| compiles(spec)).collect()
+}
+
+/// Whether every pointer of `before` leads to the same value in `after`, places in lists included: templates add behind.
+fn contains(before: &Json, after: &Json) -> bool {
+    match (before, after) {
+        (Json::Object(before), Json::Object(after)) => {
+            before.iter().all(|(key, value)| after.get(key).is_some_and(|other| contains(value, other)))
+        }
+        (Json::Array(before), Json::Array(after)) => {
+            before.len() <= after.len() && before.iter().zip(after).all(|(before, after)| contains(before, after))
+        }
+        (Json::Null, _) => true,
+        _ => before == after,
+    }
+}
+
+fn names_of(object: &Json, lists: &[&str]) -> Vec<String> {
+    let lists = lists.iter().filter_map(|list| object["spec"][*list].as_array());
+    lists.flatten().map(|element| element["name"].to_string()).collect()
+}
+
+fn is_unique(mut names: Vec<String>) -> bool {
+    let count = names.len();
+    names.sort();
+    names.dedup();
+    names.len() == count
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// A patch applies, leaves what was there, never makes a name twice, and a second pass is empty.
+    #[test]
+    fn injection_adds_once_and_only_adds(pod in pod(), profiles in prop::collection::vec(profile(), 0..3)) {
+        let profiles = usable(profiles);
+        let snapshot = snapshot(&profiles);
+        let body = review(&pod);
+        let (first, _) = answer(&body, &snapshot);
+        let after = patched(&body, first.patch.as_deref());
+        prop_assert!(contains(&pod, &after), "{pod} -> {after}");
+
+        let before_unique = is_unique(names_of(&pod, &["containers", "initContainers"]));
+        if before_unique {
+            prop_assert!(is_unique(names_of(&after, &["containers", "initContainers"])), "{after}");
+        }
+        prop_assert!(is_unique(names_of(&after, &["volumes"])), "{after}");
+
+        if first.decision.outcome == Outcome::Denied {
+            prop_assert_eq!(first.patch, None);
+        } else if pod["metadata"].get("managedFields").is_some() {
+            let (second, _) = answer(&review(&after), &snapshot);
+            prop_assert_eq!(second.patch.map(|patch| String::from_utf8(patch).unwrap()), None, "{}", after);
+        }
+    }
+
+    /// The order in which profiles are given says nothing.
+    #[test]
+    fn the_order_of_profiles_is_their_own(pod in pod(), profiles in prop::collection::vec(profile(), 2..4)) {
+        let mut profiles = usable(profiles);
+        let (one, _) = answer(&review(&pod), &snapshot(&profiles));
+        profiles.reverse();
+        let (other, _) = answer(&review(&pod), &snapshot(&profiles));
+        prop_assert_eq!(one.patch, other.patch);
+    }
+
+    /// Whatever is sent, the answer is a decision or an error, not a panic.
+    #[test]
+    fn arbitrary_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+        let _ = Review::parse(&bytes);
+    }
+
+    /// A captured review with a piece cut out or put elsewhere is answered or refused.
+    #[test]
+    fn a_damaged_review_does_no_harm(from in 0usize..3_000, length in 0usize..40, to in 0usize..3_000) {
+        let mut body = common::captured_by_name("create-bare-pod.json");
+        let from = from.min(body.len());
+        let piece: Vec<u8> = body.drain(from..(from + length).min(body.len())).collect();
+        let to = to.min(body.len());
+        body.splice(to..to, piece);
+        if Review::parse(&body).is_ok() {
+            let _ = answer(&body, &snapshot(&[("logger", common::sidecar("logger"))]));
+        }
+    }
+
+    /// Whatever a profile says, it compiles or is refused with reasons.
+    #[test]
+    fn arbitrary_templates_compile_or_say_why(template in any_json()) {
+        let spec = json!({"template": template});
+        if let Ok(spec) = serde_json::from_value(spec)
+            && let Err(diagnostics) = compile(&ProfileName::cluster("p"), &spec) {
+            prop_assert!(!diagnostics.is_empty());
+        }
+    }
+}
+
+fn any_json() -> impl Strategy<Value = Json> {
+    let leaf = prop_oneof![
+        Just(Json::Null),
+        any::<bool>().prop_map(Json::from),
+        any::<i64>().prop_map(Json::from),
+        "[a-z${}]{0,6}".prop_map(Json::from),
+    ];
+    let key = prop_oneof![
+        Just("metadata"),
+        Just("spec"),
+        Just("containers"),
+        Just("volumes"),
+        Just("name"),
+        Just("labels"),
+        Just("$when"),
+    ];
+    leaf.prop_recursive(5, 48, 4, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Json::from),
+            prop::collection::vec((key.clone(), inner), 0..4).prop_map(|pairs| Json::Object(
+                pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+            )),
+        ]
+    })
+}

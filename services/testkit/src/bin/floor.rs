@@ -1,0 +1,80 @@
+//! The benchmark's floor: reads a POST's whole body and answers a fixed JSON body of 4 KB, over the accept stack of
+//! production. What a webhook costs beyond this is what the webhook does.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::post;
+use bytes::Bytes;
+use clap::Parser;
+use pillion_testkit::https;
+use tokio::net::TcpListener;
+
+/// As much as the webhook accepts.
+const BODY_LIMIT: usize = 7 * 1024 * 1024;
+const ANSWER_BYTES: usize = 4096;
+
+/// Answers every POST with a fixed JSON body of 4 KB: the floor that benchmarks compare against.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Where to listen.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// The certificate chain, PEM.
+    #[arg(long, value_name = "FILE")]
+    tls_cert: PathBuf,
+    /// Its private key, PEM.
+    #[arg(long, value_name = "FILE")]
+    tls_key: PathBuf,
+    /// Worker threads.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let tls = https::server_config(&read(&arguments.tls_cert)?, &read(&arguments.tls_key)?)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(arguments.threads.into())
+        .enable_all()
+        .build()
+        .context("cannot build a Tokio runtime")?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(arguments.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", arguments.listen))?;
+        // A task of its own: the first future of a runtime runs on the main thread, beside the workers.
+        tokio::spawn(https::serve(listener, tls, app())).await.context("the server ended")
+    })
+}
+
+fn app() -> Router {
+    let answer = answer();
+    let handler = move |body: Bytes| async move {
+        // Read to its end, and so paid for; nothing of it is needed.
+        drop(body);
+        ([("content-type", "application/json")], answer)
+    };
+    Router::new().fallback_service(post(handler).layer(DefaultBodyLimit::max(BODY_LIMIT)))
+}
+
+fn answer() -> Bytes {
+    let (head, foot) = (r#"{"padding":""#, r#""}"#);
+    let padding = "x".repeat(ANSWER_BYTES.saturating_sub(head.len() + foot.len()));
+    Bytes::from(format!("{head}{padding}{foot}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_is_json_of_four_kilobytes() {
+        assert_eq!(answer().len(), 4096);
+        assert!(serde_json::from_slice::<serde_json::Value>(&answer()).is_ok());
+    }
+}

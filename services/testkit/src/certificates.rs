@@ -1,0 +1,83 @@
+//! A certificate authority for tests: ECDSA P-256, as in production, valid for as long as anybody cares.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+
+/// A certificate authority that lives as long as the test.
+#[derive(Debug)]
+pub struct TestCa {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate and its key as files in PEM form.
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    /// The leaf's certificate.
+    pub cert: PathBuf,
+    /// The leaf's private key (PKCS #8).
+    pub key: PathBuf,
+}
+
+impl TestCa {
+    /// A new authority with a key of its own; no two trust each other's leaves.
+    ///
+    /// # Errors
+    /// The cryptography library refuses.
+    pub fn new() -> anyhow::Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "pillion test CA");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().context("generating the test CA's key")?;
+        let issuer = CertifiedIssuer::self_signed(params, key).context("signing the test CA")?;
+        Ok(Self { issuer })
+    }
+
+    /// A serving certificate and its key in PEM form, for names and IP addresses.
+    ///
+    /// # Errors
+    /// A name cannot stand in a certificate.
+    pub fn serving(&self, names: &[&str]) -> anyhow::Result<(String, String)> {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(names.clone())
+            .with_context(|| format!("{names:?} cannot all stand in a certificate"))?;
+        params.distinguished_name.push(DnType::CommonName, "pillion test leaf");
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        // Without it two leaves of one CA look alike to who follows the chain by key identifiers.
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().context("generating a leaf's key")?;
+        let leaf = params.signed_by(&key, &self.issuer).context("signing a leaf")?;
+        Ok((leaf.pem(), key.serialize_pem()))
+    }
+
+    /// [`TestCa::serving`] written to `NAME.crt` and `NAME.key` in `dir`.
+    ///
+    /// # Errors
+    /// As [`TestCa::serving`], or the files cannot be written.
+    pub fn serving_files(&self, dir: &Path, name: &str, names: &[&str]) -> anyhow::Result<TlsFiles> {
+        let (cert_pem, key_pem) = self.serving(names)?;
+        let files = TlsFiles { cert: dir.join(format!("{name}.crt")), key: dir.join(format!("{name}.key")) };
+        for (path, text) in [(&files.cert, cert_pem), (&files.key, key_pem)] {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(files)
+    }
+
+    /// The authority's own certificate: what a `caBundle` holds.
+    #[must_use]
+    pub fn bundle_pem(&self) -> String {
+        self.issuer.pem()
+    }
+}
+
+/// Makes aws-lc-rs the process's provider of cryptography. Once is enough, more is harmless.
+pub fn install_crypto_provider() {
+    // Err says that one is installed already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}

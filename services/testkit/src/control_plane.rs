@@ -1,0 +1,413 @@
+//! A real control plane: etcd and kube-apiserver, configured as in production where a webhook can tell, and without
+//! what it cannot: no controller manager, no scheduler, no node. Pods are created and stay pending.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use http::Request;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::api::{Api, ObjectMeta, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use crate::certificates::{TestCa, install_crypto_provider};
+use crate::daemon::Daemon;
+use crate::kubeconfig::{self, Identity};
+use crate::{namespace, tools};
+
+mod kubectl;
+pub(crate) mod objects;
+
+use objects::create_if_absent;
+
+/// How long etcd and the API server together may take to become ready.
+const START_LIMIT: Duration = Duration::from_secs(90);
+
+/// The bearer token of the administrator, in the group `system:masters`.
+const ADMIN_TOKEN: &str = "admin-of-a-test";
+
+/// Where a control plane listens and what is special about it.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Builder {
+    address: IpAddr,
+    ports: Ports,
+    directory: Option<PathBuf>,
+    api_server_args: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    api_server: u16,
+    etcd_clients: u16,
+    etcd_peers: u16,
+}
+
+/// A running etcd and kube-apiserver. Dropping it ends both.
+#[derive(Debug)]
+pub struct ControlPlane {
+    settings: Settings,
+    ca_pem: String,
+    // Dropped in this order: an API server that loses etcd fills the end of its log with complaints.
+    api_server: Option<Daemon>,
+    etcd: Daemon,
+}
+
+/// What a start of the API server needs, the first and every later one.
+#[derive(Debug)]
+struct Settings {
+    address: IpAddr,
+    ports: Ports,
+    directory: PathBuf,
+    tools: PathBuf,
+    api_server_args: Vec<String>,
+}
+
+/// A control plane that goes on without its owner.
+#[derive(Debug, Clone)]
+pub struct Detached {
+    /// The administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// The process id of kube-apiserver.
+    pub api_server: u32,
+    /// The process id of etcd.
+    pub etcd: u32,
+}
+
+impl Builder {
+    /// Listens on another address than [`namespace::API_SERVER`]: for a second control plane in one test.
+    pub fn address(mut self, address: IpAddr) -> Self {
+        self.address = address;
+        self
+    }
+
+    /// Listens on free ports of this machine's loopback: for a control plane outside of an isolated test.
+    ///
+    /// # Errors
+    /// The operating system has no free port.
+    pub fn on_loopback(mut self) -> anyhow::Result<Self> {
+        self.address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let listeners: Vec<TcpListener> = (0..3)
+            .map(|_| TcpListener::bind(SocketAddr::new(self.address, 0)))
+            .collect::<Result<_, _>>()
+            .context("no free port on the loopback")?;
+        let ports: Vec<u16> = listeners
+            .iter()
+            .map(|listener| Ok(listener.local_addr()?.port()))
+            .collect::<std::io::Result<_>>()
+            .context("no free port on the loopback")?;
+        if let [api_server, etcd_clients, etcd_peers] = ports[..] {
+            self.ports = Ports { api_server, etcd_clients, etcd_peers };
+        }
+        Ok(self)
+    }
+
+    /// Keeps data, keys and logs there; the default is a folder in the test's own.
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// One more argument for kube-apiserver, such as `--audit-policy-file=...`.
+    pub fn api_server_arg(mut self, argument: impl Into<String>) -> Self {
+        self.api_server_args.push(argument.into());
+        self
+    }
+
+    /// Starts both and waits until the API server is ready and has made the namespace `default`.
+    ///
+    /// # Errors
+    /// The tools are missing, or one of the two does not start; with the end of its log.
+    pub async fn start(self) -> anyhow::Result<ControlPlane> {
+        install_crypto_provider();
+        let directory = match self.directory {
+            Some(directory) => directory,
+            None => namespace::directory()?.join(format!("control-plane-{}", self.address)),
+        };
+        std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        let settings = Settings {
+            address: self.address,
+            ports: self.ports,
+            directory,
+            tools: tools::dir()?,
+            api_server_args: self.api_server_args,
+        };
+        let ca_pem = settings.write_credentials()?;
+        // Side by side: the API server waits for etcd by itself.
+        let mut control_plane = ControlPlane { etcd: settings.spawn_etcd()?, api_server: None, ca_pem, settings };
+        control_plane.write_kubeconfig("admin", &Identity::Token(ADMIN_TOKEN))?;
+        control_plane.start_api_server().await?;
+        Ok(control_plane)
+    }
+}
+
+impl Settings {
+    fn url(&self) -> String {
+        format!("https://{}", SocketAddr::new(self.address, self.ports.api_server))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.path(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Keys, certificates and the token file; answers the CA's certificate.
+    fn write_credentials(&self) -> anyhow::Result<String> {
+        let ca = TestCa::new()?;
+        let address = self.address.to_string();
+        let names = [&address, "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
+        ca.serving_files(&self.directory, "apiserver", &names)?;
+        // The API server takes the public key of its tokens from a certificate as well: no second way of making keys.
+        TestCa::new()?.serving_files(&self.directory, "service-accounts", &["service-accounts"])?;
+        self.write("tokens.csv", &format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;
+        Ok(ca.bundle_pem())
+    }
+
+    fn spawn_etcd(&self) -> anyhow::Result<Daemon> {
+        let clients = format!("http://{}", SocketAddr::new(self.address, self.ports.etcd_clients));
+        let peers = format!("http://{}", SocketAddr::new(self.address, self.ports.etcd_peers));
+        let mut command = Command::new(self.tools.join("etcd"));
+        command
+            .arg(format!("--data-dir={}", self.path("etcd-data").display()))
+            // The data of a test need not outlive the machine.
+            .arg("--unsafe-no-fsync")
+            .arg(format!("--listen-client-urls={clients}"))
+            .arg(format!("--advertise-client-urls={clients}"))
+            .arg(format!("--listen-peer-urls={peers}"))
+            .arg(format!("--initial-advertise-peer-urls={peers}"))
+            .arg(format!("--initial-cluster=default={peers}"));
+        Daemon::spawn("etcd", on_its_own(&mut command), &self.path("etcd.log"))
+    }
+
+    fn spawn_api_server(&self) -> anyhow::Result<Daemon> {
+        let etcd = SocketAddr::new(self.address, self.ports.etcd_clients);
+        let mut command = Command::new(self.tools.join("kube-apiserver"));
+        command
+            .arg(format!("--etcd-servers=http://{etcd}"))
+            .arg(format!("--bind-address={}", self.address))
+            .arg(format!("--advertise-address={}", self.address))
+            .arg(format!("--secure-port={}", self.ports.api_server))
+            .arg(format!("--tls-cert-file={}", self.path("apiserver.crt").display()))
+            .arg(format!("--tls-private-key-file={}", self.path("apiserver.key").display()))
+            .arg(format!("--token-auth-file={}", self.path("tokens.csv").display()))
+            .arg("--authorization-mode=RBAC")
+            // Calls of webhooks go to the addresses in endpoint slices: nothing routes a Service's own address here.
+            .arg("--enable-aggregator-routing=true")
+            // It waits for service accounts that only a controller manager makes.
+            .arg("--disable-admission-plugins=ServiceAccount")
+            .arg("--service-cluster-ip-range=10.112.0.0/24")
+            .arg("--service-account-issuer=https://kubernetes.default.svc")
+            .arg(format!("--service-account-key-file={}", self.path("service-accounts.crt").display()))
+            .arg(format!("--service-account-signing-key-file={}", self.path("service-accounts.key").display()))
+            .arg("--allow-privileged=true")
+            .arg("--profiling=false");
+        if self.address.is_loopback() {
+            // A loopback address cannot be an endpoint of the Service `kubernetes`; nobody misses it.
+            command.arg("--endpoint-reconciler-type=none");
+        }
+        command.args(&self.api_server_args);
+        Daemon::spawn("kube-apiserver", on_its_own(&mut command), &self.path("kube-apiserver.log"))
+    }
+}
+
+/// No proxy between parts of one machine, and no signals from the terminal.
+fn on_its_own(command: &mut Command) -> &mut Command {
+    use std::os::unix::process::CommandExt;
+    for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
+        command.env_remove(variable);
+    }
+    command.process_group(0)
+}
+
+impl ControlPlane {
+    /// Starts one on [`namespace::API_SERVER`] inside an isolated test. See [`Builder::start`].
+    ///
+    /// # Errors
+    /// As [`Builder::start`].
+    pub async fn start() -> anyhow::Result<Self> {
+        Self::builder().start().await
+    }
+
+    /// For all that is not the default.
+    pub fn builder() -> Builder {
+        Builder {
+            address: namespace::API_SERVER,
+            ports: Ports { api_server: 6443, etcd_clients: 2379, etcd_peers: 2380 },
+            directory: None,
+            api_server_args: Vec::new(),
+        }
+    }
+
+    /// A client of the administrator, with connections of its own.
+    ///
+    /// # Panics
+    /// Never in practice: the kubeconfig was read when the control plane started.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "the same configuration has made a client when the API server started")]
+    pub fn client(&self) -> Client {
+        self.admin_client().expect("the administrator's client was made before")
+    }
+
+    /// A client that acts as `user` in `groups` (and in `system:authenticated`), by impersonation.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be written or read back.
+    pub async fn client_as(&self, user: &str, groups: &[&str]) -> anyhow::Result<Client> {
+        client_of(&self.kubeconfig_as(user, groups)?).await
+    }
+
+    /// The administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.settings.path("admin.kubeconfig")
+    }
+
+    /// A kubeconfig that acts as `user` in `groups` (and in `system:authenticated`), by impersonation.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn kubeconfig_as(&self, user: &str, groups: &[&str]) -> anyhow::Result<PathBuf> {
+        self.write_kubeconfig(user, &Identity::Impersonation { token: ADMIN_TOKEN, user, groups })
+    }
+
+    /// A kubeconfig with a real token of a service account, which is created when it is not there. For trying out RBAC.
+    ///
+    /// # Errors
+    /// The namespace is missing, or the API server gives no token.
+    pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> anyhow::Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
+        let account = ServiceAccount {
+            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+            ..ServiceAccount::default()
+        };
+        create_if_absent(&accounts, &account).await?;
+        // No audience means the API server's own.
+        let spec = TokenRequestSpec { audiences: Some(Vec::new()), ..TokenRequestSpec::default() };
+        let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
+        let answer = accounts
+            .create_token_request(name, &PostParams::default(), &request)
+            .await
+            .with_context(|| format!("no token for service account {namespace}/{name}"))?;
+        let token = answer
+            .status
+            .and_then(|status| status.token)
+            .context("the API server answered a TokenRequest without a token")?;
+        self.write_kubeconfig(&format!("{namespace}-{name}"), &Identity::Token(&token))
+    }
+
+    /// `https://ADDRESS:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.settings.url()
+    }
+
+    /// The folder of its data, keys, kubeconfigs and logs (`etcd.log`, `kube-apiserver.log`).
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.settings.directory
+    }
+
+    /// Kills the API server as a power cut would; etcd stays. Clients of before may be used again after
+    /// [`ControlPlane::start_api_server`].
+    ///
+    /// # Errors
+    /// It is stopped already.
+    pub fn stop_api_server(&mut self) -> anyhow::Result<()> {
+        self.api_server.take().context("the API server is stopped already")?.kill()
+    }
+
+    /// Starts the API server on the same etcd, address and keys, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It runs already, or does not become ready; with the end of its log.
+    pub async fn start_api_server(&mut self) -> anyhow::Result<()> {
+        if self.api_server.is_some() {
+            bail!("the API server runs already; stop it first");
+        }
+        let mut api_server = self.settings.spawn_api_server()?;
+        let client = self.admin_client()?;
+        let etcd = &mut self.etcd;
+        let probe = async || {
+            if let Some(status) = etcd.exited()? {
+                bail!("etcd has ended ({status}); see {}", etcd.log().display());
+            }
+            // The second is made by a controller inside the API server soon after the first says yes.
+            for path in ["/readyz", "/api/v1/namespaces/default"] {
+                client.request_text(Request::get(path).body(Vec::new())?).await?;
+            }
+            Ok(())
+        };
+        api_server.ready(START_LIMIT, probe).await?;
+        self.api_server = Some(api_server);
+        Ok(())
+    }
+
+    /// [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
+    ///
+    /// # Errors
+    /// As those.
+    pub async fn restart_api_server(&mut self) -> anyhow::Result<()> {
+        self.stop_api_server()?;
+        self.start_api_server().await
+    }
+
+    /// The API server's process, for instance to pause it. `None` while it is stopped.
+    pub fn api_server(&mut self) -> Option<&mut Daemon> {
+        self.api_server.as_mut()
+    }
+
+    /// etcd's process.
+    pub fn etcd(&mut self) -> &mut Daemon {
+        &mut self.etcd
+    }
+
+    /// Lets both go on when this process ends. Nothing is removed.
+    ///
+    /// # Errors
+    /// The API server is stopped.
+    pub fn detach(self) -> anyhow::Result<Detached> {
+        let kubeconfig = self.kubeconfig();
+        let api_server = self.api_server.context("the API server is stopped; start it before letting it go")?;
+        Ok(Detached { kubeconfig, api_server: api_server.detach(), etcd: self.etcd.detach() })
+    }
+
+    fn admin_client(&self) -> anyhow::Result<Client> {
+        let url = self.url().parse().with_context(|| format!("{} is no URL", self.url()))?;
+        let mut config = Config::new(url);
+        let ca = rustls_pki_types::pem::PemObject::from_pem_slice(self.ca_pem.as_bytes())
+            .map(|certificate: rustls_pki_types::CertificateDer<'_>| certificate.to_vec())
+            .context("reading the CA back")?;
+        config.root_cert = Some(vec![ca]);
+        config.auth_info.token = Some(ADMIN_TOKEN.to_owned().into());
+        Client::try_from(config).context("cannot make a client of the API server")
+    }
+
+    fn write_kubeconfig(&self, name: &str, identity: &Identity<'_>) -> anyhow::Result<PathBuf> {
+        // User names hold colons and slashes.
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let name = format!("{name}.kubeconfig");
+        self.settings.write(&name, &kubeconfig::render(&self.url(), &self.ca_pem, identity))?;
+        Ok(self.settings.path(&name))
+    }
+}
+
+/// A client from a kubeconfig file.
+///
+/// # Errors
+/// The file cannot be read or does not describe a client.
+pub async fn client_of(kubeconfig: &Path) -> anyhow::Result<Client> {
+    install_crypto_provider();
+    let file = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .with_context(|| format!("{} describes no client", kubeconfig.display()))?;
+    Client::try_from(config).context("cannot make a client of the API server")
+}

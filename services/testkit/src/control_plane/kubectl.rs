@@ -1,0 +1,87 @@
+//! The real kubectl, as users have it.
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::io::AsyncWriteExt;
+
+use super::ControlPlane;
+use super::objects::MANAGER;
+
+/// How long one call may take.
+const KUBECTL_LIMIT: Duration = Duration::from_mins(1);
+
+impl ControlPlane {
+    /// Runs the real kubectl as the administrator, for at most a minute.
+    ///
+    /// # Errors
+    /// It cannot be run or does not end. An exit code other than 0 is no error; see [`ControlPlane::kubectl_ok`].
+    pub async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<Output> {
+        self.kubectl_with_input(arguments, "").await
+    }
+
+    /// As [`ControlPlane::kubectl`], with a text on its standard input.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::kubectl`].
+    pub async fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> anyhow::Result<Output> {
+        let line = format!("kubectl {}", arguments.join(" "));
+        let mut child = tokio::process::Command::new(self.settings.tools.join("kubectl"))
+            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
+            .arg(format!("--cache-dir={}", self.settings.path("kubectl-cache").display()))
+            .args(arguments)
+            // Preferences of whoever runs the test are of no concern here.
+            .env("KUBERC", "off")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run {line}"))?;
+        let stdin = child.stdin.take();
+        let run = async {
+            let feed = async {
+                if let Some(mut stdin) = stdin {
+                    // A program that does not read its input closes the pipe, and that is fine.
+                    let _ = stdin.write_all(input.as_bytes()).await;
+                }
+            };
+            // At once, since a pipe that is full on one side stops the other.
+            tokio::join!(feed, child.wait_with_output()).1
+        };
+        tokio::time::timeout(KUBECTL_LIMIT, run)
+            .await
+            .with_context(|| format!("{line} did not end within {KUBECTL_LIMIT:?}"))?
+            .with_context(|| format!("cannot run {line}"))
+    }
+
+    /// The standard output of a kubectl that must succeed.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::kubectl`], or it failed; with what it said.
+    pub async fn kubectl_ok(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        succeeded(arguments, self.kubectl(arguments).await?)
+    }
+
+    /// Applies YAML (any number of documents) server-side, by the real kubectl.
+    ///
+    /// # Errors
+    /// kubectl refused; with what it said.
+    pub async fn apply_yaml(&self, yaml: &str) -> anyhow::Result<String> {
+        let arguments = ["apply", "--server-side", "--field-manager", MANAGER, "-f", "-"];
+        succeeded(&arguments, self.kubectl_with_input(&arguments, yaml).await?)
+    }
+}
+
+fn succeeded(arguments: &[&str], output: Output) -> anyhow::Result<String> {
+    if !output.status.success() {
+        bail!(
+            "kubectl {} failed ({}): {}",
+            arguments.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    String::from_utf8(output.stdout).context("kubectl printed what is not UTF-8")
+}

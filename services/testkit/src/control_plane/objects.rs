@@ -1,0 +1,96 @@
+//! Objects that tests put in place: namespaces and custom resource definitions.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use http::Request;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+
+use super::ControlPlane;
+use crate::eventually::eventually;
+
+/// The field manager of what the testkit applies.
+pub(crate) const MANAGER: &str = "pillion-testkit";
+
+/// How long a custom resource may take to be served.
+const CRD_LIMIT: Duration = Duration::from_secs(30);
+
+impl ControlPlane {
+    /// Creates a namespace with labels; it may exist already with the same ones.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub async fn create_namespace(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
+        create_namespace(&self.client(), name, labels).await
+    }
+
+    /// Applies custom resource definitions and waits until the API server serves every version of them.
+    ///
+    /// # Errors
+    /// The API server refuses one, or does not serve it within half a minute; with its conditions.
+    pub async fn apply_crds(&self, crds: &[CustomResourceDefinition]) -> anyhow::Result<()> {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client());
+        let params = PatchParams::apply(MANAGER).force();
+        let mut names = Vec::new();
+        for crd in crds {
+            let name = crd.metadata.name.as_deref().context("a CustomResourceDefinition without a name")?;
+            api.patch(name, &params, &Patch::Apply(crd))
+                .await
+                .with_context(|| format!("the API server refuses the CustomResourceDefinition {name}"))?;
+            names.push(name);
+        }
+        self.wait_for_crds(&names).await
+    }
+
+    /// Waits until custom resources that were applied by other means are served.
+    ///
+    /// # Errors
+    /// One is not served within half a minute; with its conditions.
+    pub async fn wait_for_crds(&self, names: &[&str]) -> anyhow::Result<()> {
+        let client = self.client();
+        let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+        for name in names {
+            let what = format!("the API server serves {name}");
+            eventually(CRD_LIMIT, &what, async || {
+                let crd = api.get(name).await?;
+                let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
+                if !conditions.iter().any(|each| each.type_ == "Established" && each.status == "True") {
+                    bail!("it is not established; its conditions: {conditions:?}");
+                }
+                // Established comes a moment before the path answers.
+                for version in crd.spec.versions.iter().filter(|version| version.served) {
+                    let path = format!("/apis/{}/{}/{}", crd.spec.group, version.name, crd.spec.names.plural);
+                    client.request_text(Request::get(format!("{path}?limit=1")).body(Vec::new())?).await?;
+                }
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) async fn create_namespace(client: &Client, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let metadata = ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() };
+    let namespace = Namespace { metadata, ..Namespace::default() };
+    Api::<Namespace>::all(client.clone())
+        .patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&namespace))
+        .await
+        .with_context(|| format!("cannot create namespace {name}"))?;
+    Ok(())
+}
+
+pub(super) async fn create_if_absent<K>(api: &Api<K>, object: &K) -> anyhow::Result<()>
+where
+    K: Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
+{
+    match api.create(&PostParams::default(), object).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(error).context("the API server refuses an object"),
+    }
+}

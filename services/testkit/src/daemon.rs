@@ -1,0 +1,236 @@
+//! A process with a log file: started, watched, signalled, and ended at the latest when its owner drops it.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::eventually::eventually;
+
+/// How many lines of a log an error shows.
+const TAIL: usize = 20;
+
+/// A running process whose output goes to a log file. Dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    detached: bool,
+}
+
+impl Daemon {
+    /// Starts `command` with its standard output and error appended to `log`, and nothing on its standard input.
+    ///
+    /// # Errors
+    /// The log cannot be written or the program cannot be started.
+    pub fn spawn(name: impl Into<String>, command: &mut Command, log: &Path) -> anyhow::Result<Self> {
+        let name = name.into();
+        let open = || OpenOptions::new().create(true).append(true).open(log);
+        let (stdout, stderr) =
+            open().and_then(|file| Ok((file, open()?))).with_context(|| format!("cannot write {}", log.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        Ok(Self { name, child, log: log.to_owned(), detached: false })
+    }
+
+    /// The process's id, as this process's pid namespace counts.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its output goes.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// How it ended, or `None` while it runs.
+    ///
+    /// # Errors
+    /// The operating system does not tell.
+    pub fn exited(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        self.child.try_wait().with_context(|| format!("cannot tell whether {} runs", self.name))
+    }
+
+    /// Waits until `probe` answers `Ok`; gives up at once when the process ends.
+    ///
+    /// # Errors
+    /// The process ended or was not ready within `limit`; with the last lines of its log.
+    pub async fn ready(
+        &mut self,
+        limit: Duration,
+        mut probe: impl AsyncFnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let name = self.name.clone();
+        let outcome = eventually(limit, &format!("{name} is ready"), async || {
+            // An end is an outcome and no reason for another attempt.
+            if let Some(status) = self.exited()? {
+                return Ok(Err(anyhow!("{name} ended ({status}) before it was ready")));
+            }
+            probe().await.map(Ok)
+        })
+        .await;
+        match outcome {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) | Err(error) => Err(self.with_log(&error)),
+        }
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Errors
+    /// It still runs after `limit`; with the last lines of its log.
+    pub async fn wait(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+        let name = self.name.clone();
+        let outcome = eventually(limit, &format!("{name} has ended"), async || {
+            self.exited()?.with_context(|| format!("it still runs as process {}", self.pid()))
+        })
+        .await;
+        outcome.map_err(|error| self.with_log(&error))
+    }
+
+    /// Asks it to end (SIGTERM) without waiting.
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub fn terminate(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    /// Stops it where it stands (SIGSTOP): it hangs, its connections stay open.
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub fn pause(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on after [`Daemon::pause`].
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub fn resume(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Kills it (SIGKILL) and waits for its end, which is at once.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        // Err only for a process that has ended and was waited for, which is what is wanted.
+        let _ = self.child.kill();
+        self.child.wait().with_context(|| format!("cannot wait for the end of {}", self.name))?;
+        Ok(())
+    }
+
+    /// Lets it run on without an owner; returns its process id.
+    #[must_use]
+    pub fn detach(mut self) -> u32 {
+        self.detached = true;
+        self.pid()
+    }
+
+    fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
+        // Asked first: the id of a process that was waited for may belong to another by now.
+        if let Some(status) = self.exited()? {
+            bail!("{} cannot be signalled: it has ended ({status})", self.name);
+        }
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("a process id out of range")?;
+        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    fn with_log(&self, error: &anyhow::Error) -> anyhow::Error {
+        let tail = tail(&self.log, TAIL);
+        anyhow!("{error:#}\n--- the end of {}:\n{tail}", self.log.display())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if !self.detached {
+            let _ = self.kill();
+        }
+    }
+}
+
+/// The last `lines` lines of a file; a sentence when it cannot be read.
+pub(crate) fn tail(path: &Path, lines: usize) -> String {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) => return format!("(cannot be read: {error})\n"),
+    };
+    let mut last = VecDeque::with_capacity(lines + 1);
+    for line in BufReader::new(file).split(b'\n').map_while(Result::ok) {
+        last.push_back(line);
+        if last.len() > lines {
+            last.pop_front();
+        }
+    }
+    last.iter().fold(String::new(), |text, line| text + &String::from_utf8_lossy(line) + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, dir: &Path) -> Daemon {
+        Daemon::spawn("a script", Command::new("sh").args(["-c", script]), &dir.join("log")).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_end_before_readiness_is_told_at_once_with_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut daemon = shell("echo no such flag >&2; exit 3", dir.path());
+        let started = std::time::Instant::now();
+        let error =
+            daemon.ready(Duration::from_mins(1), || async { Err(anyhow!("not yet")) }).await.unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.contains("no such flag"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(30), "it waited for the limit");
+    }
+
+    #[tokio::test]
+    async fn terminate_lets_it_end_by_its_own_code() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut daemon = shell("trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done", dir.path());
+        let log = daemon.log().to_owned();
+        daemon
+            .ready(Duration::from_secs(10), async || {
+                if tail(&log, 1).starts_with("up") { Ok(()) } else { Err(anyhow!("silent")) }
+            })
+            .await
+            .unwrap();
+        daemon.terminate().unwrap();
+        assert_eq!(daemon.wait(Duration::from_secs(10)).await.unwrap().code(), Some(7));
+        assert!(daemon.terminate().unwrap_err().to_string().contains("has ended"));
+    }
+
+    #[test]
+    fn dropping_it_ends_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = shell("exec sleep 60", dir.path());
+        let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap();
+        assert!(rustix::process::test_kill_process(pid).is_ok());
+        drop(daemon);
+        // It was killed and waited for, so there is no such process any more.
+        assert!(rustix::process::test_kill_process(pid).is_err());
+    }
+
+    #[test]
+    fn the_tail_is_the_end_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("log"), "one\ntwo\nthree\n").unwrap();
+        assert_eq!(tail(&dir.path().join("log"), 2), "two\nthree\n");
+    }
+}

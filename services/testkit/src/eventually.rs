@@ -1,0 +1,69 @@
+//! Bounded waiting for a condition: never a sleep of a guessed length, never a wait without an end.
+
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+
+/// How long to rest between two attempts.
+pub(crate) const POLL: Duration = Duration::from_millis(25);
+
+/// Tries until an attempt answers `Ok`, which is returned, or `limit` has passed.
+///
+/// An attempt that is not content says why in its error; the last one is part of the error of a wait in vain. An
+/// attempt that hangs is cut off at the limit.
+///
+/// # Errors
+/// `what` did not come true within `limit`.
+pub async fn eventually<T>(
+    limit: Duration,
+    what: &str,
+    mut attempt: impl AsyncFnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let deadline = Instant::now() + limit;
+    let mut last = anyhow!("the first attempt did not come to an end");
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match tokio::time::timeout(left, attempt()).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => last = error,
+            // Cut off at the deadline, which is looked at below.
+            Err(_) => {}
+        }
+        // Also after an attempt that answers at once: a timeout of nothing at all lets such a one through.
+        if Instant::now() >= deadline {
+            return Err(last.context(format!("{what}: not within {limit:?}; last attempt")));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn answers_with_the_first_success() {
+        let mut attempts = 0;
+        let value = eventually(Duration::from_secs(5), "three attempts", async || {
+            attempts += 1;
+            if attempts < 3 { Err(anyhow!("only {attempts}")) } else { Ok(attempts) }
+        })
+        .await
+        .unwrap();
+        assert_eq!(value, 3);
+    }
+
+    #[tokio::test]
+    async fn a_wait_in_vain_tells_what_and_the_last_reason() {
+        let wait = eventually::<()>(Duration::from_millis(60), "the pod is there", || async { Err(anyhow!("404")) });
+        let error = format!("{:#}", wait.await.unwrap_err());
+        assert!(error.contains("the pod is there: not within 60ms; last attempt: 404"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_hangs_is_cut_off() {
+        let wait = eventually::<()>(Duration::from_millis(20), "an answer", std::future::pending);
+        let error = format!("{:#}", wait.await.unwrap_err());
+        assert!(error.contains("the first attempt did not come to an end"), "{error}");
+    }
+}

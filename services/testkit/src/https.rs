@@ -1,0 +1,63 @@
+//! The accept stack of production without the product: TCP, rustls, hyper's automatic HTTP version, an axum router.
+//!
+//! Tests use it for webhooks of their own, and the `floor` binary for the least that such a server can cost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+/// A TLS configuration that offers HTTP/2 and HTTP/1.1.
+///
+/// # Errors
+/// The PEM texts hold no certificate or no key, or the two do not belong together.
+pub fn server_config(cert_pem: &[u8], key_pem: &[u8]) -> anyhow::Result<Arc<ServerConfig>> {
+    crate::certificates::install_crypto_provider();
+    let chain = CertificateDer::pem_slice_iter(cert_pem)
+        .collect::<Result<Vec<_>, _>>()
+        .context("the certificate is not PEM text")?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem).context("the key is not PEM text")?;
+    let mut config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .context("certificate and key are of no use together")?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Serves `app` on `listener` until the future is dropped, which also ends its connections. A connection that fails is
+/// of no interest here.
+pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, app: Router) {
+    let acceptor = TlsAcceptor::from(tls);
+    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            // Those that have ended are let go of.
+            Some(_) = connections.join_next() => continue,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of file descriptors, mostly: trying again at once would only heat the room.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let (acceptor, builder, app) = (acceptor.clone(), builder.clone(), app.clone());
+        connections.spawn(async move {
+            let _ = stream.set_nodelay(true);
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            let service = TowerToHyperService::new(app);
+            let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}

@@ -1,0 +1,60 @@
+//! Kubeconfig files, as kubectl and every client library read them. JSON is YAML, so no printer of YAML is needed.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+/// Who a kubeconfig speaks for.
+#[derive(Debug, Clone)]
+pub(crate) enum Identity<'a> {
+    /// Whoever the bearer token belongs to.
+    Token(&'a str),
+    /// The token's owner, acting for somebody else.
+    Impersonation {
+        /// The token of somebody who may impersonate.
+        token: &'a str,
+        /// The user to be.
+        user: &'a str,
+        /// The groups to be in, beside `system:authenticated`.
+        groups: &'a [&'a str],
+    },
+}
+
+/// The text of a kubeconfig with one context.
+pub(crate) fn render(server: &str, ca_pem: &str, identity: &Identity<'_>) -> String {
+    let user: Value = match identity {
+        Identity::Token(token) => json!({ "token": token }),
+        Identity::Impersonation { token, user, groups } => {
+            json!({ "token": token, "as": user, "as-groups": groups })
+        }
+    };
+    let document = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{
+            "name": "test",
+            "cluster": { "server": server, "certificate-authority-data": STANDARD.encode(ca_pem) },
+        }],
+        "users": [{ "name": "test", "user": user }],
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+        "current-context": "test",
+    });
+    format!("{document:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_libraries_read_it() {
+        let identity = Identity::Impersonation { token: "t", user: "alice", groups: &["devs"] };
+        let text = render("https://10.0.0.1:6443", "the CA", &identity);
+        let read = kube::config::Kubeconfig::from_yaml(&text).unwrap();
+        let user = read.auth_infos[0].auth_info.as_ref().unwrap();
+        assert_eq!(user.impersonate.as_deref(), Some("alice"));
+        assert_eq!(user.impersonate_groups.as_deref(), Some(&["devs".to_owned()][..]));
+        let cluster = read.clusters[0].cluster.as_ref().unwrap();
+        assert_eq!(cluster.server.as_deref(), Some("https://10.0.0.1:6443"));
+    }
+}

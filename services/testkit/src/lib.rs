@@ -1,0 +1,46 @@
+//! The real parts that tests run against: a kube-apiserver with its etcd, replicas of the real binary, certificates.
+//!
+//! A test of the control plane looks like this:
+//!
+//! ```no_run
+//! // #[test]
+//! fn serves_its_version() {
+//!     pillion_testkit::isolated(|| async {
+//!         let control_plane = pillion_testkit::ControlPlane::start().await?;
+//!         assert!(control_plane.client().apiserver_version().await.is_ok());
+//!         Ok(())
+//!     });
+//! }
+//! ```
+//!
+//! - [`tools`]: where `etcd`, `kube-apiserver` and `kubectl` come from.
+//! - [`namespace`]: a test in Linux namespaces of its own, without root; its addresses and its folder.
+//! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
+//! - [`replica`]: webhook replicas as processes of the real binary.
+//! - [`registration`]: the Service, its endpoint slices and the webhook configuration that lead the API server to them.
+//! - [`certificates`]: a certificate authority for tests.
+//! - [`daemon`]: a process with a log file that never outlives its owner.
+//! - [`eventually`](mod@eventually): bounded waiting for a condition.
+//! - [`https`]: the accept stack of production without the product: for webhooks inside a test and for the
+//!   benchmark's floor.
+//!
+//! Binaries: `control-plane up|down` (a control plane on this machine's loopback, to play with) and `floor` (the least
+//! that an HTTPS server of this kind can cost; benchmarks compare against it).
+
+pub mod certificates;
+pub mod control_plane;
+pub mod daemon;
+pub mod eventually;
+pub mod https;
+mod kubeconfig;
+pub mod namespace;
+pub mod registration;
+pub mod replica;
+pub mod tools;
+
+pub use certificates::{TestCa, TlsFiles};
+pub use control_plane::ControlPlane;
+pub use eventually::eventually;
+pub use namespace::{Isolation, isolated};
+pub use registration::{RegisteredService, register_service, register_webhook};
+pub use replica::{Replica, ReplicaSpec};

@@ -1,0 +1,109 @@
+//! What leads the API server to the replicas: a Service without a selector, one endpoint slice for each replica, and
+//! the webhook configuration.
+
+use std::net::IpAddr;
+
+use anyhow::Context;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Client;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use serde_json::json;
+
+use crate::control_plane::objects::{MANAGER, create_namespace};
+use crate::replica::WEBHOOK_PORT;
+
+/// The namespace of the release.
+pub const NAMESPACE: &str = "pillion-system";
+/// The name of the Service.
+pub const SERVICE: &str = "pillion";
+/// The name that the API server expects in a replica's certificate.
+pub const SERVER_NAME: &str = "pillion.pillion-system.svc";
+
+/// The Service and its endpoint slices.
+#[derive(Debug, Clone)]
+pub struct RegisteredService {
+    slices: Api<EndpointSlice>,
+}
+
+/// Creates the Service [`SERVICE`] in [`NAMESPACE`] (created when it is not there) with one ready endpoint for each
+/// replica.
+///
+/// # Errors
+/// The API server refuses an object; an endpoint must not be a loopback address, for one.
+pub async fn register_service(client: &Client, replicas: &[IpAddr]) -> anyhow::Result<RegisteredService> {
+    create_namespace(client, NAMESPACE, &[]).await?;
+    let service: Service = serde_json::from_value(json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "name": SERVICE },
+        "spec": { "ports": [{ "name": "https", "port": 443, "targetPort": "https" }] },
+    }))
+    .context("the Service")?;
+    Api::<Service>::namespaced(client.clone(), NAMESPACE)
+        .patch(SERVICE, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&service))
+        .await
+        .context("the API server refuses the Service")?;
+    let registered = RegisteredService { slices: Api::namespaced(client.clone(), NAMESPACE) };
+    for replica in replicas {
+        registered.set_ready(*replica, true).await?;
+    }
+    Ok(registered)
+}
+
+impl RegisteredService {
+    /// Adds a replica, or says of one that it is ready or not, as the endpoint slice controller would.
+    ///
+    /// # Errors
+    /// The API server refuses the address.
+    pub async fn set_ready(&self, replica: IpAddr, ready: bool) -> anyhow::Result<()> {
+        let name = slice_name(replica);
+        let slice: EndpointSlice = serde_json::from_value(json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": { "name": name, "labels": { "kubernetes.io/service-name": SERVICE } },
+            "addressType": if replica.is_ipv4() { "IPv4" } else { "IPv6" },
+            "endpoints": [{ "addresses": [replica.to_string()], "conditions": { "ready": ready } }],
+            "ports": [{ "name": "https", "port": WEBHOOK_PORT, "protocol": "TCP" }],
+        }))
+        .context("the endpoint slice")?;
+        self.slices
+            .patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&slice))
+            .await
+            .with_context(|| format!("the API server refuses an endpoint slice for {replica}"))?;
+        Ok(())
+    }
+
+    /// Takes a replica away, as when its pod is deleted.
+    ///
+    /// # Errors
+    /// It was never added.
+    pub async fn remove(&self, replica: IpAddr) -> anyhow::Result<()> {
+        self.slices
+            .delete(&slice_name(replica), &DeleteParams::default())
+            .await
+            .with_context(|| format!("cannot delete the endpoint slice of {replica}"))?;
+        Ok(())
+    }
+}
+
+/// Creates or replaces a webhook configuration.
+///
+/// The API server learns of it, and of endpoints, a moment later; await the first call with
+/// [`eventually`](crate::eventually()).
+///
+/// # Errors
+/// It has no name or the API server refuses it.
+pub async fn register_webhook(client: &Client, configuration: &MutatingWebhookConfiguration) -> anyhow::Result<()> {
+    let name = configuration.metadata.name.as_deref().context("a MutatingWebhookConfiguration without a name")?;
+    Api::<MutatingWebhookConfiguration>::all(client.clone())
+        .patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(configuration))
+        .await
+        .with_context(|| format!("the API server refuses the MutatingWebhookConfiguration {name}"))?;
+    Ok(())
+}
+
+fn slice_name(replica: IpAddr) -> String {
+    format!("{SERVICE}-{replica}").replace([':', '.'], "-")
+}

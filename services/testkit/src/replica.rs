@@ -1,0 +1,219 @@
+//! A webhook replica as a process of the real binary, at an address of its own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use crate::certificates::TlsFiles;
+use crate::daemon::Daemon;
+use crate::namespace;
+
+/// Where replicas serve the API server.
+pub const WEBHOOK_PORT: u16 = 8443;
+/// Where replicas serve probes and metrics.
+pub const METRICS_PORT: u16 = 9090;
+
+/// How long one GET may take.
+const GET_LIMIT: Duration = Duration::from_secs(5);
+
+/// What all replicas of a test have in common.
+#[derive(Debug, Clone)]
+pub struct ReplicaSpec {
+    /// The program: `env!("CARGO_BIN_EXE_pillion")` in the tests of its package.
+    pub binary: PathBuf,
+    /// Whose eyes the replica sees the cluster with.
+    pub kubeconfig: PathBuf,
+    /// Its serving certificate.
+    pub tls: TlsFiles,
+    /// More arguments.
+    pub args: Vec<String>,
+    /// More environment variables.
+    pub env: Vec<(String, String)>,
+    /// How long it may take to be ready.
+    pub ready_within: Duration,
+}
+
+/// A running replica. Dropping it kills it.
+#[derive(Debug)]
+pub struct Replica {
+    daemon: Daemon,
+    address: IpAddr,
+    ready_within: Duration,
+}
+
+impl ReplicaSpec {
+    /// No more than the necessary arguments; ready within 20 seconds.
+    pub fn new(binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>, tls: TlsFiles) -> Self {
+        Self {
+            binary: binary.into(),
+            kubeconfig: kubeconfig.into(),
+            tls,
+            args: Vec::new(),
+            env: Vec::new(),
+            ready_within: Duration::from_secs(20),
+        }
+    }
+
+    fn command(&self, address: IpAddr) -> Command {
+        let mut command = Command::new(&self.binary);
+        command
+            .arg("webhook")
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .arg("--tls-cert")
+            .arg(&self.tls.cert)
+            .arg("--tls-key")
+            .arg(&self.tls.key)
+            .arg("--listen")
+            .arg(SocketAddr::new(address, WEBHOOK_PORT).to_string())
+            .arg("--metrics-listen")
+            .arg(SocketAddr::new(address, METRICS_PORT).to_string())
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+}
+
+impl Replica {
+    /// Starts one at `address` and waits until `/readyz` answers 200. Its log is `replica-ADDRESS.log` in the test's
+    /// folder; a replica that comes back to an address goes on with the same file.
+    ///
+    /// # Errors
+    /// It ends or is not ready in time; with the end of its log.
+    pub async fn start(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
+        let mut replica = Self::spawn(spec, address)?;
+        replica.ready().await?;
+        Ok(replica)
+    }
+
+    /// Starts replicas 1 to `count` at [`namespace::replica_address`], side by side, and waits until all are ready.
+    ///
+    /// # Errors
+    /// As [`Replica::start`], for the first that fails.
+    pub async fn start_many(spec: &ReplicaSpec, count: u8) -> anyhow::Result<Vec<Self>> {
+        let mut replicas: Vec<Self> = (1..=count)
+            .map(|number| Self::spawn(spec, namespace::replica_address(number)))
+            .collect::<anyhow::Result<_>>()?;
+        for replica in &mut replicas {
+            replica.ready().await?;
+        }
+        Ok(replicas)
+    }
+
+    /// Starts one without waiting: for tests of the time before it is ready.
+    ///
+    /// # Errors
+    /// The program cannot be started, or this is outside of an isolated test.
+    pub fn spawn(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
+        let log = namespace::directory()?.join(format!("replica-{address}.log"));
+        let daemon = Daemon::spawn(format!("replica {address}"), &mut spec.command(address), &log)?;
+        Ok(Self { daemon, address, ready_within: spec.ready_within })
+    }
+
+    /// Waits until `/readyz` answers 200.
+    ///
+    /// # Errors
+    /// It ends or is not ready in time; with the end of its log.
+    pub async fn ready(&mut self) -> anyhow::Result<()> {
+        let address = self.address;
+        let probe = async || match get(address, "/readyz").await? {
+            (StatusCode::OK, _) => Ok(()),
+            (status, text) => bail!("/readyz answers {status}: {text}"),
+        };
+        self.daemon.ready(self.ready_within, probe).await
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Its log file.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        self.daemon.log()
+    }
+
+    /// All that it has logged.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn log_text(&self) -> anyhow::Result<String> {
+        std::fs::read_to_string(self.log()).with_context(|| format!("cannot read {}", self.log().display()))
+    }
+
+    /// Its process: to pause and resume it, or to look up its memory by process id.
+    pub fn process(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+
+    /// A GET to the port of probes and metrics.
+    ///
+    /// # Errors
+    /// No answer within five seconds.
+    pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, String)> {
+        get(self.address, path).await
+    }
+
+    /// The metrics in Prometheus' text format.
+    ///
+    /// # Errors
+    /// No answer, or another than 200.
+    pub async fn metrics_text(&self) -> anyhow::Result<String> {
+        match self.get("/metrics").await? {
+            (StatusCode::OK, text) => Ok(text),
+            (status, text) => bail!("/metrics answers {status}: {text}"),
+        }
+    }
+
+    /// Asks it to end (SIGTERM) and waits for its end, which draining may put off.
+    ///
+    /// # Errors
+    /// It has ended before, or still runs after `limit`; with the end of its log.
+    pub async fn terminate(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+        self.daemon.terminate()?;
+        self.daemon.wait(limit).await
+    }
+
+    /// Kills it (SIGKILL), as when its node is gone.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.daemon.kill()
+    }
+}
+
+async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)> {
+    let address = SocketAddr::new(address, METRICS_PORT);
+    let exchange = async {
+        let stream = TcpStream::connect(address).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let request = Request::get(path).header("host", address.to_string()).body(Empty::<Bytes>::new())?;
+        let answer = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = response.into_body().collect().await?.to_bytes();
+            anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        };
+        // The connection must be driven while the answer is awaited; it goes on longer than the answer, or fails with it.
+        tokio::select! {
+            answer = answer => answer,
+            Err(error) = connection => Err(error.into()),
+        }
+    };
+    tokio::time::timeout(GET_LIMIT, exchange)
+        .await
+        .with_context(|| format!("no answer within {GET_LIMIT:?}"))
+        .flatten()
+        .with_context(|| format!("GET http://{address}{path}"))
+}

@@ -1,0 +1,119 @@
+//! Where the real programs come from: `KUBEBUILDER_ASSETS`, or `tools/build.sh`, which builds them once from pinned Go
+//! modules into a cache outside the checkout.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, bail};
+
+/// The programs that every folder of tools holds.
+pub const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
+
+/// The variable that names a folder of ready-made programs, as envtest and Kubebuilder have it.
+pub const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
+
+/// The folder that holds `etcd`, `kube-apiserver` and `kubectl`.
+///
+/// Takes milliseconds when they are built, and about ten minutes on two cores the first time; the script's progress
+/// goes to standard error meanwhile, past the capture of the test harness.
+///
+/// # Errors
+/// Says which program is missing from `KUBEBUILDER_ASSETS`, or passes on what the script said: without Go it names the
+/// ways out.
+pub fn dir() -> anyhow::Result<PathBuf> {
+    static FOUND: Mutex<Option<PathBuf>> = Mutex::new(None);
+    // Held during the build: tests of one process must not start it side by side.
+    let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(dir) = found.as_ref() {
+        return Ok(dir.clone());
+    }
+    let dir = match std::env::var_os(ASSETS_VARIABLE).filter(|value| !value.is_empty()) {
+        Some(assets) => PathBuf::from(assets),
+        None => build(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh"))?,
+    };
+    check(&dir)?;
+    Ok(found.insert(dir).clone())
+}
+
+fn check(dir: &Path) -> anyhow::Result<()> {
+    for program in PROGRAMS {
+        let path = dir.join(program);
+        if !path.is_file() {
+            bail!(
+                "there is no {} (from {ASSETS_VARIABLE} or tools/build.sh); a folder of tools holds {}; unset \
+                 {ASSETS_VARIABLE} to have them built",
+                path.display(),
+                PROGRAMS.join(", ")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Runs the script; its last line is the folder.
+fn build(script: &Path) -> anyhow::Result<PathBuf> {
+    let mut child = Command::new("bash")
+        .arg(script)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run bash {}", script.display()))?;
+
+    let mut said = String::new();
+    if let Some(stderr) = child.stderr.take() {
+        for line in BufReader::new(stderr).lines() {
+            let line = line.context("reading what the build of the tools says")?;
+            // Directly, since a captured message would be seen only after the ten minutes it is about.
+            let _ = writeln!(std::io::stderr(), "tools: {line}");
+            said.push_str(&line);
+            said.push('\n');
+        }
+    }
+    let mut printed = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut printed).context("reading where the tools were built")?;
+    }
+    let status = child.wait().context("waiting for the build of the tools")?;
+    if !status.success() {
+        bail!("building the tools failed ({status}):\n{said}");
+    }
+    match printed.lines().last() {
+        Some(dir) => Ok(PathBuf::from(dir)),
+        None => bail!("{} printed no folder; it should end with the folder of the tools", script.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(text: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    #[test]
+    fn the_last_line_of_the_script_is_the_folder() {
+        let script = script("echo about to build >&2; echo noise; echo /some/where");
+        assert_eq!(build(script.path()).unwrap(), PathBuf::from("/some/where"));
+    }
+
+    #[test]
+    fn what_a_failing_script_says_is_passed_on() {
+        let script = script("echo 'error: no go on the PATH' >&2; echo '  help: install Go' >&2; exit 2");
+        let error = build(script.path()).unwrap_err().to_string();
+        assert!(error.contains("no go on the PATH\n  help: install Go"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_without_the_programs_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("etcd"), "").unwrap();
+        let error = check(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("kube-apiserver (from KUBEBUILDER_ASSETS"), "{error}");
+    }
+}

@@ -1,0 +1,157 @@
+//! The harness itself, with the real etcd, kube-apiserver and kubectl.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams};
+use pillion_testkit::control_plane::client_of;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, eventually, isolated};
+use serde_json::json;
+
+const SOON: Duration = Duration::from_secs(20);
+
+#[test]
+fn starts_and_serves() {
+    isolated(|| async {
+        let started = Instant::now();
+        let control_plane = ControlPlane::start().await?;
+        ensure!(started.elapsed() < Duration::from_mins(1), "ready only after {:?}", started.elapsed());
+        println!("ready after {:?}", started.elapsed());
+
+        let version = control_plane.client().apiserver_version().await?;
+        ensure!(version.major == "1", "{version:?}");
+        control_plane.create_namespace("tenant", &[("pillion.dev/injection", "enabled")]).await?;
+        let namespaces: Api<Namespace> = Api::all(control_plane.client());
+        let tenants = namespaces.list(&ListParams::default().labels("pillion.dev/injection=enabled")).await?;
+        ensure!(tenants.items.len() == 1, "{tenants:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn kubectl_applies_crds_and_reads_what_it_wrote() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        control_plane.apply_crds(&[widgets()?]).await?;
+        let said = control_plane
+            .apply_yaml(
+                "apiVersion: example.test/v1\nkind: Widget\nmetadata: {name: w, namespace: default}\nspec: {size: 7}\n",
+            )
+            .await?;
+        ensure!(said.contains("widget.example.test/w serverside-applied"), "{said}");
+        let size = control_plane.kubectl_ok(&["get", "widget", "w", "-o", "jsonpath={.spec.size}"]).await?;
+        ensure!(size == "7", "{size}");
+
+        let failed = control_plane.kubectl(&["get", "widget", "nobody"]).await?;
+        ensure!(!failed.status.success() && String::from_utf8_lossy(&failed.stderr).contains("NotFound"));
+        let error = control_plane.kubectl_ok(&["get", "nonsense"]).await.unwrap_err().to_string();
+        ensure!(error.contains("kubectl get nonsense failed") && error.contains("resource type"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn rbac_holds_for_service_accounts_and_for_impersonated_users() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        control_plane.create_namespace(NAMESPACE, &[]).await?;
+        let kubeconfig = control_plane.kubeconfig_for_service_account(NAMESPACE, "webhook").await?;
+        let account = client_of(&kubeconfig).await?;
+        let tenant = control_plane.client_as("alice@example.test", &["tenants"]).await?;
+
+        let list = ListParams::default();
+        for client in [&account, &tenant] {
+            match Api::<ConfigMap>::default_namespaced(client.clone()).list(&list).await {
+                Err(kube::Error::Api(status)) if status.is_forbidden() => {}
+                other => bail!("without a role it should be forbidden: {other:?}"),
+            }
+        }
+        // The built-in roles such as `view` are put together by the controller manager and are empty here.
+        let role = ["create", "clusterrole", "reader", "--verb=list", "--resource=configmaps"];
+        control_plane.kubectl_ok(&role).await?;
+        let binding = [
+            "create",
+            "clusterrolebinding",
+            "readers",
+            "--clusterrole=reader",
+            "--serviceaccount=pillion-system:webhook",
+            "--group=tenants",
+        ];
+        control_plane.kubectl_ok(&binding).await?;
+        for client in [account, tenant] {
+            let maps: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
+            eventually(SOON, "the role is granted", async || Ok(maps.list(&list).await?)).await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn two_control_planes_at_once_know_nothing_of_each_other() {
+    isolated(|| async {
+        let second_address = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2));
+        let (first, second) =
+            tokio::try_join!(ControlPlane::start(), ControlPlane::builder().address(second_address).start(),)?;
+        first.create_namespace("only-here", &[]).await?;
+        let there: Api<Namespace> = Api::all(first.client());
+        let not_there: Api<Namespace> = Api::all(second.client());
+        ensure!(there.get_opt("only-here").await?.is_some());
+        ensure!(not_there.get_opt("only-here").await?.is_none());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_restarted_api_server_has_kept_everything() {
+    isolated(|| async {
+        let mut control_plane = ControlPlane::start().await?;
+        control_plane.create_namespace("kept", &[]).await?;
+        let before: Api<Namespace> = Api::all(control_plane.client());
+        let uid = before.get("kept").await?.metadata.uid;
+
+        control_plane.stop_api_server()?;
+        ensure!(before.get("kept").await.is_err(), "a killed API server answers");
+        ensure!(control_plane.stop_api_server().is_err());
+        control_plane.start_api_server().await?;
+
+        ensure!(Api::<Namespace>::all(control_plane.client()).get("kept").await?.metadata.uid == uid);
+        // A client of before finds its way back.
+        let again = eventually(SOON, "the old client is served", async || Ok(before.get("kept").await?)).await?;
+        ensure!(again.metadata.uid == uid);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_the_api_server_says_is_shown_when_it_does_not_start() {
+    isolated(|| async {
+        let started = Instant::now();
+        let start = ControlPlane::builder().api_server_arg("--no-such-flag").start().await;
+        let error = format!("{:#}", start.err().context("it started")?);
+        ensure!(error.contains("unknown flag: --no-such-flag"), "{error}");
+        ensure!(started.elapsed() < Duration::from_mins(1), "it waited for the limit");
+        Ok(())
+    });
+}
+
+fn widgets() -> anyhow::Result<CustomResourceDefinition> {
+    Ok(serde_json::from_value(json!({
+        "metadata": { "name": "widgets.example.test" },
+        "spec": {
+            "group": "example.test",
+            "scope": "Namespaced",
+            "names": { "plural": "widgets", "singular": "widget", "kind": "Widget" },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": {
+                    "type": "object",
+                    "properties": { "spec": { "type": "object", "properties": { "size": { "type": "integer" } } } },
+                } },
+            }],
+        },
+    }))?)
+}

@@ -1,0 +1,96 @@
+//! Isolated tests: that they run once, inside, that they fail when they should, and that nothing outlives them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use pillion_testkit::namespace::{self, replica_address};
+use pillion_testkit::{ControlPlane, Isolation, isolated};
+use tokio::net::TcpListener;
+
+#[test]
+fn a_failure_keeps_the_logs_and_shows_their_end() {
+    let outcome = Isolation::new().try_run(|| async {
+        let _control_plane = ControlPlane::start().await?;
+        println!("said before the failure");
+        bail!("on purpose")
+    });
+    let failure = outcome.unwrap_err();
+    let dir = failure.directory.clone().unwrap();
+    let text = failure.to_string();
+    let log = dir.join("control-plane-10.111.0.1/kube-apiserver.log");
+    assert!(text.contains("a_failure_keeps_the_logs_and_shows_their_end: on purpose"), "{text}");
+    assert!(text.contains(&format!("--- the end of {}", log.display())), "{text}");
+    assert!(std::fs::read_to_string(&log).unwrap().contains("Serving securely"));
+    assert!(failure.output.contains("said before the failure"), "{}", failure.output);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_test_that_passes_leaves_nothing() {
+    // A fixed place, since the copy shares no variable with this process.
+    let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folder-of-a-test-that-passed");
+    isolated(|| async {
+        let dir = namespace::directory()?;
+        std::fs::write(dir.join("some.log"), "text")?;
+        std::fs::write(&note, dir.as_os_str().as_encoded_bytes())?;
+        Ok(())
+    });
+    let dir = std::fs::read_to_string(&note).unwrap();
+    assert!(!dir.is_empty() && !Path::new(&dir).exists(), "{dir} is still there");
+}
+
+#[test]
+fn a_panic_inside_is_a_failure() {
+    let failure = Isolation::new()
+        .try_run(|| async {
+            assert_eq!(1 + 1, 3, "arithmetic");
+            Ok(())
+        })
+        .unwrap_err();
+    assert!(failure.message.contains("panicked: ") && failure.message.contains("arithmetic"), "{failure}");
+    std::fs::remove_dir_all(failure.directory.unwrap()).unwrap();
+}
+
+#[test]
+fn a_body_that_hangs_is_ended_and_so_is_what_it_started() {
+    let started = Instant::now();
+    let failure = Isolation::new()
+        .time_limit(Duration::from_millis(300))
+        .try_run(|| async {
+            std::process::Command::new("sleep").arg("1000").spawn()?;
+            std::future::pending().await
+        })
+        .unwrap_err();
+    assert!(failure.message.contains("did not end within 300ms"), "{failure}");
+    // The sleeper holds the pipe of the output: if it lived on, this would wait for it.
+    assert!(started.elapsed() < Duration::from_mins(1));
+    std::fs::remove_dir_all(failure.directory.unwrap()).unwrap();
+}
+
+#[test]
+fn of_two_bodies_in_one_test_each_is_run() {
+    let note = |dir: &Path| dir.join("first-was-here");
+    isolated(|| async {
+        let dir = namespace::directory()?;
+        std::fs::write(note(&dir), "")?;
+        Ok(())
+    });
+    let second = Isolation::new().try_run(|| async { bail!("the second") }).unwrap_err();
+    assert!(second.message.contains("the second"), "{second}");
+    let dir = second.directory.unwrap();
+    assert!(!note(&dir).exists(), "the first body was run in the copy for the second");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn every_address_of_the_range_is_ours_and_none_beyond() {
+    isolated(|| async {
+        for address in [namespace::API_SERVER, replica_address(1), replica_address(250)] {
+            TcpListener::bind((address, 8443)).await.with_context(|| format!("{address}"))?;
+        }
+        let beyond = tokio::net::TcpStream::connect(("10.112.0.1", 443)).await;
+        ensure!(beyond.is_err_and(|error| error.kind() == std::io::ErrorKind::NetworkUnreachable));
+        Ok(())
+    });
+}

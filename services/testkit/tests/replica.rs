@@ -1,0 +1,43 @@
+//! Webhook replicas as processes, with a stand-in for the real binary.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use pillion_testkit::namespace::{self, replica_address};
+use pillion_testkit::registration::SERVER_NAME;
+use pillion_testkit::{Replica, ReplicaSpec, TestCa, isolated};
+
+const SOON: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_replica_that_fails_early_is_told_with_what_it_said() {
+    isolated(|| async {
+        let dir = namespace::directory()?;
+        let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;
+        // `sh webhook --kubeconfig ...`: there is no script of that name.
+        let spec = ReplicaSpec::new("/bin/sh", dir.join("none.kubeconfig"), tls);
+        let error = Replica::start(&spec, replica_address(1)).await.unwrap_err().to_string();
+        ensure!(error.contains("replica 10.111.1.1 ended (exit status: "), "{error}");
+        ensure!(error.contains("webhook"), "what the shell said is missing: {error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_replica_is_ready_answers_and_ends_when_asked() {
+    isolated(|| async {
+        let dir = namespace::directory()?;
+        let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;
+        let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_stub-replica"), dir.join("none.kubeconfig"), tls);
+        spec.env.push(("GREETING".to_owned(), "hello".to_owned()));
+        let mut replicas = Replica::start_many(&spec, 2).await?;
+        for replica in &mut replicas {
+            let metrics = replica.metrics_text().await?;
+            ensure!(metrics.contains(&format!("listens on {}:8443", replica.address())), "{metrics}");
+            ensure!(replica.log_text()?.contains("hello"));
+            ensure!(replica.terminate(SOON).await?.code() == Some(5));
+            ensure!(replica.get("/readyz").await.is_err(), "it answers after its end");
+        }
+        Ok(())
+    });
+}
