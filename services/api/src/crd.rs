@@ -140,6 +140,7 @@ fn structural<T: schemars::JsonSchema>() -> Value {
             settings.meta_schema = None;
         })
         .with_transform(kube::core::schema::StructuralSchemaRewriter)
+        .with_transform(kube::core::schema::OptionalEnum)
         .into_generator()
         .into_root_schema_for::<T>();
     let mut schema = schema.to_value();

@@ -1,0 +1,67 @@
+//! The connection to the API server.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+/// How long connecting may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long the API server may be silent. Longer than a watch lives (it is asked to end it after 290 seconds), so that
+/// this ends only what hangs: a list whose connection was lost without a word.
+const SILENCE_LIMIT: Duration = Duration::from_secs(295);
+
+/// There is no way to the API server.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The kubeconfig cannot be used.
+    #[error("the kubeconfig {} cannot be used", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::config::KubeconfigError>,
+    },
+    /// No kubeconfig was given, and this is not a pod.
+    #[error("this is no pod with a service account's token; outside of a cluster, give a kubeconfig")]
+    NotInCluster(#[source] Box<kube::config::InClusterError>),
+    /// The configuration makes no client: a certificate that is none, say.
+    #[error("the configuration makes no client")]
+    Client(#[source] Box<kube::Error>),
+}
+
+/// A client by a kubeconfig, or by the pod's service account if there is none. Nothing is sent.
+///
+/// # Errors
+/// The files do not say how to reach an API server.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let mut config = match kubeconfig {
+        Some(path) => from_file(path)
+            .await
+            .map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) })?,
+        None => Config::incluster().map_err(|source| ClientError::NotInCluster(Box::new(source)))?,
+    };
+    config.connect_timeout = Some(CONNECT_LIMIT);
+    config.read_timeout = Some(SILENCE_LIMIT);
+    // Else the time that a connection was idle before a request would count.
+    config.reset_reader_on_write = true;
+    Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
+}
+
+async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {
+    Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_not_there_is_named() {
+        let error = connect(Some(Path::new("/nowhere/kubeconfig"))).await.err().unwrap();
+        assert!(error.to_string().contains("/nowhere/kubeconfig"), "{error}");
+    }
+}

@@ -1,0 +1,287 @@
+//! The watches, and the one task that publishes.
+//!
+//! One task takes what all three watches say, as many changes at a time as have come, and is the only one that writes the
+//! snapshot. So a burst costs one publication, and no two writers ever race. A watch that is cut off begins anew after a
+//! pause that grows; until then the last snapshot stays.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use futures::stream::{self, BoxStream, Stream, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use pillion_api::{ClusterInjectionProfile, InjectionProfile};
+use pillion_engine::snapshot::Snapshot;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::change::Change;
+use crate::index::{Index, Status, Update};
+use crate::namespaces;
+use crate::profiles::{self, Broken, ProfileChange, StoredProfile};
+
+/// How many changes one publication takes at most, so that a publication comes also if changes never stop.
+const BATCH: usize = 1024;
+
+/// The watches ended, though nobody asked them to: a mistake in this program. Who runs them should end too.
+#[derive(Debug, thiserror::Error)]
+#[error("the watches of the API server ended by themselves")]
+pub struct WatchesEnded;
+
+/// Publishes snapshots of the cluster.
+#[must_use = "nothing is watched until it is run"]
+#[derive(Debug)]
+pub struct Publisher {
+    published: Arc<ArcSwap<Snapshot>>,
+    status: watch::Sender<Status>,
+    index: Index,
+}
+
+impl Publisher {
+    /// Publishes into `published`, as its only writer. The status says when the first snapshot is there.
+    pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
+        let (status, seen) = watch::channel(Status::default());
+        (Self { published, status, index: Index::default() }, seen)
+    }
+
+    /// Watches until `shutdown`.
+    ///
+    /// # Errors
+    /// The watches ended by themselves.
+    pub async fn run(self, client: Client, shutdown: CancellationToken) -> Result<(), WatchesEnded> {
+        let updates = stream::select_all([
+            profiles_of::<ClusterInjectionProfile>(&client, Update::Cluster),
+            profiles_of::<InjectionProfile>(&client, Update::Namespaced),
+            namespaces_of(&client),
+        ]);
+        self.follow(updates, shutdown).await
+    }
+
+    /// [`Publisher::run`] with what the watches say given.
+    async fn follow(
+        mut self,
+        updates: impl Stream<Item = Update> + Send + Unpin,
+        shutdown: CancellationToken,
+    ) -> Result<(), WatchesEnded> {
+        let mut batches = updates.ready_chunks(BATCH);
+        loop {
+            let batch = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return Ok(()),
+                // Cancel-safe: what is not in a batch stays in its stream.
+                batch = batches.next() => batch.ok_or(WatchesEnded)?,
+            };
+            for update in batch {
+                if let Some(broken) = self.index.update(update) {
+                    report(&broken);
+                }
+                // Compiling takes time; requests are served by the same threads.
+                tokio::task::coop::consume_budget().await;
+            }
+            self.publish();
+        }
+    }
+
+    fn publish(&mut self) {
+        let first = !self.status.borrow().synced;
+        if let Some(snapshot) = self.index.publish() {
+            self.published.store(snapshot);
+        }
+        let status = self.index.status();
+        let changed = self.status.send_if_modified(|known| std::mem::replace(known, status) != status);
+        if first && status.synced {
+            let Status { profiles, broken_profiles, namespaces, .. } = status;
+            info!(profiles, broken_profiles, namespaces, "the cluster is known");
+        } else if changed {
+            debug!(?status, "changes taken");
+        }
+    }
+}
+
+/// Profiles are read as whatever JSON they are: one that this build cannot read must not break the stream.
+fn profiles_of<K>(client: &Client, update: fn(ProfileChange) -> Update) -> BoxStream<'static, Update>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let resource = ApiResource::erase::<K>(&());
+    let kind = resource.kind.clone();
+    let read = |mut object: DynamicObject| {
+        let spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
+        StoredProfile::new(object.metadata, spec)
+    };
+    let key = |object: DynamicObject| profiles::name(object.metadata);
+    let events = watcher(Api::<DynamicObject>::all_with(client.clone(), &resource), watcher::Config::default());
+    changes(events, kind, read, key).map(update).boxed()
+}
+
+/// Only the metadata of namespaces are asked for, and made small at once.
+fn namespaces_of(client: &Client) -> BoxStream<'static, Update> {
+    let api = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
+    let read = |object: PartialObjectMeta<Namespace>| namespaces::read(object.metadata);
+    let key = |object: PartialObjectMeta<Namespace>| object.metadata.name.unwrap_or_default().into();
+    let events = watcher(api, watcher::Config::default());
+    changes(events, "Namespace".to_owned(), read, key).map(Update::Namespace).boxed()
+}
+
+/// What the events say. After an error, which is logged, the stream begins anew by itself, after a pause that grows.
+///
+/// The event that announces a list is taken out: it comes before each attempt, and any event resets the pause. That a list
+/// was cut off is told by the error instead.
+fn changes<O, K, T>(
+    events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
+    kind: String,
+    read: impl Fn(O) -> T + Send + 'static,
+    key: impl Fn(O) -> K + Send + 'static,
+) -> impl Stream<Item = Change<K, T>> + Send
+where
+    O: Send + Debug + 'static,
+{
+    let events = events.try_filter(|event| std::future::ready(!matches!(event, Event::Init)));
+    events.default_backoff().map(move |event| match event {
+        Ok(event) => Change::from_event(event, &read, &key),
+        Err(error) => {
+            let help = help(&error);
+            let error = described(&error);
+            warn!(kind, error, help, "not watched at present, what was last known stays; trying again");
+            Change::Restarted
+        }
+    })
+}
+
+/// An error in words. What the API server itself said is enough where it said something.
+fn described(error: &watcher::Error) -> String {
+    let status = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status,
+        error => return chain(error),
+    };
+    if status.message.is_empty() { format!("HTTP status {}", status.code) } else { status.message.clone() }
+}
+
+/// An error with its causes, as far as they are not part of its own text.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    for cause in causes.map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// What to do about an error that will not pass by itself.
+fn help(error: &watcher::Error) -> Option<&'static str> {
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
+    else {
+        return None;
+    };
+    match status.code {
+        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
+        403 => Some("the service account needs a role with the verbs list and watch for this kind"),
+        404 => Some("the custom resource definitions are not installed: pillion crds | kubectl apply -f -"),
+        _ => None,
+    }
+}
+
+fn report(broken: &Broken) {
+    let Broken { name, generation, serving, diagnostics } = broken;
+    let serving = serving.as_deref().unwrap_or("none");
+    for diagnostic in diagnostics {
+        warn!(
+            profile = %name,
+            generation,
+            serving,
+            path = diagnostic.path,
+            help = diagnostic.help,
+            "the profile does not take effect, the last good revision stays at work: {}",
+            diagnostic.message,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn empty_lists() -> Vec<Update> {
+        let profiles = [Update::Cluster, Update::Namespaced]
+            .into_iter()
+            .flat_map(|update: fn(ProfileChange) -> Update| [update(Change::Restarted), update(Change::ListComplete)]);
+        let shop = ("shop".into(), pillion_engine::snapshot::Namespace::default());
+        let namespaces = [Change::Restarted, Change::Listed(shop), Change::ListComplete].map(Update::Namespace);
+        profiles.chain(namespaces).collect()
+    }
+
+    #[tokio::test]
+    async fn it_is_synced_once_the_snapshot_is_there_and_ends_when_asked() {
+        let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+        let (watches, mut status) = Publisher::new(Arc::clone(&published));
+        let shutdown = CancellationToken::new();
+        let updates = stream::iter(empty_lists()).chain(stream::pending());
+        let running = tokio::spawn(watches.follow(updates, shutdown.clone()));
+        let synced = *status.wait_for(|status| status.synced).await.unwrap();
+        assert_eq!(synced.namespaces, 1);
+        assert!(published.load().namespace("shop").is_some());
+        shutdown.cancel();
+        assert!(running.await.unwrap().is_ok());
+    }
+
+    #[tokio::test]
+    async fn watches_that_end_by_themselves_are_an_error() {
+        let (publisher, status) = Publisher::new(Arc::default());
+        let ended = publisher.follow(stream::iter(empty_lists()), CancellationToken::new()).await;
+        assert!(ended.is_err());
+        assert!(status.borrow().synced, "what came before was taken");
+    }
+
+    type Told = watcher::Result<Event<&'static str>>;
+
+    fn cut_off() -> Told {
+        Err(watcher::Error::NoResourceVersion)
+    }
+
+    fn told(events: Vec<Told>) -> impl Stream<Item = Change<&'static str, &'static str>> + Send {
+        changes(stream::iter(events), "Thing".to_owned(), |object| object, |object| object)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_was_cut_off_begins_anew() {
+        let events = vec![
+            Ok(Event::Init),
+            Ok(Event::InitApply("half")),
+            cut_off(),
+            Ok(Event::Init),
+            Ok(Event::InitApply("whole")),
+            Ok(Event::InitDone),
+            Ok(Event::Delete("whole")),
+        ];
+        let expected = [
+            Change::Listed("half"),
+            Change::Restarted,
+            Change::Listed("whole"),
+            Change::ListComplete,
+            Change::Deleted("whole"),
+        ];
+        assert_eq!(told(events).collect::<Vec<_>>().await, expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pause_grows_though_each_attempt_announces_a_list() {
+        let events = (0..8).flat_map(|_| [Ok(Event::Init), cut_off()]).collect();
+        let began = tokio::time::Instant::now();
+        assert_eq!(told(events).count().await, 8);
+        let took = began.elapsed();
+        // Without growth it would be less than ten.
+        assert!(took > std::time::Duration::from_secs(40), "{took:?}");
+    }
+}

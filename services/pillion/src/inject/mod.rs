@@ -1,0 +1,167 @@
+//! `pillion inject`: what the webhook would do with the pods of a manifest, on this machine, by the very same engine.
+//!
+//! * [`objects`]: where pods are in manifests: themselves, in workloads, in lists.
+//! * [`world`]: profiles and namespaces.
+//! * [`review`]: asks the engine as the API server asks the webhook.
+//! * [`report`]: what was decided, in words.
+
+mod objects;
+mod report;
+mod review;
+mod world;
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use pillion_engine::report::Outcome;
+use serde_json::Value;
+
+use self::world::World;
+use crate::load::{Problem, Source, typed, yaml};
+use crate::output::{self, Format};
+
+/// Arguments of `pillion inject`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct InjectArgs {
+    /// Manifests to inject into, "-" for standard input. Pods, workloads with a pod template and Lists are injected
+    /// into; all else passes through. May be given several times.
+    #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "review")]
+    files: Vec<PathBuf>,
+    /// Profiles: a file, or a folder of files. May be given several times.
+    #[arg(short, long = "profile", value_name = "PATH", required = true)]
+    profiles: Vec<PathBuf>,
+    /// How the result is printed.
+    #[arg(short, long, value_enum, default_value_t = Output::Yaml, value_name = "FORMAT", conflicts_with = "review")]
+    output: Output,
+    /// The namespace of objects that do not name one. Default: that of --namespace-file if there is one, else "default".
+    #[arg(short, long, value_name = "NAME", conflicts_with = "review")]
+    namespace: Option<String>,
+    /// Namespace objects, whose labels and annotations count. A namespace that is not among them is taken as opted in
+    /// by pillion.dev/injection=enabled.
+    #[arg(long, value_name = "FILE")]
+    namespace_file: Option<PathBuf>,
+    /// Answer a saved AdmissionReview instead, as the webhook would; "-" for standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "files")]
+    review: Option<PathBuf>,
+    /// Do not tell what was decided.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// How the result is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// The objects, as YAML documents.
+    Yaml,
+    /// The object, as JSON; several as a List.
+    Json,
+    /// For each document the JSON patch (RFC 6902) that injects into it.
+    Patch,
+}
+
+/// Injects, or answers a review. Nothing is printed on standard output where something is wrong or refused, so that
+/// `pillion inject | kubectl apply -f -` does not create half of it.
+pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
+    let InjectArgs { files, profiles, output, namespace, namespace_file, review, quiet } = args;
+    let (world, mut problems) = World::load(&profiles, namespace_file.as_deref(), namespace.as_deref());
+    let world = match world {
+        Some(world) if problems.is_empty() => world,
+        _ => return wrong(&problems),
+    };
+    if let Some(file) = review {
+        return answer(&file, &world, quiet);
+    }
+    let mut documents = Vec::new();
+    for file in files {
+        match read(&file).map(|source| manifests(&source)) {
+            Ok(Ok(more)) => documents.extend(more),
+            Ok(Err(problem)) | Err(problem) => problems.push(problem),
+        }
+    }
+    if !problems.is_empty() {
+        return wrong(&problems);
+    }
+    inject(documents, &world, output, quiet)
+}
+
+fn wrong(problems: &[Problem]) -> anyhow::Result<ExitCode> {
+    output::problems(problems)?;
+    Ok(ExitCode::FAILURE)
+}
+
+fn inject(mut documents: Vec<Value>, world: &World, output: Output, quiet: bool) -> anyhow::Result<ExitCode> {
+    let mut patches = Vec::with_capacity(documents.len());
+    let mut denied = false;
+    for document in &mut documents {
+        let mut patch = Vec::new();
+        for place in objects::pods(document) {
+            let name = place.describe(world.default_namespace());
+            let decided = review::decide(document, &place, world).with_context(|| name.clone())?;
+            denied |= decided.decision.outcome == Outcome::Denied;
+            if !quiet || decided.decision.outcome == Outcome::Denied {
+                output::tell(&report::lines(&name, &decided.decision))?;
+            }
+            patch.extend(objects::apply(document, &place, decided.patch.as_deref()).with_context(|| name)?);
+        }
+        patches.push(Value::Array(patch));
+    }
+    if denied {
+        return Ok(ExitCode::FAILURE);
+    }
+    let text = match output {
+        Output::Yaml => output::objects(&documents, Format::Yaml)?,
+        Output::Json => output::objects(&documents, Format::Json)?,
+        Output::Patch => patches.iter().map(output::json).collect::<anyhow::Result<String>>()?,
+    };
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn answer(file: &Path, world: &World, quiet: bool) -> anyhow::Result<ExitCode> {
+    let source = match read(file) {
+        Ok(source) => source,
+        Err(problem) => return wrong(&[problem]),
+    };
+    let (response, decided) = match review::answer(source.text.as_bytes(), world) {
+        Ok(answer) => answer,
+        Err(error) => return wrong(&[Problem::whole(source.name.as_str(), format!("{error:#}"))]),
+    };
+    if !quiet {
+        output::tell(&report::lines(&source.name, &decided.decision))?;
+    }
+    output::print(&format!("{}\n", response.trim_end()))?;
+    Ok(if decided.decision.outcome == Outcome::Denied { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Reads a file, or standard input.
+fn read(file: &Path) -> Result<Arc<Source>, Problem> {
+    let (name, text) = if file.as_os_str() == "-" {
+        let mut text = String::new();
+        ("<stdin>".to_owned(), io::stdin().read_to_string(&mut text).map(|_| text))
+    } else {
+        (file.display().to_string(), fs::read_to_string(file))
+    };
+    match text {
+        Ok(text) => Ok(Arc::new(Source { name, text })),
+        Err(error) => Err(Problem::whole(name, format!("cannot be read: {error}"))),
+    }
+}
+
+/// The documents of a manifest.
+fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
+    let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
+    for document in &documents {
+        let (at, what) = match document.entry("kind") {
+            Some(_) if document.text("kind").is_some() => continue,
+            Some(entry) => (&entry.value, format!("kind has to be text and is {}", typed::type_of(&entry.value))),
+            None => (document, "this is not an object of Kubernetes: it has no kind".to_owned()),
+        };
+        return Err(Problem::at(source, at.span.clone(), what));
+    }
+    Ok(documents.iter().map(yaml::Node::to_value).collect())
+}

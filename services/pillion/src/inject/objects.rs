@@ -1,0 +1,232 @@
+//! Where pods are in manifests: a pod itself, the template in a workload, the items of a list; and how a patch of such a
+//! pod becomes a patch of the whole manifest.
+
+use anyhow::Context;
+use json_patch::Patch;
+use serde_json::{Map, Value, json};
+
+/// The kinds that make pods from a template: group, kind, and where the template is.
+const WORKLOADS: [(&str, &str, &str); 8] = [
+    ("apps", "Deployment", "/spec/template"),
+    ("apps", "StatefulSet", "/spec/template"),
+    ("apps", "DaemonSet", "/spec/template"),
+    ("apps", "ReplicaSet", "/spec/template"),
+    ("batch", "Job", "/spec/template"),
+    ("batch", "CronJob", "/spec/jobTemplate/spec/template"),
+    ("", "ReplicationController", "/spec/template"),
+    ("", "PodTemplate", "/template"),
+];
+
+/// How deep lists may stand in lists.
+const MAX_LISTS: usize = 8;
+
+/// Where a pod is, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// JSON pointer from the document to the pod or to the template.
+    pub(super) pointer: String,
+    /// Kind of the object that it is or that has the template.
+    pub(super) kind: String,
+    /// Name of that object.
+    pub(super) name: Option<String>,
+    /// Namespace of that object, if it says one.
+    pub(super) namespace: Option<String>,
+    /// Whether it is a template.
+    template: bool,
+}
+
+/// All pods of a document, in its order.
+pub(super) fn pods(document: &Value) -> Vec<Place> {
+    let mut places = Vec::new();
+    collect(document, "", None, 0, &mut places);
+    places
+}
+
+/// `assumed`: version and kind of an item whose list says them for all, as in a `PodList`.
+fn collect(object: &Value, pointer: &str, assumed: Option<(&str, &str)>, depth: usize, places: &mut Vec<Place>) {
+    let text = |field: &str| object.get(field).and_then(Value::as_str);
+    let (Some(version), Some(kind)) = (
+        text("apiVersion").or_else(|| assumed.map(|(version, _)| version)),
+        text("kind").or_else(|| assumed.map(|(_, kind)| kind)),
+    ) else {
+        return;
+    };
+    if let (Some(item), Some(items)) = (kind.strip_suffix("List"), object.get("items").and_then(Value::as_array)) {
+        if depth < MAX_LISTS {
+            let assumed = (!item.is_empty()).then_some((version, item));
+            for (index, item) in items.iter().enumerate() {
+                collect(item, &format!("{pointer}/items/{index}"), assumed, depth + 1, places);
+            }
+        }
+        return;
+    }
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let below = if (group, kind) == ("", "Pod") {
+        Some("")
+    } else {
+        WORKLOADS.iter().find(|(g, k, _)| (*g, *k) == (group, kind)).map(|(_, _, template)| *template)
+    };
+    let Some(below) = below.filter(|below| object.pointer(below).is_some_and(Value::is_object)) else { return };
+    let metadata = |field: &str| Some(object.get("metadata")?.get(field)?.as_str()?.to_owned());
+    places.push(Place {
+        pointer: format!("{pointer}{below}"),
+        kind: kind.to_owned(),
+        name: metadata("name").or_else(|| metadata("generateName")),
+        namespace: metadata("namespace"),
+        template: !below.is_empty(),
+    });
+}
+
+impl Place {
+    /// What it is called, for people: `Deployment shop/web`.
+    pub(super) fn describe(&self, default_namespace: &str) -> String {
+        let namespace = self.namespace.as_deref().unwrap_or(default_namespace);
+        format!("{} {namespace}/{}", self.kind, self.name.as_deref().unwrap_or("?"))
+    }
+
+    /// The pod as the API server would show it to a webhook: with its namespace, and made from a template as a controller
+    /// makes it.
+    pub(super) fn pod(&self, document: &Value, namespace: &str) -> Value {
+        let part = |field: &str| document.pointer(&self.pointer).and_then(|pod| pod.get(field)).cloned();
+        let mut metadata = match part("metadata") {
+            Some(Value::Object(metadata)) => metadata,
+            _ => Map::new(),
+        };
+        metadata.insert("namespace".to_owned(), namespace.into());
+        if self.template {
+            metadata.remove("name");
+            metadata.insert("generateName".to_owned(), format!("{}-", self.name.as_deref().unwrap_or("pod")).into());
+        }
+        let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
+        if let Some(fields) = pod.as_object_mut() {
+            let rest = document.pointer(&self.pointer).and_then(Value::as_object).into_iter().flatten();
+            let rest = rest.filter(|(key, _)| !["apiVersion", "kind", "metadata"].contains(&key.as_str()));
+            fields.extend(rest.map(|(key, value)| (key.clone(), value.clone())));
+        }
+        pod
+    }
+}
+
+/// Applies the patch of a pod to the document that it is in, and returns the patch of the document.
+pub(super) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -> anyhow::Result<Vec<Value>> {
+    let Some(patch) = patch else { return Ok(Vec::new()) };
+    let mut operations: Vec<Value> = serde_json::from_slice(patch).context("the patch is not a list of operations")?;
+    for operation in &mut operations {
+        for field in ["path", "from"] {
+            if let Some(Value::String(path)) = operation.get_mut(field) {
+                path.insert_str(0, &place.pointer);
+            }
+        }
+    }
+    // The pod that was decided on had metadata; the manifest may have none.
+    let bare = document.pointer(&place.pointer).is_some_and(|pod| pod.get("metadata").is_none_or(Value::is_null));
+    let metadata = format!("{}/metadata", place.pointer);
+    let touched = operations.iter().any(|operation| {
+        let target = operation.get("path").and_then(Value::as_str);
+        target
+            .and_then(|path| path.strip_prefix(&metadata))
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    });
+    if bare && touched {
+        operations.insert(0, json!({"op": "add", "path": metadata, "value": {}}));
+    }
+    let rfc6902: Patch =
+        serde_json::from_value(Value::Array(operations.clone())).context("the patch is not one of RFC 6902")?;
+    json_patch::patch(document, &rfc6902).context("the patch does not apply")?;
+    if bare && touched {
+        metadata_first(document, place);
+    }
+    Ok(operations)
+}
+
+/// Puts new metadata where people look for it; to a patch the order is the same.
+fn metadata_first(document: &mut Value, place: &Place) {
+    let Some(Value::Object(pod)) = document.pointer_mut(&place.pointer) else { return };
+    if let Some(metadata) = pod.shift_remove("metadata") {
+        let index = pod.keys().take_while(|key| ["apiVersion", "kind"].contains(&key.as_str())).count();
+        pod.shift_insert(index, "metadata".to_owned(), metadata);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pointers(document: &Value) -> Vec<String> {
+        pods(document).into_iter().map(|place| format!("{} {}", place.kind, place.pointer)).collect()
+    }
+
+    #[test]
+    fn pods_are_found_wherever_they_are() {
+        let template = json!({"spec": {"containers": []}});
+        let document = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "Pod", "spec": {}},
+            {"apiVersion": "v1", "kind": "ConfigMap"},
+            {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": template}},
+            {"apiVersion": "batch/v1", "kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": template}}}},
+            {"apiVersion": "v1", "kind": "PodList", "items": [{"spec": {}}]},
+            {"apiVersion": "example.com/v1", "kind": "Deployment", "spec": {"template": template}},
+            {"apiVersion": "apps/v1", "kind": "StatefulSet", "spec": {}},
+        ]});
+        assert_eq!(
+            pointers(&document),
+            [
+                "Pod /items/0",
+                "Deployment /items/2/spec/template",
+                "CronJob /items/3/spec/jobTemplate/spec/template",
+                "Pod /items/4/items/0",
+            ]
+        );
+    }
+
+    #[test]
+    fn lists_in_lists_are_bounded() {
+        let mut document = json!({"apiVersion": "v1", "kind": "Pod"});
+        for _ in 0..100 {
+            document = json!({"apiVersion": "v1", "kind": "List", "items": [document]});
+        }
+        assert_eq!(pods(&document), []);
+    }
+
+    #[test]
+    fn a_template_becomes_a_pod_as_its_controller_makes_it() {
+        let document = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"template": {"metadata": {"labels": {"a": "b"}}, "spec": {"x": 1}}},
+        });
+        let place = &pods(&document)[0];
+        assert_eq!(place.describe("default"), "Deployment shop/web");
+        let pod = place.pod(&document, "shop");
+        let metadata = json!({"labels": {"a": "b"}, "namespace": "shop", "generateName": "web-"});
+        assert_eq!(pod, json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"x": 1}}));
+    }
+
+    #[test]
+    fn a_patch_of_a_pod_is_a_patch_of_its_document() {
+        let before = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {"spec": {"a": 1}}}}]});
+        let patch = json!([
+            {"op": "add", "path": "/metadata/labels", "value": {"x": "y"}},
+            {"op": "move", "from": "/spec/a", "path": "/spec/b"},
+        ]);
+        let mut after = before.clone();
+        let place = &pods(&before)[0];
+        let operations = apply(&mut after, place, Some(patch.to_string().as_bytes())).unwrap();
+        let expected = r#"{"metadata":{"labels":{"x":"y"}},"spec":{"b":1}}"#;
+        assert_eq!(after["items"][0]["spec"]["template"].to_string(), expected);
+        let mut again = before;
+        json_patch::patch(&mut again, &serde_json::from_value::<Patch>(operations.into()).unwrap()).unwrap();
+        assert_eq!(again, after);
+        assert!(apply(&mut after, place, None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_patch_that_does_not_apply_changes_nothing_and_is_told() {
+        let mut document = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {}});
+        let before = document.clone();
+        let place = pods(&document)[0].clone();
+        let patch = br#"[{"op":"add","path":"/spec/a","value":1},{"op":"remove","path":"/spec/b"}]"#;
+        assert!(apply(&mut document, &place, Some(patch)).is_err());
+        assert_eq!(document, before);
+    }
+}

@@ -1,0 +1,64 @@
+//! Asks the engine as the API server asks the webhook: by an AdmissionReview.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_engine::report::{Decision, Reason};
+use pillion_engine::review::{Decided, Facts, RecordTrust, Review};
+use serde_json::{Value, json};
+
+use super::objects::Place;
+use super::world::World;
+
+/// Decides about one pod of a manifest.
+pub(super) fn decide(document: &Value, place: &Place, world: &World) -> anyhow::Result<Decided> {
+    let name = place.namespace.as_deref().unwrap_or_else(|| world.default_namespace());
+    let (namespace, endpoint) = world.namespace(name);
+    let pod = place.pod(document, name);
+    let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
+    if namespace.level() == Some(InjectionLevel::Enabled) && label == Some("false") {
+        // The API server itself leaves such pods out; it does not even ask.
+        return Ok(Decided { decision: Decision::skipped(Reason::OptedOut), patch: None });
+    }
+    let body = serde_json::to_vec(&envelope(&pod, name)).context("the review cannot be written")?;
+    let review = Review::parse(&body).context("it is not an object that can be reviewed")?;
+    // A file has no managedFields of a request; its record is what an earlier run of this command wrote.
+    let facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound };
+    review.decide(endpoint, world.snapshot(), &facts).context("it cannot be decided on")
+}
+
+/// Answers a saved review: the answer's JSON, and what was decided.
+pub(super) fn answer(body: &[u8], world: &World) -> anyhow::Result<(String, Decided)> {
+    let review = Review::parse(body).context("this is not an AdmissionReview")?;
+    let (namespace, endpoint) = world.namespace(review.namespace());
+    let facts = Facts { namespace: Some(Arc::clone(&namespace)), ..Facts::default() };
+    let decided = review.decide(endpoint, world.snapshot(), &facts).context("it cannot be decided on")?;
+    let response = String::from_utf8(review.respond(&decided)).context("the answer is not text")?;
+    Ok((response, decided))
+}
+
+/// What the API server sends when a pod is created.
+fn envelope(pod: &Value, namespace: &str) -> Value {
+    let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
+    let resource = json!({"group": "", "version": "v1", "resource": "pods"});
+    json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "00000000-0000-4000-8000-000000000000",
+            "kind": kind,
+            "resource": resource,
+            "requestKind": kind,
+            "requestResource": resource,
+            "name": pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(),
+            "namespace": namespace,
+            "operation": "CREATE",
+            "userInfo": {"username": "pillion-inject"},
+            "object": pod,
+            "oldObject": null,
+            "dryRun": true,
+            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
+        },
+    })
+}

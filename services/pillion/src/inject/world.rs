@@ -1,0 +1,90 @@
+//! What a decision on this machine depends on, as a cluster would have it: profiles and namespaces.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::names::InjectionLevel;
+use pillion_engine::profile::ProfileSet;
+use pillion_engine::review::Endpoint;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+
+use crate::load::{self, Problem, Source, typed, yaml};
+
+/// Profiles, namespaces, and the namespace of objects that do not name one.
+#[derive(Debug)]
+pub(super) struct World {
+    snapshot: Snapshot,
+    default_namespace: String,
+}
+
+impl World {
+    /// Reads profiles and namespaces. There is no world if the namespaces cannot be read.
+    pub(super) fn load(
+        profiles: &[PathBuf],
+        namespaces: Option<&Path>,
+        default_namespace: Option<&str>,
+    ) -> (Option<Self>, Vec<Problem>) {
+        let namespaces = match namespaces.map(read_namespaces).transpose() {
+            Ok(namespaces) => namespaces.unwrap_or_default(),
+            Err(problem) => return (None, vec![problem]),
+        };
+        let only = match namespaces.as_slice() {
+            [(name, _)] => Some(&**name),
+            _ => None,
+        };
+        let default_namespace = default_namespace.or(only).unwrap_or("default").to_owned();
+        let loaded = load::profiles_in(profiles, &default_namespace);
+        let snapshot = Snapshot::new(ProfileSet::new(loaded.profiles)).with_namespaces(namespaces);
+        (Some(Self { snapshot, default_namespace }), loaded.problems)
+    }
+
+    /// Profiles and namespaces, as the engine takes them.
+    pub(super) const fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// The namespace of objects that do not name one.
+    pub(super) fn default_namespace(&self) -> &str {
+        &self.default_namespace
+    }
+
+    /// What is known of a namespace, and the path that the API server would call for it. Of one that nobody described, it
+    /// is taken that it is opted in.
+    pub(super) fn namespace(&self, name: &str) -> (Arc<Namespace>, Endpoint) {
+        if let Some(namespace) = self.snapshot.namespace(name) {
+            return (namespace, Endpoint::Any);
+        }
+        let level = InjectionLevel::Enabled;
+        (Arc::new(Namespace::opted_in(level)), Endpoint::Level(level))
+    }
+}
+
+fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
+    let name = file.display().to_string();
+    let text =
+        fs::read_to_string(file).map_err(|error| Problem::whole(name.as_str(), format!("cannot be read: {error}")))?;
+    let source = Arc::new(Source { name, text });
+    let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(&source, fault))?;
+    let listed = |document: &yaml::Node| document.text("kind").is_some_and(|kind| kind.ends_with("List"));
+    let objects = documents.iter().flat_map(|document| match document.get("items") {
+        Some(items) if listed(document) => items.items().iter().collect(),
+        _ => vec![document],
+    });
+    let mut namespaces = Vec::new();
+    for object in objects.filter(|object| object.text("kind").is_none_or(|kind| kind == "Namespace")) {
+        let metadata = object
+            .get("metadata")
+            .ok_or_else(|| Problem::at(&source, object.span.clone(), "a Namespace needs metadata.name"))?;
+        let ObjectMeta { name, labels, annotations, .. } = typed::read(&source, metadata, "metadata")?;
+        let name =
+            name.ok_or_else(|| Problem::at(&source, metadata.span.clone(), "a Namespace needs metadata.name"))?;
+        let namespace = Namespace::new(labels.unwrap_or_default(), annotations.unwrap_or_default());
+        namespaces.push((name.into(), namespace));
+    }
+    if namespaces.is_empty() {
+        return Err(Problem::whole(source.name.as_str(), "there is no Namespace in it"));
+    }
+    Ok(namespaces)
+}

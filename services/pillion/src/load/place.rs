@@ -1,0 +1,130 @@
+//! From the path of a field to the place where it stands in the text.
+//!
+//! The engine and serde name a field as people do: `spec.template.spec.containers[0].image`. A key may hold dots itself, as
+//! those of labels and annotations do, and be written plainly, in brackets or in quotes.
+
+use std::ops::Range;
+
+use super::yaml::{Content, Node};
+
+/// Where a field stands. A field that is not there is shown at the nearest one above it that is.
+pub(crate) fn of(root: &Node, path: &str) -> Range<usize> {
+    let mut node = root;
+    let mut place = root.span.clone();
+    let mut rest = path.trim_start_matches(['.', '$']);
+    // Every step takes at least one character off the path.
+    while !rest.is_empty() {
+        let Some((next, next_place, remaining)) = step(node, rest) else { break };
+        (node, place, rest) = (next, next_place, remaining.strip_prefix('.').unwrap_or(remaining));
+    }
+    place
+}
+
+/// Where a key of the mapping at a path stands, if the mapping has it. serde's path of an unknown field ends with the field
+/// itself, which is taken off.
+pub(crate) fn of_key(root: &Node, path: &str, key: &str) -> Option<Range<usize>> {
+    let mut node = root;
+    let mut rest = path;
+    while !rest.is_empty() && rest != key {
+        let (next, _, remaining) = step(node, rest)?;
+        (node, rest) = (next, remaining.strip_prefix('.').unwrap_or(remaining));
+    }
+    node.entry(key).map(|entry| entry.key_span.clone())
+}
+
+/// One step down: the node, its place, and what is left of the path.
+fn step<'n, 'p>(node: &'n Node, path: &'p str) -> Option<(&'n Node, Range<usize>, &'p str)> {
+    match &node.content {
+        Content::Scalar(_) => None,
+        Content::Sequence(items) => {
+            let (index, rest) = path.strip_prefix('[')?.split_once(']')?;
+            let item = items.get(index.parse::<usize>().ok()?)?;
+            Some((item, item.span.clone(), rest))
+        }
+        Content::Mapping(entries) => {
+            let (entry, rest) = entries
+                .iter()
+                .filter_map(|entry| Some((entry, after_key(path, &entry.key)?)))
+                .min_by_key(|(_, rest)| rest.len())?;
+            // A scalar is what is wrong; of anything larger, its key says which it is.
+            let place = match entry.value.content {
+                Content::Scalar(_) if !entry.value.span.is_empty() => entry.value.span.clone(),
+                _ => entry.key_span.clone(),
+            };
+            Some((&entry.value, place, rest))
+        }
+    }
+}
+
+/// What is left of a path behind a key, if the path begins with it.
+fn after_key<'p>(path: &'p str, key: &str) -> Option<&'p str> {
+    let plain = path.strip_prefix(key).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+    plain.or_else(|| {
+        let inner = path.strip_prefix('[')?;
+        ["", "\"", "'"]
+            .into_iter()
+            .find_map(|quote| inner.strip_prefix(quote)?.strip_prefix(key)?.strip_prefix(quote)?.strip_prefix(']'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::yaml;
+
+    const TEXT: &str = "\
+metadata:
+  annotations:
+    example.com/a.b: first
+    example: {com/a: second}
+spec:
+  containers:
+  - name: a
+    image: one
+  - {name: b, image: two}
+  volumes:
+";
+
+    fn shown(path: &str) -> &'static str {
+        let documents = yaml::documents(TEXT).unwrap();
+        &TEXT[of(&documents[0], path)]
+    }
+
+    #[test]
+    fn a_scalar_is_shown_itself_and_anything_larger_by_its_key() {
+        assert_eq!(shown("spec.containers[0].image"), "one");
+        assert_eq!(shown(".spec.containers[1].image"), "two");
+        assert_eq!(shown("spec.containers"), "containers");
+        assert_eq!(shown("spec.containers[0]"), "name");
+        assert_eq!(shown("spec.volumes"), "volumes");
+    }
+
+    #[test]
+    fn a_field_that_is_not_there_is_shown_at_the_nearest_above() {
+        assert_eq!(shown("spec.containers[0].command"), "name");
+        assert_eq!(shown("spec.containers[7].command"), "containers");
+        assert_eq!(shown("spec.hostNetwork"), "spec");
+        assert_eq!(shown(""), "metadata");
+    }
+
+    #[test]
+    fn a_key_with_dots_is_found_however_it_is_written() {
+        for path in ["example.com/a.b", "[example.com/a.b]"] {
+            assert_eq!(shown(&format!("metadata.annotations.{path}").replace(".[", "[")), "first");
+        }
+        assert_eq!(shown("metadata.annotations[\"example.com/a.b\"]"), "first");
+        assert_eq!(shown("metadata.annotations['example.com/a.b']"), "first");
+        assert_eq!(shown("metadata.annotations.example.com/a"), "second");
+    }
+
+    #[test]
+    fn a_key_is_found_with_and_without_itself_in_the_path() {
+        let documents = yaml::documents(TEXT).unwrap();
+        for path in ["spec.containers[0]", "spec.containers[0].image"] {
+            let place = of_key(&documents[0], path, "image").unwrap();
+            assert_eq!((&TEXT[place.clone()], place.start), ("image", TEXT.find("image").unwrap()));
+        }
+        assert_eq!(of_key(&documents[0], "spec", "spec").map(|place| &TEXT[place]), Some("spec"));
+        assert_eq!(of_key(&documents[0], "spec", "nothing"), None);
+    }
+}

@@ -1,0 +1,97 @@
+use super::*;
+
+const GOOD: &str = "\
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata:
+  name: NAME
+spec:
+  template:
+    spec:
+      containers:
+      - name: side
+        image: nginx:1.29
+";
+
+fn good(name: &str) -> String {
+    GOOD.replace("NAME", name)
+}
+
+/// The names of the profiles and the problems in a folder of these files, each in one line.
+fn load(files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let loaded = profiles_in(&[folder.path().to_owned()], "team-a");
+    let prefix = format!("{}/", folder.path().display());
+    let lines = loaded.problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect();
+    (loaded.profiles.iter().map(|profile| profile.name().to_string()).collect(), lines)
+}
+
+#[test]
+fn profiles_of_all_documents_lists_and_files_are_found_in_order() {
+    let tenant = good("own").replace("Cluster", "").replace("  name: own", "  name: own\n  namespace: team-b");
+    let without = good("here").replace("Cluster", "");
+    let list = format!("apiVersion: v1\nkind: List\nitems:\n- {}", good("listed").replace('\n', "\n  ").trim_end());
+    let (names, problems) = load(&[
+        ("a.yaml", &format!("kind: ConfigMap\n---\n{}---\n{tenant}", good("first"))),
+        ("b.yaml", &list),
+        ("c.yml", &without),
+        ("d.yaml", "# nothing but a comment\n"),
+    ]);
+    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!(names, ["first", "team-b/own", "listed", "team-a/here"]);
+}
+
+#[test]
+fn what_is_wrong_with_an_object_is_told_at_its_place() {
+    for (text, line) in [
+        (good("Upper"), "p.yaml:4:9: metadata.name: `Upper` is not a name of Kubernetes"),
+        (good("x").replace("  name: x", "  labels: {}"), "p.yaml:4:3: metadata.name is missing"),
+        (good("x").replace("  name: x", "  name: 5"), "p.yaml:4:9: metadata.name: invalid type"),
+        (
+            good("x").replace("  name: x", "  name: x\n  namespace: z"),
+            "p.yaml:5:14: a ClusterInjectionProfile is in no",
+        ),
+        (
+            good("x").replace("Cluster", "Clustr"),
+            "p.yaml:2:7: `ClustrInjectionProfile` is not a kind of pillion.dev (did you mean",
+        ),
+        (good("x").replace("v1alpha1", "v1"), "p.yaml:1:13: apiVersion `pillion.dev/v1` is not one"),
+        (
+            good("x").replace("spec:\n  template", "spce:\n  template"),
+            "p.yaml:5:1: unknown field `spce` (did you mean `spec`?)",
+        ),
+        (
+            good("x").replace("  template:", "  tempalte:"),
+            "p.yaml:6:3: unknown field `tempalte` (did you mean `template`?)",
+        ),
+        (good("x").replace("  name: x", "  name: x\n  name: y"), "p.yaml:5:3: the key `name` is there twice"),
+        ("kind: Pod\n".to_owned(), ": there is no ClusterInjectionProfile or InjectionProfile in it"),
+    ] {
+        let (names, problems) = load(&[("p.yaml", &text)]);
+        assert_eq!(names, Vec::<String>::new(), "{text}");
+        assert!(problems.first().is_some_and(|problem| problem.contains(line)), "{line}: {problems:#?}");
+    }
+}
+
+#[test]
+fn a_broken_file_does_not_hide_the_others_and_a_name_is_taken_once() {
+    let (names, problems) =
+        load(&[("a.yaml", &good("one")), ("b.yaml", "a: [\n"), ("c.yaml", &good("one")), ("d.yaml", &good("two"))]);
+    assert_eq!(names, ["one", "two"]);
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    assert!(problems[0].starts_with("b.yaml:"), "{problems:#?}");
+    assert!(problems[1].starts_with("c.yaml:4:9: there is another profile one"), "{problems:#?}");
+}
+
+#[test]
+fn names_are_subdomains() {
+    for good in ["a", "a-b", "a.b", "0", "nginx"] {
+        assert!(is_subdomain(good), "{good}");
+    }
+    for bad in ["", "-a", "a-", "a..b", "A", "a_b", "a/b", "ü", &"a".repeat(254)] {
+        assert!(!is_subdomain(bad), "{bad}");
+    }
+}

@@ -1,0 +1,195 @@
+//! From a tree to a Rust type, with what does not fit told as a problem at its place.
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use super::place;
+use super::problem::{Problem, Source};
+use super::yaml::{Content, Node};
+
+/// Reads a type from the part of a document that is below `root`. `above` is the path of `root` in the document, for
+/// the message.
+pub(crate) fn read<T: DeserializeOwned>(source: &Arc<Source>, root: &Node, above: &str) -> Result<T, Problem> {
+    serde_path_to_error::deserialize(root.to_value()).map_err(|error| {
+        let path = error.path().to_string();
+        let path = if path == "." { "" } else { path.as_str() };
+        Complaint::of(&error.inner().to_string()).locate(source, root, path, above)
+    })
+}
+
+/// Says which entries of a mapping are none of those that are known.
+pub(crate) fn unknown_fields<'a>(
+    source: &'a Arc<Source>,
+    node: &'a Node,
+    known: &'a [&'a str],
+) -> impl Iterator<Item = Problem> + 'a {
+    node.entries().iter().filter(|entry| !known.contains(&entry.key.as_str())).map(|entry| {
+        let complaint = Complaint::Unknown {
+            what: "field",
+            name: entry.key.clone(),
+            known: known.iter().map(|&name| name.to_owned()).collect(),
+        };
+        Problem::at(source, entry.key_span.clone(), complaint.message("")).with_help(complaint.help())
+    })
+}
+
+/// The one of the known names that was probably meant.
+pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    // A third of a word may be wrong: "tempalte" is near "template", "image" is not near "name".
+    let limit = (name.chars().count() / 3).max(1);
+    let lower = name.to_lowercase();
+    known
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()), candidate))
+        .filter(|(distance, _)| *distance <= limit)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// What serde complains of. It tells only in words, which is why they are read back.
+enum Complaint {
+    /// A field or a variant that is not one of those that are known.
+    Unknown { what: &'static str, name: String, known: Vec<String> },
+    /// A field that has to be there.
+    Missing { name: String },
+    /// Anything else, in serde's words.
+    Other(String),
+}
+
+impl Complaint {
+    fn of(text: &str) -> Self {
+        for what in ["field", "variant"] {
+            let Some((name, rest)) =
+                text.strip_prefix(&format!("unknown {what} `")).and_then(|rest| rest.split_once("`, "))
+            else {
+                continue;
+            };
+            // "expected one of `a`, `b`", "expected `a` or `b`", "expected `a`", "there are no fields".
+            let known = rest.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+            return Self::Unknown { what, name: name.to_owned(), known };
+        }
+        match text.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+            Some(name) => Self::Missing { name: name.to_owned() },
+            None => Self::Other(text.to_owned()),
+        }
+    }
+
+    fn locate(self, source: &Arc<Source>, root: &Node, path: &str, above: &str) -> Problem {
+        let span = match &self {
+            Self::Unknown { what: "field", name, .. } => place::of_key(root, path, name),
+            _ => None,
+        };
+        let at = match (above, path) {
+            ("", path) => path.to_owned(),
+            (above, "") => above.to_owned(),
+            (above, path) => format!("{above}.{path}"),
+        };
+        let span = span.unwrap_or_else(|| place::of(root, path));
+        Problem::at(source, span, self.message(&at)).with_help(self.help())
+    }
+
+    fn message(&self, at: &str) -> String {
+        let place = if at.is_empty() { String::new() } else { format!("{at}: ") };
+        match self {
+            Self::Unknown { what: "field", name, .. } => format!("unknown field `{name}`"),
+            Self::Unknown { name, .. } => format!("{place}`{name}` is not one of the values"),
+            Self::Missing { name } => format!("{place}the field `{name}` is missing"),
+            Self::Other(text) => format!("{place}{text}"),
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let (name, known) = match self {
+            Self::Unknown { name, known, .. } => (name, known),
+            Self::Missing { .. } => return None,
+            Self::Other(text) => {
+                let found = text.strip_suffix(", expected a string")?.strip_prefix("invalid type: ")?;
+                let scalar = ["boolean", "integer", "floating point"].iter().any(|kind| found.starts_with(kind));
+                return scalar.then(|| "put it in quotes, so that YAML takes it for text".to_owned());
+            }
+        };
+        if let Some(meant) = meant(name, known.iter().map(String::as_str)) {
+            return Some(format!("did you mean `{meant}`?"));
+        }
+        let listed: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
+        (!listed.is_empty()).then(|| format!("there is {}", listed.join(", ")))
+    }
+}
+
+/// The type of a node, for people.
+pub(crate) fn type_of(node: &Node) -> &'static str {
+    match &node.content {
+        Content::Scalar(value) if value.is_null() => "nothing",
+        Content::Scalar(value) if value.is_string() => "text",
+        Content::Scalar(value) if value.is_boolean() => "a boolean",
+        Content::Scalar(_) => "a number",
+        Content::Sequence(_) => "a list",
+        Content::Mapping(_) => "a mapping",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::yaml;
+    use pillion_api::ProfileSpec;
+
+    fn problem(text: &str) -> Problem {
+        let source = Arc::new(Source { name: "p.yaml".to_owned(), text: text.to_owned() });
+        let documents = yaml::documents(text).unwrap();
+        read::<ProfileSpec>(&source, &documents[0], "spec").unwrap_err()
+    }
+
+    #[test]
+    fn a_misspelled_field_is_shown_with_what_was_meant() {
+        for (text, line) in [
+            ("order: 1\ntempalte: {}\n", "p.yaml:2:1: unknown field `tempalte` (did you mean `template`?)"),
+            ("matchcondition: []\n", "p.yaml:1:1: unknown field `matchcondition` (did you mean `matchConditions`?)"),
+            ("request:\n  anotation: x\n", "p.yaml:2:3: unknown field `anotation` (did you mean `annotation`?)"),
+            ("ordr: 1\n", "p.yaml:1:1: unknown field `ordr` (did you mean `order`?)"),
+            ("extends: {nam: x}\n", "p.yaml:1:11: unknown field `nam` (did you mean `name`?)"),
+            (
+                "containers:\n- name: a\n  template: {}\n- name: b\n  tmplate: {}\n",
+                "p.yaml:5:3: unknown field `tmplate` (did you mean `template`?)",
+            ),
+        ] {
+            assert_eq!(problem(text).to_string(), line);
+        }
+    }
+
+    #[test]
+    fn a_field_that_is_far_from_all_is_shown_with_all() {
+        let text = problem("extends: {colour: blue}\n").to_string();
+        assert_eq!(text, "p.yaml:1:11: unknown field `colour` (there is `name`)");
+    }
+
+    #[test]
+    fn values_of_a_wrong_kind_are_shown_where_they_stand() {
+        for (text, line) in [
+            (
+                "activation: always\n",
+                "p.yaml:1:13: spec.activation: `always` is not one of the values (did you mean `Always`?)",
+            ),
+            ("order: soon\n", "p.yaml:1:8: spec.order: invalid type: string \"soon\", expected i32"),
+            ("order: 5000000000\n", "p.yaml:1:8: spec.order: invalid value: integer `5000000000`, expected i32"),
+            ("extends: {}\n", "p.yaml:1:1: spec.extends: the field `name` is missing"),
+            (
+                "request:\n  truthy: [yes, \"on\"]\n",
+                "p.yaml:2:12: spec.request.truthy[0]: invalid type: boolean `true`, expected a string \
+                 (put it in quotes, so that YAML takes it for text)",
+            ),
+        ] {
+            assert_eq!(problem(text).to_string(), line);
+        }
+    }
+
+    #[test]
+    fn what_was_meant_is_near() {
+        let known = ["image", "name", "namespaceSelector", "on"];
+        assert_eq!(meant("imgae", known), Some("image"));
+        assert_eq!(meant("namespaceselector", known), Some("namespaceSelector"));
+        assert_eq!(meant("in", known), Some("on"));
+        assert_eq!(meant("resources", known), None);
+    }
+}

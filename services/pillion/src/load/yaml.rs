@@ -1,0 +1,456 @@
+//! YAML as a tree that knows where each of its nodes stands, so that whatever turns out to be wrong later can be shown in
+//! the author's own text.
+//!
+//! Scalars mean what they mean to kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans, `0644`
+//! is 420, a whole number with a fraction of zero is an integer, and keys that are numbers or booleans become text.
+//! JSON is YAML.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use serde_saphyr::{Error, Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
+
+/// A node and where it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Bytes of the text: a scalar's own, a mapping's first key, the beginning of a sequence.
+    pub(crate) span: Range<usize>,
+    /// What it is.
+    pub(crate) content: Content,
+}
+
+/// What a node is.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    /// Neither an array nor an object.
+    Scalar(Value),
+    /// A list.
+    Sequence(Vec<Node>),
+    /// Keys and values, in the order of the text.
+    Mapping(Vec<Entry>),
+}
+
+/// A key with its value.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) key_span: Range<usize>,
+    pub(crate) value: Node,
+}
+
+/// Why a text is not YAML that Kubernetes could read.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    /// Where, if that is known.
+    pub(crate) span: Option<Range<usize>>,
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to do.
+    pub(crate) help: Option<String>,
+}
+
+/// Reads all documents of a text. Empty ones are left out.
+pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Fault> {
+    let raw: Vec<Raw> =
+        serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| fault(text, &error))?;
+    raw.into_iter()
+        .map(|document| finish(text, document))
+        .filter(|document| !matches!(document, Ok(Node { content: Content::Scalar(Value::Null), .. })))
+        .collect()
+}
+
+impl Node {
+    /// The value without its places.
+    pub(crate) fn to_value(&self) -> Value {
+        match &self.content {
+            Content::Scalar(value) => value.clone(),
+            Content::Sequence(items) => Value::Array(items.iter().map(Self::to_value).collect()),
+            Content::Mapping(entries) => Value::Object(
+                entries.iter().map(|entry| (entry.key.clone(), entry.value.to_value())).collect::<Map<_, _>>(),
+            ),
+        }
+    }
+
+    /// The entry of a mapping.
+    pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
+        self.entries().iter().find(|entry| entry.key == key)
+    }
+
+    /// The value of a mapping's entry.
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
+        self.entry(key).map(|entry| &entry.value)
+    }
+
+    /// The text of a mapping's entry, if it is text.
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        match &self.get(key)?.content {
+            Content::Scalar(Value::String(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The entries of a mapping; nothing for other nodes.
+    pub(crate) fn entries(&self) -> &[Entry] {
+        match &self.content {
+            Content::Mapping(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    /// The items of a sequence; nothing for other nodes.
+    pub(crate) fn items(&self) -> &[Self] {
+        match &self.content {
+            Content::Sequence(items) => items,
+            _ => &[],
+        }
+    }
+}
+
+fn options() -> Options {
+    serde_saphyr::options! {
+        legacy_octal_numbers: true,
+        with_snippet: false,
+        // All the pods of a large cluster in one list are read; a file that nests or repeats without end is not.
+        budget: serde_saphyr::budget! {
+            max_documents: 10_000,
+            max_events: 20_000_000,
+            max_nodes: 10_000_000,
+            max_depth: 128,
+        },
+    }
+}
+
+/// A node as the parser gives it: keys are still nodes, and a boolean may turn out to be text.
+struct Raw {
+    referenced: Location,
+    defined: Location,
+    content: RawContent,
+}
+
+enum RawContent {
+    Scalar(Value),
+    Sequence(Vec<Raw>),
+    Mapping(Vec<(Raw, Raw)>),
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Spanned { value, referenced, defined, .. } = Spanned::<RawContent>::deserialize(deserializer)?;
+        Ok(Self { referenced, defined, content: value })
+    }
+}
+
+impl<'de> Deserialize<'de> for RawContent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = RawContent;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a value that JSON can hold")
+    }
+
+    fn visit_unit<E>(self) -> Result<RawContent, E> {
+        Ok(RawContent::Scalar(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<RawContent, E> {
+        Ok(RawContent::Scalar(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawContent, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<RawContent, E> {
+        Ok(RawContent::Scalar(Value::Bool(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<RawContent, E> {
+        Ok(RawContent::Scalar(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<RawContent, E> {
+        Ok(RawContent::Scalar(value.into()))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<RawContent, E> {
+        let number = whole(value).map(Number::from).or_else(|| Number::from_f64(value));
+        number
+            .map(|number| RawContent::Scalar(Value::Number(number)))
+            .ok_or_else(|| E::custom("a number that JSON cannot hold"))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<RawContent, E> {
+        Ok(RawContent::Scalar(Value::String(value.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<RawContent, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = access.next_element()? {
+            items.push(item);
+        }
+        Ok(RawContent::Sequence(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<RawContent, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = access.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(RawContent::Mapping(entries))
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, value: &[u8]) -> Result<RawContent, E> {
+        let text = std::str::from_utf8(value).map_err(E::custom)?;
+        self.visit_str(text)
+    }
+}
+
+/// The integer that a float is, as Go's JSON writes it: `1.0` is `1`. Beyond 2^53 a float is not exact, and it stays one.
+fn whole(value: f64) -> Option<i64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    #[expect(clippy::cast_possible_truncation, reason = "it has no fraction and is within the range of i64")]
+    (value.fract() == 0.0 && value.abs() <= EXACT).then_some(value as i64)
+}
+
+fn finish(text: &str, raw: Raw) -> Result<Node, Fault> {
+    let mut span = span(text, raw.referenced);
+    let content = match raw.content {
+        RawContent::Scalar(value) => Content::Scalar(kubectls_boolean(text, raw.defined, value)),
+        RawContent::Sequence(items) => {
+            Content::Sequence(items.into_iter().map(|item| finish(text, item)).collect::<Result<_, _>>()?)
+        }
+        RawContent::Mapping(entries) => Content::Mapping(finish_mapping(text, entries)?),
+    };
+    if let Content::Mapping(entries) = &content
+        && let Some(first) = entries.first()
+    {
+        span = first.key_span.clone();
+    }
+    Ok(Node { span, content })
+}
+
+fn finish_mapping(text: &str, entries: Vec<(Raw, Raw)>) -> Result<Vec<Entry>, Fault> {
+    let mut seen = HashSet::new();
+    let mut finished = Vec::with_capacity(entries.len());
+    for (key, value) in entries {
+        let Node { span: key_span, content } = finish(text, key)?;
+        let key = match content {
+            Content::Scalar(Value::String(key)) => key,
+            Content::Scalar(value @ (Value::Bool(_) | Value::Number(_))) => value.to_string(),
+            _ => {
+                return Err(Fault {
+                    span: Some(key_span),
+                    message: "a key has to be text".to_owned(),
+                    help: Some("quote it, or take away what made it a mapping, a list or null".to_owned()),
+                });
+            }
+        };
+        if !seen.insert(key.clone()) {
+            return Err(duplicate(&key, Some(key_span)));
+        }
+        finished.push(Entry { key, key_span, value: finish(text, value)? });
+    }
+    Ok(finished)
+}
+
+/// The parser takes a boolean in any mixture of cases; kubectl takes `yes`, `Yes` and `YES`, and `yEs` is text.
+fn kubectls_boolean(text: &str, at: Location, value: Value) -> Value {
+    if !value.is_boolean() {
+        return value;
+    }
+    let written = text.get(span(text, at)).unwrap_or_default();
+    let tail = written.get(1..).unwrap_or_default();
+    let one_case = tail.chars().all(|c| c.is_ascii_lowercase())
+        || (tail.chars().all(|c| c.is_ascii_uppercase()) && written.starts_with(|c: char| c.is_ascii_uppercase()));
+    if one_case { value } else { Value::String(written.to_owned()) }
+}
+
+/// Where a location is, in bytes; always within the text and on the borders of characters.
+fn span(text: &str, location: Location) -> Range<usize> {
+    let span = location.span();
+    let number = |value: Option<u64>| value.and_then(|value| usize::try_from(value).ok()).unwrap_or_default();
+    let start = text.floor_char_boundary(number(span.byte_offset()).min(text.len()));
+    let end = text.ceil_char_boundary(start.saturating_add(number(span.byte_len())).min(text.len()));
+    start..end
+}
+
+fn fault(text: &str, error: &Error) -> Fault {
+    let error = error.without_snippet();
+    let at = error.location().map(|location| {
+        let mut at = span(text, location);
+        if at.start == 0 && location.line() > 1 {
+            // The parser's own errors have a line and a column, and no bytes.
+            at.start = offset(text, location.line(), location.column());
+            at.end = at.start;
+        }
+        at
+    });
+    if let Error::DuplicateMappingKey { key, .. } = error {
+        return duplicate(key.as_deref().unwrap_or("?"), at);
+    }
+    let line = at.as_ref().map_or("", |at| line_at(text, at.start));
+    let help =
+        line.contains("${").then(|| "inside {} and [] a value with ${...} has to be quoted: \"${...}\"".to_owned());
+    Fault { message: UserMessageFormatter.format_message(error).into_owned(), span: at, help }
+}
+
+fn duplicate(key: &str, span: Option<Range<usize>>) -> Fault {
+    Fault {
+        span,
+        message: format!("the key `{key}` is there twice"),
+        help: Some("take one of them away; only one could count".to_owned()),
+    }
+}
+
+/// The byte at a line and a column, both counted from one, the column in characters.
+fn offset(text: &str, line: u64, column: u64) -> usize {
+    let count = |number: u64| usize::try_from(number.saturating_sub(1)).unwrap_or(usize::MAX);
+    let start: usize = text.split_inclusive('\n').take(count(line)).map(str::len).sum();
+    let rest = text.get(start..).unwrap_or_default();
+    start + rest.char_indices().nth(count(column)).map_or(rest.len(), |(index, _)| index)
+}
+
+fn line_at(text: &str, offset: usize) -> &str {
+    let before = text.get(..offset).unwrap_or_default();
+    let start = before.rfind('\n').map_or(0, |index| index + 1);
+    text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::fmt::Write;
+
+    fn read(text: &str) -> Value {
+        let documents = documents(text).unwrap();
+        assert_eq!(documents.len(), 1, "{text}");
+        documents[0].to_value()
+    }
+
+    fn refused(text: &str) -> Fault {
+        documents(text).expect_err(text)
+    }
+
+    /// What `sigs.k8s.io/yaml` 1.6, which kubectl reads files with, makes of the same text.
+    #[test]
+    fn scalars_mean_what_they_mean_to_kubectl() {
+        for (text, expected) in [
+            ("0644", json!(420)),
+            ("-0644", json!(-420)),
+            ("0o17", json!(15)),
+            ("-0o17", json!(-15)),
+            ("089", json!(89)),
+            ("0x1F", json!(31)),
+            ("0b101", json!(5)),
+            ("0b12", json!("0b12")),
+            ("1_000", json!(1000)),
+            ("+5", json!(5)),
+            ("1e3", json!(1000)),
+            ("1.5e+3", json!(1500)),
+            ("1.0", json!(1)),
+            ("1.50", json!(1.5)),
+            (".5", json!(0.5)),
+            ("5.", json!(5)),
+            ("1.10", json!(1.1)),
+            ("18446744073709551615", json!(18_446_744_073_709_551_615_u64)),
+            ("y", json!(true)),
+            ("Y", json!(true)),
+            ("yes", json!(true)),
+            ("On", json!(true)),
+            ("TRUE", json!(true)),
+            ("n", json!(false)),
+            ("No", json!(false)),
+            ("OFF", json!(false)),
+            ("yEs", json!("yEs")),
+            ("tRUE", json!("tRUE")),
+            ("~", json!(null)),
+            ("Null", json!(null)),
+            ("2001-01-01", json!("2001-01-01")),
+            ("1:30", json!("1:30")),
+            ("500m", json!("500m")),
+            ("\"0644\"", json!("0644")),
+            ("'yes'", json!("yes")),
+            ("!!str 0644", json!("0644")),
+            ("!!binary aGVsbG8=", json!("hello")),
+            ("=", json!("=")),
+        ] {
+            assert_eq!(read(&format!("a: {text}")), json!({ "a": expected }), "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_are_text_as_for_kubectl() {
+        assert_eq!(read("1: a\n1.5: b\non: c\n"), json!({"1": "a", "1.5": "b", "true": "c"}));
+        assert_eq!(refused("yes: 1\n\"true\": 2\n").message, "the key `true` is there twice");
+        assert_eq!(refused("a: 1\n~: 2\n").span, Some(5..6));
+        assert!(refused("? [1]\n: 2\n").message.contains("has to be text"));
+    }
+
+    #[test]
+    fn the_order_of_keys_anchors_and_merges_are_kept() {
+        let value = read("b: &x {z: 1, a: 2}\na: *x\nc:\n  <<: *x\n  z: 3\n");
+        assert_eq!(value, json!({"b": {"z": 1, "a": 2}, "a": {"z": 1, "a": 2}, "c": {"z": 3, "a": 2}}));
+        let keys: Vec<_> = value.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["b", "a", "c"]);
+    }
+
+    #[test]
+    fn empty_documents_are_left_out_and_json_with_tabs_is_read() {
+        assert_eq!(documents("# nothing\n---\na: 1\n---\n---\n# more\n").unwrap().len(), 1);
+        assert_eq!(documents("").unwrap().len(), 0);
+        assert_eq!(read("{\"a\":\t1,\n\t\"b\": [\n\t\t2]}\n"), json!({"a": 1, "b": [2]}));
+    }
+
+    #[test]
+    fn a_node_knows_where_it_stands() {
+        let text = "é: ü\nspec:\n  image: nginx\n";
+        let documents = documents(text).unwrap();
+        let entry = documents[0].get("spec").unwrap().entry("image").unwrap();
+        assert_eq!(&text[entry.key_span.clone()], "image");
+        assert_eq!(&text[entry.value.span.clone()], "nginx");
+    }
+
+    #[test]
+    fn a_fault_says_where_it_is() {
+        for (text, at) in [
+            ("a: 1\nb:\n  - x\n c: 2\n", "c: 2"),
+            ("a: 1\na: 2\n", "a: 2"),
+            ("a:\n\tb: 2\n", "\tb"),
+            ("a: 1\nb: *nobody\n", "*nobody"),
+            ("a: .inf\n", ".inf"),
+        ] {
+            let fault = refused(text);
+            let start = fault.span.clone().unwrap().start;
+            let wanted = text.find(at).unwrap();
+            assert!((wanted..=wanted + 1).contains(&start), "{text:?}: {fault:?}, wanted {wanted}");
+        }
+    }
+
+    #[test]
+    fn an_unquoted_expression_in_braces_is_explained() {
+        let fault = refused("a: {b: ${x}}\n");
+        assert!(fault.help.unwrap().contains("quoted"), "{}", fault.message);
+    }
+
+    #[test]
+    fn nesting_and_repetition_are_bounded() {
+        assert!(documents(&format!("a: {}", "[".repeat(100_000))).is_err());
+        let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for level in 1..12 {
+            let before = format!("*a{},", level - 1).repeat(10);
+            writeln!(bomb, "a{level}: &a{level} [{before}]").unwrap();
+        }
+        assert!(documents(&bomb).is_err());
+    }
+}

@@ -1,0 +1,232 @@
+//! What commands print: objects as YAML or JSON on standard output, problems on standard error.
+//!
+//! Whoever reads the output may stop reading: `pillion crds | head` is no error.
+
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use serde_json::Value;
+
+use crate::load::Problem;
+
+/// How objects are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// YAML documents.
+    Yaml,
+    /// One JSON object; of several objects, a List.
+    Json,
+}
+
+/// Writes objects in a format.
+pub(crate) fn objects(objects: &[Value], format: Format) -> anyhow::Result<String> {
+    match (format, objects) {
+        (Format::Yaml, objects) => {
+            let documents = objects.iter().map(yaml).collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(documents.join("---\n"))
+        }
+        (Format::Json, [object]) => json(object),
+        (Format::Json, objects) => {
+            json(&serde_json::json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": objects}))
+        }
+    }
+}
+
+/// One YAML document: in blocks, keys in their order, and text in quotes where a reader of YAML 1.1 or 1.2 would take it
+/// for something else.
+pub(crate) fn yaml(value: &Value) -> anyhow::Result<String> {
+    let options = serde_saphyr::ser_options! {
+        // A command line or an annotation stays on one line, so that it can be searched for.
+        folded_wrap_chars: 1_000_000,
+    };
+    serde_saphyr::to_string_with_options(value, options).context("the result cannot be written as YAML")
+}
+
+/// JSON for people, with a newline at its end.
+pub(crate) fn json(value: &Value) -> anyhow::Result<String> {
+    let mut text = serde_json::to_string_pretty(value).context("the result cannot be written as JSON")?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// Prints the result of a command.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
+}
+
+/// Tells the user something beside the result. Colours are taken out where nobody would see them.
+pub(crate) fn tell(text: &str) -> anyhow::Result<()> {
+    unless_closed(writeln!(anstream::stderr().lock(), "{text}")).context("cannot write to standard error")
+}
+
+/// Tells the user what is wrong, each with its piece of text.
+pub(crate) fn problems(problems: &[Problem]) -> anyhow::Result<()> {
+    problems.iter().try_for_each(|problem| tell(&format!("{}\n", problem.render())))
+}
+
+fn unless_closed(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::yaml::{Node, documents};
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn read_back(value: &Value) -> Value {
+        let text = yaml(value).unwrap();
+        let documents = documents(&text).unwrap_or_else(|fault| panic!("{fault:?} in\n{text}"));
+        documents.first().map_or(Value::Null, Node::to_value)
+    }
+
+    #[test]
+    fn yaml_is_in_blocks_in_order_and_without_noise() {
+        let value = json!({
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "metadata": {"labels": {}, "annotations": {"a": "yes", "b": "0644", "c": "x: y", "d": "one\ntwo\n"}},
+            "spec": {"containers": [{"name": "a", "args": [], "ports": [{"containerPort": 80}]}]},
+        });
+        let expected = "\
+kind: Pod
+apiVersion: v1
+metadata:
+  labels: {}
+  annotations:
+    a: \"yes\"
+    b: \"0644\"
+    c: \"x: y\"
+    d: |
+      one
+      two
+spec:
+  containers:
+  - name: a
+    args: []
+    ports:
+    - containerPort: 80
+";
+        assert_eq!(yaml(&value).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_long_line_stays_one_line() {
+        let long = "word ".repeat(100) + "end";
+        assert_eq!(yaml(&json!({"a": long})).unwrap(), format!("a: {long}\n"));
+    }
+
+    #[test]
+    fn text_that_looks_like_something_else_stays_text() {
+        for text in [
+            "",
+            "yes",
+            "No",
+            "y",
+            "n",
+            "on",
+            "off",
+            "yEs",
+            "null",
+            "~",
+            "0644",
+            "0o17",
+            "0x1f",
+            "1e3",
+            "1_000",
+            ".5",
+            "+1",
+            "089",
+            "1:30",
+            "2001-01-01",
+            "=",
+            "<<",
+            "-",
+            "---",
+            "...",
+            "- a",
+            "a: b",
+            "a #b",
+            "#",
+            "*a",
+            "&a",
+            "!a",
+            "%a",
+            "@a",
+            "`a",
+            "{a}",
+            "[a]",
+            "a:",
+            " a",
+            "a ",
+            "\t",
+            "a\tb",
+            "\n",
+            "a\n\n\n",
+            "  a\nb\n",
+            "a\r\nb",
+            "\u{7}",
+            "\u{85}",
+            "\u{2028}",
+            "\u{feff}",
+            "'a'",
+            "\"a\"",
+            "C:\\a",
+            "${a}",
+            "|",
+            ">",
+            "? a",
+            "true",
+            "é ✓ 🦀",
+        ] {
+            let value = json!({"value": text, text: "key", "list": [text]});
+            assert_eq!(read_back(&value), value, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn several_objects_are_documents_or_a_list() {
+        let last_is_empty = [json!({"a": {}}), json!({"b": []}), json!({"c": "d\n\n"}), json!({})];
+        let expected = "a: {}\n---\nb: []\n---\nc: |+\n  d\n  \n---\n{}\n";
+        assert_eq!(objects(&last_is_empty, Format::Yaml).unwrap(), expected);
+        let two = [json!({"a": 1}), json!({"b": 2})];
+        assert_eq!(objects(&two, Format::Yaml).unwrap(), "a: 1\n---\nb: 2\n");
+        let list: Value = serde_json::from_str(&objects(&two, Format::Json).unwrap()).unwrap();
+        assert_eq!(list["kind"], "List");
+        assert_eq!(list["items"], json!(two));
+        assert_eq!(objects(&two[..1], Format::Json).unwrap(), "{\n  \"a\": 1\n}\n");
+    }
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            // What YAML can hold at all: all but some control characters, which JSON does hold.
+            proptest::string::string_regex("[ -~\n\té✓🦀]{0,12}").unwrap().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec(("[ -~]{0,8}", inner), 0..4)
+                    .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn what_is_written_reads_back_as_the_same(value in any_value()) {
+            let value = json!({"value": value});
+            prop_assert_eq!(read_back(&value), value);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What `dev` tells people on standard output: what is served, and commands to try it that work when they are pasted.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use pillion_api::names::{MUTATE_PATH, PROFILES_ANNOTATION};
+use pillion_api::profile::Activation;
+use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet};
+
+use super::folder::Folder;
+use super::namespaces::Namespaces;
+use super::profile_files::Loaded;
+use super::sample::Sample;
+
+/// What is served, as far as it is told.
+pub(crate) struct Service<'s> {
+    pub(crate) address: SocketAddr,
+    pub(crate) metrics_address: SocketAddr,
+    pub(crate) profiles: &'s ProfileSet,
+    pub(crate) paths: &'s [PathBuf],
+    pub(crate) namespaces: &'s Namespaces,
+    pub(crate) folder: &'s Folder,
+    pub(crate) sample: &'s Sample,
+}
+
+impl Service<'_> {
+    /// All of it, as text.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = self.write(&mut text);
+        text
+    }
+
+    fn write(&self, text: &mut String) -> std::fmt::Result {
+        let (url, metrics) = (self.url(), reachable(self.metrics_address));
+        writeln!(text, "Serving {url}")?;
+        writeln!(text, "Metrics http://{metrics}/metrics")?;
+        writeln!(text, "\nProfiles (loaded again when a file changes)")?;
+        for path in self.paths {
+            writeln!(text, "  from {}", path.display())?;
+        }
+        for profile in self.profiles.iter() {
+            writeln!(text, "  {} ({}): {}", profile.name(), profile.revision(), how_to_ask(profile))?;
+        }
+        if self.profiles.is_empty() {
+            writeln!(text, "  none")?;
+        }
+        writeln!(text, "\nNamespaces")?;
+        for (name, namespace) in self.namespaces {
+            let level = namespace.level().map_or("not opted in", |level| level.label_value());
+            writeln!(text, "  {name}: {level}")?;
+        }
+        if !self.sample.injected {
+            writeln!(text, "\nNo profile is for a plain pod in these namespaces, so the sample is not injected.")?;
+        }
+        writeln!(text, "\nTry a request")?;
+        writeln!(text, "  {}", self.curl(&url))?;
+        writeln!(text, "See the pod that comes of it")?;
+        writeln!(text, "  {}", self.inject())?;
+        Ok(())
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}{MUTATE_PATH}", reachable(self.address))
+    }
+
+    fn curl(&self, url: &str) -> String {
+        let (authority, review) = (quoted(&self.folder.authority()), quoted(&self.folder.review()));
+        format!("curl -sS --cacert {authority} -H 'content-type: application/json' --data @{review} {url}")
+    }
+
+    fn inject(&self) -> String {
+        let profiles = self.paths.iter().map(|path| format!("-p {}", quoted(path)));
+        let words: Vec<_> = profiles.chain([format!("-f {}", quoted(&self.folder.pod()))]).collect();
+        format!("pillion inject {}", words.join(" "))
+    }
+}
+
+/// What a change of the files brought, in one line; empty if nothing but what is wrong, which is told elsewhere.
+pub(crate) fn change(loaded: &Loaded) -> String {
+    let part = |what: &str, names: &[ProfileName]| {
+        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        (!names.is_empty()).then(|| format!("{what} {}", names.join(", ")))
+    };
+    let parts =
+        [part("loaded", &loaded.changed), part("gone:", &loaded.gone), part("still at work as before:", &loaded.kept)];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { String::new() } else { format!("Profiles: {}\n", parts.join("; ")) }
+}
+
+fn how_to_ask(profile: &CompiledProfile) -> String {
+    let name = &profile.name().name;
+    match profile.activation() {
+        Activation::Always => "every pod that its selectors match gets it".to_owned(),
+        Activation::Never => "is there for others to extend".to_owned(),
+        Activation::Requested => {
+            let mut text = format!("ask by annotation {PROFILES_ANNOTATION}: {name}");
+            for key in profile.request_keys() {
+                let word = profile.request_word().unwrap_or(name);
+                let _ = write!(text, ", or {key}: {word:?}");
+            }
+            text
+        }
+    }
+}
+
+/// How a client on this machine reaches an address.
+fn reachable(address: SocketAddr) -> String {
+    if address.ip().is_loopback() || address.ip().is_unspecified() {
+        format!("localhost:{}", address.port())
+    } else {
+        address.to_string()
+    }
+}
+
+/// A path as one word of a shell's command line.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_stays_one_word() {
+        assert_eq!(quoted(Path::new("/tmp/pillion-dev-x/ca.crt")), "/tmp/pillion-dev-x/ca.crt");
+        assert_eq!(quoted(Path::new("/tmp/my files/it's")), r"'/tmp/my files/it'\''s'");
+    }
+
+    #[test]
+    fn an_address_that_nobody_can_dial_is_told_as_one_that_can_be() {
+        for (address, expected) in [
+            ("127.0.0.1:8443", "localhost:8443"),
+            ("0.0.0.0:1", "localhost:1"),
+            ("[::]:1", "localhost:1"),
+            ("192.0.2.1:1", "192.0.2.1:1"),
+            ("[2001:db8::1]:1", "[2001:db8::1]:1"),
+        ] {
+            assert_eq!(reachable(address.parse().unwrap()), expected);
+        }
+    }
+
+    #[test]
+    fn a_change_is_told_in_one_line() {
+        let loaded = Loaded {
+            changed: vec![ProfileName::cluster("a")],
+            kept: vec![ProfileName::cluster("b")],
+            ..Loaded::default()
+        };
+        assert_eq!(change(&loaded), "Profiles: loaded a; still at work as before: b\n");
+        assert_eq!(change(&Loaded::default()), "");
+    }
+}

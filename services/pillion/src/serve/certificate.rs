@@ -1,0 +1,159 @@
+//! The serving certificate from files that change: cert-manager and the kubelet replace them while we run.
+//!
+//! The files are read again and again instead of being watched: the kubelet swaps a link to their folder, which a watch of
+//! the files does not see.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use pillion_webhook::tls::{PemText, ServingCertificate};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// How often the files are read.
+pub(crate) const POLL: Duration = Duration::from_secs(10);
+
+/// A certificate and its key in files, and what is served of them.
+#[derive(Debug)]
+pub(crate) struct CertificateFiles {
+    certificate: PathBuf,
+    key: PathBuf,
+    seen: Contents,
+    serving: Arc<ServingCertificate>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Contents {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl std::fmt::Debug for Contents {
+    /// Not the text: it is a private key.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Contents").finish_non_exhaustive()
+    }
+}
+
+impl CertificateFiles {
+    /// Reads and checks them.
+    ///
+    /// # Errors
+    /// A file cannot be read, or they are not a certificate with its key.
+    pub(crate) async fn load(certificate: PathBuf, key: PathBuf) -> anyhow::Result<Self> {
+        let seen = read(&certificate, &key).await?;
+        let (first, second) = pem(&certificate, &key, &seen);
+        let serving = ServingCertificate::new(first.as_text(), second.as_text())?;
+        Ok(Self { certificate, key, seen, serving })
+    }
+
+    /// What is served.
+    pub(crate) fn serving(&self) -> Arc<ServingCertificate> {
+        Arc::clone(&self.serving)
+    }
+
+    /// Reads the files every so often until `stop`. What cannot be served leaves the last good certificate in place.
+    pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => self.look().await,
+            }
+        }
+    }
+
+    async fn look(&mut self) {
+        let fresh = match read(&self.certificate, &self.key).await {
+            Ok(fresh) => fresh,
+            Err(error) => return warn!("the serving certificate cannot be read, the last good one stays: {error:#}"),
+        };
+        // What could not be served is not tried again until a file changes, so it is said once. A certificate that was
+        // read before its key was replaced mends itself that way too.
+        if fresh == self.seen {
+            return;
+        }
+        let (certificate, key) = pem(&self.certificate, &self.key, &fresh);
+        match self.serving.swap(certificate.as_text(), key.as_text()) {
+            Ok(true) => info!(certificate = %self.certificate.display(), "a new serving certificate is served"),
+            Ok(false) => {}
+            Err(error) => warn!("the new serving certificate cannot be served, the last good one stays: {error:#}"),
+        }
+        self.seen = fresh;
+    }
+}
+
+/// A file's path as text, and what is in it.
+struct Named<'c> {
+    path: String,
+    content: &'c [u8],
+}
+
+impl Named<'_> {
+    fn as_text(&self) -> PemText<'_> {
+        PemText { source: &self.path, text: self.content }
+    }
+}
+
+fn pem<'c>(certificate: &Path, key: &Path, contents: &'c Contents) -> (Named<'c>, Named<'c>) {
+    let named = |path: &Path, content| Named { path: path.display().to_string(), content };
+    (named(certificate, &contents.certificate), named(key, &contents.key))
+}
+
+async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
+    let file = async |what: &str, path: &Path| {
+        tokio::fs::read(path).await.with_context(|| format!("cannot read {what} {}", path.display()))
+    };
+    Ok(Contents { certificate: file("the certificate", certificate).await?, key: file("the private key", key).await? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path) -> String {
+        let made = rcgen::generate_simple_self_signed(vec!["pillion.test".to_owned()]).unwrap();
+        std::fs::write(dir.join("tls.crt"), made.cert.pem()).unwrap();
+        std::fs::write(dir.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
+        made.cert.pem()
+    }
+
+    async fn load(dir: &Path) -> anyhow::Result<CertificateFiles> {
+        CertificateFiles::load(dir.join("tls.crt"), dir.join("tls.key")).await
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = format!("{:#}", load(dir.path()).await.unwrap_err());
+        assert!(error.contains("cannot read the certificate") && error.contains("tls.crt"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn new_files_are_taken_and_broken_ones_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path());
+        let mut files = load(dir.path()).await.unwrap();
+        let taken = |files: &CertificateFiles| files.seen.certificate.clone();
+
+        let second = write(dir.path());
+        files.look().await;
+        assert_eq!(taken(&files), second.into_bytes());
+        // A swap to what is served already is no change: so this tells that the second one was taken.
+        let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
+        assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
+
+        std::fs::write(dir.path().join("tls.key"), "broken").unwrap();
+        files.look().await;
+        std::fs::remove_file(dir.path().join("tls.crt")).unwrap();
+        files.look().await;
+        let third = write(dir.path());
+        files.look().await;
+        assert_eq!(taken(&files), third.into_bytes());
+        let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
+        assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
+    }
+}

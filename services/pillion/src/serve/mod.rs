@@ -1,0 +1,45 @@
+//! The commands that serve: `webhook` in a cluster, `dev` on a developer's machine.
+//!
+//! Both check everything that can be wrong before a port is bound, and end the same way: not ready first, then drained.
+//!
+//! * [`servers`]: the two ports and what stands behind them.
+//! * [`signals`]: how a process is asked to end.
+//! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
+//! * [`profile_files`]: profiles from files that change.
+//! * [`namespaces`]: namespaces without a cluster.
+//! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told.
+
+mod announce;
+mod certificate;
+pub(crate) mod dev;
+mod folder;
+mod namespaces;
+mod profile_files;
+mod sample;
+mod self_made;
+mod servers;
+mod signals;
+pub(crate) mod webhook;
+
+use std::future::Future;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::args::{LogArgs, TraceArgs};
+use crate::telemetry::Telemetry;
+
+/// Runs a service to its end, then sends what is left of its traces.
+fn run_service(
+    logs: &LogArgs,
+    traces: &TraceArgs,
+    service: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    runtime.block_on(async {
+        let telemetry = Telemetry::start(logs, traces)?;
+        let ended = service.await;
+        telemetry.shutdown().await;
+        ended.map(|()| ExitCode::SUCCESS)
+    })
+}

@@ -1,0 +1,158 @@
+//! Namespaces without a cluster: from `--namespace` and from files.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::names::InjectionLevel;
+use pillion_engine::snapshot::Namespace;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Namespaces by name.
+pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
+
+/// A namespace and how firmly it is opted in: `shop=required`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamespaceArg {
+    pub(crate) name: Box<str>,
+    pub(crate) level: InjectionLevel,
+}
+
+impl FromStr for NamespaceArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((name, level)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
+            return Err("expected NAME=LEVEL, as in shop=required".to_owned());
+        };
+        Ok(Self { name: name.into(), level: self::level(level)? })
+    }
+}
+
+fn level(text: &str) -> Result<InjectionLevel, String> {
+    InjectionLevel::from_label_value(text)
+        .ok_or_else(|| format!("{text:?} is no level: expected enabled, required or held"))
+}
+
+/// One entry of the short form: a level, or labels and annotations.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected enabled, required or held, or a map with labels and annotations")]
+enum Short {
+    Level(String),
+    Metadata(Metadata),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Metadata {
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+/// As Kubernetes writes it, with as much as is of interest here.
+#[derive(Deserialize)]
+struct Object {
+    metadata: ObjectMeta,
+}
+
+/// Reads a file: a map of names, or Namespace objects, one a document, as a list, or as `kubectl get ns -o yaml` writes.
+///
+/// # Errors
+/// It cannot be read, or is nothing of the kind.
+pub(crate) fn from_file(path: &Path) -> anyhow::Result<Namespaces> {
+    let read = || from_text(&std::fs::read_to_string(path)?);
+    read().with_context(|| format!("--namespaces-file {} cannot be used", path.display()))
+}
+
+fn from_text(text: &str) -> anyhow::Result<Namespaces> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text)?;
+    let mut namespaces = Namespaces::new();
+    for document in documents {
+        match document {
+            Value::Null => {}
+            Value::Array(items) => add_objects(&mut namespaces, items)?,
+            Value::Object(mut map) if map.contains_key("kind") => match map.remove("items") {
+                Some(Value::Array(items)) => add_objects(&mut namespaces, items)?,
+                _ => add_objects(&mut namespaces, vec![Value::Object(map)])?,
+            },
+            Value::Object(map) => {
+                for (name, value) in map {
+                    let short = serde_json::from_value(value).with_context(|| format!("namespace {name}"))?;
+                    let namespace = match short {
+                        Short::Level(text) => {
+                            let level = level(&text)
+                                .map_err(anyhow::Error::msg)
+                                .with_context(|| format!("namespace {name}"))?;
+                            Namespace::opted_in(level)
+                        }
+                        Short::Metadata(Metadata { labels, annotations }) => Namespace::new(labels, annotations),
+                    };
+                    namespaces.insert(name.into(), namespace);
+                }
+            }
+            _ => bail!("expected a map of names such as {{shop: required}}, or Namespace objects"),
+        }
+    }
+    Ok(namespaces)
+}
+
+fn add_objects(namespaces: &mut Namespaces, objects: Vec<Value>) -> anyhow::Result<()> {
+    for object in objects {
+        let kind = object.get("kind").and_then(Value::as_str).unwrap_or("Namespace");
+        if kind != "Namespace" {
+            bail!("there is a {kind}: expected Namespace objects only");
+        }
+        let Object { metadata } = serde_json::from_value(object)?;
+        let (name, namespace) = pillion_control::namespaces::read(metadata);
+        if name.is_empty() {
+            bail!("there is a Namespace without metadata.name");
+        }
+        namespaces.insert(name, namespace);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_objects_are_read_in_every_form() {
+        let short = "shop: required\ntill: {labels: {pillion.dev/injection: held, team: red}, annotations: {a: b}}\n";
+        let read = from_text(short).unwrap();
+        assert_eq!(read["shop"].level(), Some(InjectionLevel::Required));
+        assert_eq!((read["till"].label("team"), read["till"].annotation("a")), (Some("red"), Some("b")));
+
+        let object =
+            "{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {pillion.dev/injection: enabled}}}";
+        for text in [
+            object.to_owned(),
+            format!("- {object}\n"),
+            format!("---\n{object}\n---\n{object}\n"),
+            format!("apiVersion: v1\nkind: List\nitems:\n- {object}\n"),
+        ] {
+            let read = from_text(&text).unwrap();
+            assert_eq!(read.len(), 1, "{text}");
+            assert_eq!(read["shop"].level(), Some(InjectionLevel::Enabled), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_says_where_and_what_was_expected() {
+        for (text, expected) in [
+            ("shop: maybe", "enabled, required or held"),
+            ("shop: {label: {}}", "namespace shop"),
+            ("kind: Pod\nmetadata: {name: a}", "there is a Pod"),
+            ("kind: Namespace\nmetadata: {}", "without metadata.name"),
+            ("just text", "expected a map of names"),
+        ] {
+            let error = format!("{:#}", from_text(text).unwrap_err());
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

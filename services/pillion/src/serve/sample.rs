@@ -1,0 +1,143 @@
+//! A request that shows an injection: a pod that asks for a profile that is there, in a namespace that is opted in.
+//!
+//! Which pod that is, the engine itself is asked: candidates are decided until one is injected, so that what `dev` tells
+//! people to try works with whatever profiles they have.
+
+use pillion_api::names::PROFILES_ANNOTATION;
+use pillion_api::profile::Activation;
+use pillion_engine::profile::CompiledProfile;
+use pillion_engine::report::Outcome;
+use pillion_engine::review::{Endpoint, Facts, Review};
+use pillion_engine::snapshot::Snapshot;
+use serde_json::{Value, json};
+
+/// How many pairs of profile and namespace are tried at most.
+const ATTEMPTS: usize = 256;
+
+/// A pod, and the review of its creation.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sample {
+    /// Its namespace.
+    pub(crate) namespace: Box<str>,
+    /// Whether it is injected; if not, there is no profile that can be.
+    pub(crate) injected: bool,
+    /// As its author writes it.
+    pub(crate) pod: Value,
+    /// As the API server sends it.
+    pub(crate) review: Value,
+}
+
+impl Sample {
+    /// The first that is injected of all profiles in all of these namespaces; else one that is not.
+    pub(crate) fn find<'n>(snapshot: &Snapshot, namespaces: &(impl Iterator<Item = &'n str> + Clone)) -> Self {
+        let pairs = snapshot.profiles().iter().flat_map(|profile| {
+            let own = profile.name().namespace.as_deref();
+            namespaces.clone().filter(move |name| own.is_none_or(|own| own == *name)).map(move |name| (profile, name))
+        });
+        let mut samples = pairs.take(ATTEMPTS).map(|(profile, namespace)| Self::of(Some(profile), namespace));
+        let found = samples.find(|sample| is_injected(sample, snapshot));
+        match found {
+            Some(sample) => Self { injected: true, ..sample },
+            None => Self::of(None, namespaces.clone().next().unwrap_or("default")),
+        }
+    }
+
+    fn of(profile: Option<&std::sync::Arc<CompiledProfile>>, namespace: &str) -> Self {
+        let asked = profile.filter(|profile| profile.activation() == Activation::Requested);
+        let mut metadata = json!({"name": "sample", "namespace": namespace, "labels": {"app": "sample"}});
+        if let Some(profile) = asked
+            && let Some(fields) = metadata.as_object_mut()
+        {
+            fields.insert("annotations".to_owned(), json!({PROFILES_ANNOTATION: profile.name().name}));
+        }
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {"containers": [{"name": "app", "image": "registry.example.com/sample:1.0"}]},
+        });
+        let review = review(namespace, &pod);
+        Self { namespace: namespace.into(), injected: false, pod, review }
+    }
+}
+
+fn is_injected(sample: &Sample, snapshot: &Snapshot) -> bool {
+    let text = sample.review.to_string();
+    let Ok(review) = Review::parse(text.as_bytes()) else { return false };
+    let facts = Facts { namespace: snapshot.namespace(&sample.namespace), ..Facts::default() };
+    let decided = review.decide(Endpoint::Any, snapshot, &facts);
+    decided.is_ok_and(|decided| decided.decision.outcome == Outcome::Injected)
+}
+
+fn review(namespace: &str, pod: &Value) -> Value {
+    let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
+    let resource = json!({"group": "", "version": "v1", "resource": "pods"});
+    json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "00000000-0000-4000-8000-000000000001",
+            "kind": kind,
+            "resource": resource,
+            "requestKind": kind,
+            "requestResource": resource,
+            "name": "sample",
+            "namespace": namespace,
+            "operation": "CREATE",
+            "userInfo": {"username": "sample", "groups": ["system:authenticated"]},
+            "object": pod,
+            "oldObject": null,
+            "dryRun": true,
+            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pillion_api::names::InjectionLevel;
+    use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+    use pillion_engine::snapshot::Namespace;
+
+    use super::*;
+
+    fn profile(namespace: Option<&str>, name: &str, more: &Value) -> Arc<CompiledProfile> {
+        let mut spec = json!({"template": {"spec": {"containers": [{"name": "sidecar", "image": "sidecar:1"}]}}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let name = ProfileName { namespace: namespace.map(Into::into), name: name.into() };
+        Arc::new(compile(&name, &serde_json::from_value(spec).unwrap()).unwrap())
+    }
+
+    fn snapshot(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Snapshot {
+        let enabled = |name: &str| (name.into(), Namespace::opted_in(InjectionLevel::Enabled));
+        let out = ("out".into(), Namespace::default());
+        Snapshot::new(ProfileSet::new(profiles)).with_namespaces([enabled("shop"), enabled("till"), out])
+    }
+
+    #[test]
+    fn it_asks_for_the_first_profile_that_can_be_had() {
+        let other = json!({"objectSelector": {"matchLabels": {"app": "other"}}});
+        let snapshot = snapshot([profile(None, "a", &other), profile(None, "b", &json!({}))]);
+        let sample = Sample::find(&snapshot, &["out", "shop"].into_iter());
+        assert!(sample.injected);
+        assert_eq!(&*sample.namespace, "shop");
+        assert_eq!(sample.pod.pointer("/metadata/annotations").unwrap(), &json!({"pillion.dev/profiles": "b"}));
+        assert_eq!(sample.review.pointer("/request/object").unwrap(), &sample.pod);
+    }
+
+    #[test]
+    fn a_tenants_profile_is_shown_in_its_own_namespace() {
+        let sample = Sample::find(&snapshot([profile(Some("till"), "a", &json!({}))]), &["shop", "till"].into_iter());
+        assert!(sample.injected);
+        assert_eq!(&*sample.namespace, "till");
+    }
+
+    #[test]
+    fn without_a_profile_there_is_still_a_pod() {
+        let sample = Sample::find(&snapshot([]), &["shop"].into_iter());
+        assert!(!sample.injected);
+        assert_eq!(&*sample.namespace, "shop");
+    }
+}

@@ -1,0 +1,151 @@
+//! `pillion webhook`: a replica as it runs in a cluster.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use arc_swap::ArcSwap;
+use clap::Args;
+use futures::FutureExt;
+use pillion_control::{LiveNamespaces, Publisher, Status};
+use pillion_engine::snapshot::Snapshot;
+use pillion_webhook::health::{Component, Readiness};
+use pillion_webhook::router::LiveNamespace;
+use pillion_webhook::serve::ServerSettings;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::certificate::{self, CertificateFiles};
+use super::servers::{Parts, Servers};
+use super::signals::Signals;
+use crate::args::{LogArgs, TraceArgs};
+
+/// Arguments of `pillion webhook`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WebhookArgs {
+    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The serving certificate, PEM: the leaf first, then its intermediates. Read again when it changes.
+    #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT")]
+    pub(crate) tls_cert: PathBuf,
+    /// Its private key, PEM. Read again when it changes.
+    #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY")]
+    pub(crate) tls_key: PathBuf,
+    /// Where admission reviews are taken, over TLS. Port 0 lets the system choose.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_LISTEN")]
+    pub(crate) listen: SocketAddr,
+    /// Where /livez, /readyz and /metrics are served, in clear text.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
+    pub(crate) metrics_listen: SocketAddr,
+    /// After being asked to end, go on accepting connections for so long at least: until nobody is sent here any more.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, env = "PILLION_DRAIN_MINIMUM")]
+    pub(crate) drain_minimum: u64,
+    /// After being asked to end, wait no longer than this for connections to go. The API server keeps idle ones for 90 s.
+    #[arg(long, value_name = "SECONDS", default_value_t = 100, env = "PILLION_DRAIN_DEADLINE")]
+    pub(crate) drain_deadline: u64,
+    #[command(flatten)]
+    pub(crate) traces: TraceArgs,
+}
+
+/// Serves until it is asked to end.
+pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+    let traces = args.traces.clone();
+    super::run_service(logs, &traces, serve(args))
+}
+
+async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
+    let files = CertificateFiles::load(args.tls_cert, args.tls_key).await?;
+    let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
+
+    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
+    let readiness = Readiness::default();
+    readiness.component("serving certificate").set_ready(true);
+    let known = readiness.component("the first lists of profiles and namespaces");
+    let mut registry = Registry::default();
+    let broken = broken_profiles(&mut registry);
+    let mut settings = ServerSettings::default();
+    settings.drain_minimum = Duration::from_secs(args.drain_minimum);
+    settings.drain_deadline = Duration::from_secs(args.drain_deadline);
+    let servers = Servers::bind(Parts {
+        listen: args.listen,
+        metrics_listen: args.metrics_listen,
+        certificate: files.serving(),
+        snapshot,
+        live_namespace: Some(live_namespace(LiveNamespaces::new(client.clone()))),
+        readiness: readiness.clone(),
+        registry,
+        settings,
+    })
+    .await?;
+    info!(address = %servers.address, metrics_address = %servers.metrics_address, "listening");
+
+    let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
+    let mut tasks = JoinSet::new();
+    let watching = publisher.run(client, stop.clone());
+    tasks.spawn(async move { watching.await.context("the cluster is not watched any more") });
+    let following = files.follow(certificate::POLL, stop.clone());
+    tasks.spawn(following.map(Ok));
+    tokio::spawn(show(status, known, broken));
+    let serving = tokio::spawn(servers.run(drain.clone()));
+
+    let ended = tokio::select! {
+        signal = signals.next() => {
+            info!(signal, "asked to end: not ready any more, draining");
+            Ok(())
+        }
+        // Nothing asked them to end: a replica that does not see the cluster change must not look well.
+        ended = tasks.join_next() => Err(early_end(ended)),
+    };
+    signals.abort_at_next();
+    readiness.drain();
+    drain.cancel();
+    let drained = serving.await.context("the servers failed");
+    stop.cancel();
+    info!("ended");
+    ended.and(drained)
+}
+
+/// Why a task ended that nobody asked to.
+fn early_end(ended: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) -> anyhow::Error {
+    match ended {
+        Some(Ok(Err(error))) => error,
+        Some(Err(error)) => anyhow!(error).context("a task failed"),
+        Some(Ok(Ok(()))) | None => anyhow!("a task ended that nobody asked to end"),
+    }
+}
+
+fn live_namespace(live: LiveNamespaces) -> LiveNamespace {
+    Arc::new(move |name| {
+        let (live, name) = (live.clone(), Box::<str>::from(name));
+        async move { live.get(&name).await }.boxed()
+    })
+}
+
+fn broken_profiles(registry: &mut Registry) -> Gauge {
+    let gauge = Gauge::default();
+    registry.sub_registry_with_prefix("pillion").register(
+        "broken_profiles",
+        "Profiles that do not take effect as they are stored: the last good revision is at work, or none",
+        gauge.clone(),
+    );
+    gauge
+}
+
+/// Shows what is known of the cluster to probes and metrics, until the watches end.
+async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gauge) {
+    while status.changed().await.is_ok() {
+        let Status { synced, broken_profiles, .. } = *status.borrow_and_update();
+        known.set_ready(synced);
+        broken.set(i64::try_from(broken_profiles).unwrap_or(i64::MAX));
+    }
+}

@@ -1,0 +1,128 @@
+//! `pillion dev` as people use it: what it prints is followed to the letter.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::{Program, eventually, patch, post};
+
+const ANY_PORTS: [&str; 5] = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+
+fn write_profile(folder: &Path, image: &str) {
+    let text = format!(
+        "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: helper}}\n\
+         spec: {{template: {{spec: {{containers: [{{name: helper, image: \"{image}\"}}]}}}}}}\n"
+    );
+    std::fs::write(folder.join("helper.yaml"), text).unwrap();
+}
+
+/// What the curl line says.
+struct Sample {
+    url: String,
+    authority: PathBuf,
+    review: PathBuf,
+}
+
+impl Sample {
+    fn told_by(dev: &Program) -> Self {
+        Self {
+            authority: dev.word_behind("--cacert ").into(),
+            review: dev.word_behind("--data @").into(),
+            url: format!("https://{}", dev.word_behind("https://")),
+        }
+    }
+
+    fn send(&self) -> Option<String> {
+        patch(&post(&self.url, &self.authority, &std::fs::read_to_string(&self.review).unwrap()))
+    }
+}
+
+#[test]
+fn profiles_are_served_loaded_again_and_kept_when_they_break() {
+    let folder = tempfile::tempdir().unwrap();
+    write_profile(folder.path(), "helper:1");
+    let mut dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
+    let sample = Sample::told_by(&dev);
+    dev.tells("ask by annotation pillion.dev/profiles: helper");
+    assert!(sample.send().unwrap().contains("helper:1"));
+
+    write_profile(folder.path(), "helper:2");
+    eventually("the changed profile is served", || sample.send().filter(|patch| patch.contains("helper:2")));
+
+    std::fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
+    dev.tells("still at work as before: helper");
+    assert!(dev.stderr().contains("helper.yaml"), "{}", dev.stderr());
+    assert!(sample.send().unwrap().contains("helper:2"));
+
+    write_profile(folder.path(), "helper:3");
+    eventually("the repaired profile is served", || sample.send().filter(|patch| patch.contains("helper:3")));
+
+    let made = sample.authority.parent().unwrap();
+    dev.terminate();
+    assert_eq!(dev.ended().code(), Some(0), "{}", dev.stderr());
+    assert!(!made.exists(), "it leaves nothing behind");
+}
+
+#[test]
+fn without_arguments_a_profile_of_its_own_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let dev = Program::start(&ANY_PORTS, folder.path());
+    let sample = Sample::told_by(&dev);
+    dev.tells("default: enabled");
+    assert!(sample.send().unwrap().contains("nginx"));
+}
+
+#[test]
+fn the_inject_line_works_when_it_is_pasted() {
+    let folder = tempfile::tempdir().unwrap();
+    write_profile(folder.path(), "helper:1");
+    let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "helper.yaml"]].concat(), folder.path());
+    Sample::told_by(&dev);
+    dev.word_behind("pillion inject ");
+    let told = dev.stdout();
+    let (_, line) = told.split_once("pillion inject ").unwrap();
+    let words = line.lines().next().unwrap().split_whitespace();
+    let arguments: Vec<_> = std::iter::once("inject").chain(words).collect();
+    let mut inject = Program::start(&arguments, folder.path());
+    assert_eq!(inject.ended().code(), Some(0), "{}", inject.stderr());
+    inject.tells("helper:1");
+}
+
+#[test]
+fn namespaces_come_from_arguments_and_files() {
+    let folder = tempfile::tempdir().unwrap();
+    write_profile(folder.path(), "helper:1");
+    std::fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
+    let more = ["--profiles", ".", "--namespace", "shop=required", "--namespaces-file", "namespaces.yaml"];
+    // The file of the namespaces stands among the profiles: an object of another kind is not in the way.
+    let dev = Program::start(&[&ANY_PORTS[..], &more].concat(), folder.path());
+    let sample = Sample::told_by(&dev);
+    for line in ["  shop: required\n", "  till: held\n", "  out: not opted in\n"] {
+        dev.tells(line);
+    }
+    let review = std::fs::read_to_string(&sample.review).unwrap();
+    let send = |namespace: &str| {
+        let review = review.replace("\"namespace\": \"shop\"", &format!("\"namespace\": \"{namespace}\""));
+        patch(&post(&sample.url, &sample.authority, &review))
+    };
+    assert!(send("shop").is_some() && send("till").is_some());
+    assert!(send("out").is_none() && send("unknown").is_none());
+}
+
+#[test]
+fn what_cannot_be_served_is_an_error_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, expected) in [
+        (&["--profiles", "nowhere"][..], "nowhere"),
+        (&["--namespaces-file", "nowhere.yaml"][..], "nowhere.yaml"),
+        (&["--listen", "192.0.2.1:0"][..], "--listen"),
+    ] {
+        let last = if arguments.contains(&"--listen") { &ANY_PORTS[..1] } else { &ANY_PORTS[..] };
+        let mut dev = Program::start(&[last, arguments].concat(), folder.path());
+        assert_eq!(dev.ended().code(), Some(1));
+        dev.tells(expected);
+        assert!(!dev.stdout().contains("Serving"), "{}", dev.stdout());
+    }
+}

@@ -1,0 +1,44 @@
+//! When replicas are gone: the namespace's label decides.
+
+use anyhow::ensure;
+use pillion_testkit::{eventually, isolated};
+
+use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
+
+#[test]
+fn without_replicas_an_enabled_namespace_goes_on_and_a_required_one_refuses() {
+    isolated(|| async {
+        let mut rig = Rig::start(1).await?;
+        rig.namespace("strict", Some("required")).await?;
+        let injected = rig.create("strict", &bare_pod("before")).await?;
+        ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()));
+
+        rig.replicas[0].kill()?;
+        let created = rig.create("team-a", &bare_pod("without")).await?;
+        ensure!(is_untouched(&created), "{created}");
+        let refused = rig.create("strict", &bare_pod("refused")).await.unwrap_err().to_string();
+        ensure!(refused.contains("required.pillion.dev"), "{refused}");
+        // The namespace's owner is not locked out: taking the label away stops the calls with every replica dead.
+        rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
+        eventually(SOON, "the label was taken away", async || {
+            rig.create("strict", &bare_pod("after")).await.map(drop)
+        })
+        .await
+    });
+}
+
+#[test]
+fn losing_the_api_server_changes_no_answer() {
+    isolated(|| async {
+        let mut rig = Rig::start(1).await?;
+        rig.control_plane.restart_api_server().await?;
+        eventually(SOON, "pods are injected again", async || {
+            let names = names(&rig.dry_run("team-a", &bare_pod("probe")).await?);
+            ensure!(names.contains(&"sidecar-nginx".to_owned()), "{names:?}");
+            Ok(())
+        })
+        .await?;
+        ensure!(rig.replicas[0].get("/readyz").await?.0.is_success());
+        Ok(())
+    });
+}

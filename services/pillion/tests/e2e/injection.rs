@@ -1,0 +1,121 @@
+//! Pods through the API server: who gets the sidecar, and who stays as they were.
+
+use anyhow::ensure;
+use pillion_testkit::isolated;
+use serde_json::{Value as Json, json};
+
+use crate::rig::{ASK, Rig, STATUS, annotation, bare_pod, deployment_pod, is_untouched, job_pod, names};
+
+/// Asserts that a pod has all that the profile says, and all that its author wrote.
+fn assert_injected(pod: &Json, own: &[&str]) {
+    let mut expected: Vec<_> = own.iter().map(|name| (*name).to_owned()).collect();
+    expected.push("sidecar-nginx".to_owned());
+    assert_eq!(names(pod), expected);
+    let sidecar = pod["spec"]["containers"].as_array().unwrap().last().unwrap();
+    assert_eq!(sidecar["image"], "nginx:1.29");
+    assert_eq!(sidecar["ports"][0]["containerPort"], 80);
+    assert_eq!(sidecar["volumeMounts"][0], json!({"name": "nginx-conf", "mountPath": "/etc/nginx"}));
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|volume| volume["name"] == "nginx-conf").unwrap();
+    assert_eq!(volume["configMap"]["name"], "nginx-configmap");
+    assert_eq!(annotation(pod, STATUS), Some("injected"));
+    let record: Json = serde_json::from_str(annotation(pod, "pillion.dev/injected").unwrap()).unwrap();
+    assert_eq!(record["profiles"][0]["profile"], "nginx");
+}
+
+#[test]
+fn pods_of_every_origin_get_their_sidecar() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        assert_injected(&rig.create("team-a", &deployment_pod()).await?, &["web", "exporter"]);
+        assert_injected(&rig.create("team-a", &job_pod()).await?, &["backup"]);
+        let bare = rig.create("team-a", &bare_pod("bare")).await?;
+        assert_injected(&bare, &["app"]);
+        assert_eq!(annotation(&bare, "example.com/kept"), Some("as it is"));
+
+        // An update calls nobody and changes nothing else, on a pod that is injected and on one that is not.
+        let mut unasked = bare_pod("unasked");
+        unasked["metadata"]["annotations"] = json!({});
+        let plain = rig.create("team-a", &unasked).await?;
+        ensure!(is_untouched(&plain), "{plain}");
+        for (name, before) in [("bare", &bare), ("unasked", &plain)] {
+            let label = json!({"metadata": {"labels": {"new": "label"}, "annotations": {ASK: "yes"}}});
+            let after = rig.patch("team-a", name, &label).await?;
+            assert_eq!(after["metadata"]["labels"]["new"], "label");
+            assert_eq!(after["spec"], before["spec"], "{name}");
+            assert_eq!(annotation(&after, "pillion.dev/injected"), annotation(before, "pillion.dev/injected"), "{name}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn who_did_not_opt_in_or_opts_out_stays_as_they_were() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        rig.namespace("plain", None).await?;
+        // Opted in by somebody who should not have: excluded by name all the same.
+        rig.label_namespace("kube-system", "pillion.dev/injection", "enabled").await?;
+        rig.label_namespace("kube-public", "pillion.dev/injection", "required").await?;
+        for pod in [bare_pod("bare"), deployment_pod(), job_pod()] {
+            for namespace in ["plain", "kube-system", "kube-public"] {
+                let created = rig.create(namespace, &pod).await?;
+                ensure!(is_untouched(&created), "{namespace}: {created}");
+            }
+            let mut opted_out = pod;
+            let labels = json!({"pillion.dev/inject": "false"});
+            opted_out["metadata"]["labels"] = labels;
+            if opted_out["metadata"].get("name").is_some() {
+                opted_out["metadata"]["name"] = "opted-out".into();
+            }
+            let created = rig.create("team-a", &opted_out).await?;
+            ensure!(is_untouched(&created), "opted out: {created}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_dry_run_shows_the_sidecar_and_leaves_nothing_behind() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        let shown = rig.dry_run("team-a", &bare_pod("dry")).await?;
+        assert_injected(&shown, &["app"]);
+        ensure!(rig.pods("team-a").list(&kube::api::ListParams::default()).await?.items.is_empty());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_namespace_made_a_moment_ago_is_known() {
+    isolated(|| async {
+        let rig = Rig::start(2).await?;
+        for number in 0..10 {
+            // The API server itself learns of a namespace's labels by watching; of a new namespace it asks live.
+            let name = format!("fresh-{number}");
+            rig.namespace(&name, Some("required")).await?;
+            assert_injected(&rig.dry_run(&name, &bare_pod("first")).await?, &["app"]);
+        }
+        Ok(())
+    });
+}
+
+/// What the API server hands to the webhook a second time, and to us when the pod is read back: managedFields do not
+/// name what admission added. The whole trust in records rests on it.
+#[test]
+fn managed_fields_name_what_the_author_wrote_and_nothing_of_ours() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        let pod = rig.create("team-a", &bare_pod("bare")).await?;
+        let managed = pod["metadata"]["managedFields"].to_string();
+        ensure!(managed.contains("example.com/kept"), "{managed}");
+        ensure!(!managed.contains("pillion.dev/injected") && !managed.contains("sidecar-nginx"), "{managed}");
+
+        // A pod that is copied carries the record of the one it was copied from: that is not believed.
+        let mut copy = bare_pod("copy");
+        copy["metadata"]["annotations"] = pod["metadata"]["annotations"].clone();
+        let copied = rig.create("team-a", &copy).await?;
+        assert_injected(&copied, &["app"]);
+        Ok(())
+    });
+}

@@ -1,0 +1,11 @@
+//! The whole system on real parts: pods are created through a real kube-apiserver, which calls replicas of the real
+//! binary by Service, as it does in production.
+//!
+//! Each test has a control plane of its own, in namespaces of its own (see `pillion_testkit`).
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod failures;
+mod injection;
+mod profiles;
+mod rig;

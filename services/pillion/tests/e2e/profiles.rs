@@ -1,0 +1,117 @@
+//! Profiles that change in the cluster: the next pod sees it, and a broken one changes nothing.
+
+use anyhow::{Result, ensure};
+use pillion_testkit::{eventually, isolated};
+use serde_json::Value as Json;
+
+use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
+
+/// The image of the sidecar that a pod would get now.
+async fn image(rig: &Rig) -> Result<Json> {
+    let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
+    let sidecar = pod["spec"]["containers"].as_array().unwrap().iter().find(|c| c["name"] == "sidecar-nginx");
+    Ok(sidecar.map_or(Json::Null, |sidecar| sidecar["image"].clone()))
+}
+
+async fn image_becomes(rig: &Rig, expected: &str) -> Result<()> {
+    eventually(SOON, &format!("pods get the image {expected}"), async || {
+        let image = image(rig).await?;
+        ensure!(image == expected, "still {image}");
+        Ok(())
+    })
+    .await
+}
+
+#[test]
+fn an_edited_profile_changes_the_next_pod_and_a_broken_one_changes_nothing() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
+        image_becomes(&rig, "nginx:1.30").await?;
+
+        // The schema cannot look into a template, so this is stored; it does not compile, so it is not served.
+        let broken = NGINX.replace("        image: nginx:1.29\n", "").replace("1.29", "1.31");
+        rig.control_plane.apply_yaml(&broken).await?;
+        let told = eventually(SOON, "the log says where and why the profile is broken", async || {
+            let log = rig.replicas[0].log_text()?;
+            let line = log.lines().find(|line| line.contains("spec.template.spec.containers[0]"));
+            line.map(str::to_owned).ok_or_else(|| anyhow::anyhow!("not in the log yet"))
+        })
+        .await?;
+        ensure!(told.contains("nginx") && told.contains("needs an image"), "{told}");
+        ensure!(image(&rig).await? == "nginx:1.30", "the last good one stays at work");
+        ensure!(rig.replicas[0].metrics_text().await?.contains("pillion_broken_profiles 1"));
+
+        rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.32")).await?;
+        image_becomes(&rig, "nginx:1.32").await?;
+        ensure!(rig.replicas[0].metrics_text().await?.contains("pillion_broken_profiles 0"));
+
+        rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
+        eventually(SOON, "a deleted profile is no longer applied", async || {
+            let names = names(&rig.dry_run("team-a", &bare_pod("probe")).await?);
+            ensure!(names == ["app"], "{names:?}");
+            Ok(())
+        })
+        .await
+    });
+}
+
+#[test]
+fn a_tenants_profile_acts_in_its_own_namespace_only() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        rig.namespace("team-b", Some("enabled")).await?;
+        let profile = "apiVersion: pillion.dev/v1alpha1\nkind: InjectionProfile\n\
+                       metadata: {name: logger, namespace: team-b}\n\
+                       spec: {template: {spec: {containers: [{name: logger, image: 'logger:1'}]}}}\n";
+        rig.control_plane.apply_yaml(profile).await?;
+        eventually(SOON, "pods of the profile's namespace get it", async || {
+            let names = names(&rig.dry_run("team-b", &bare_pod("probe")).await?);
+            ensure!(names == ["app", "sidecar-nginx", "logger"], "{names:?}");
+            Ok(())
+        })
+        .await?;
+        ensure!(names(&rig.dry_run("team-a", &bare_pod("probe")).await?) == ["app", "sidecar-nginx"]);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_definitions_show_and_refuse_what_they_can() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
+        ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
+        let all = rig.control_plane.kubectl_ok(&["get", "pillion", "-A"]).await?;
+        ensure!(all.contains("clusterinjectionprofile.pillion.dev/nginx"), "{all}");
+        ensure!(rig.control_plane.kubectl_ok(&["get", "iprof", "-A"]).await?.is_empty());
+        let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.request.truthy"]).await?;
+        ensure!(explained.contains("Words that ask for the default profile"), "{explained}");
+
+        let refused = |kind: &str, spec: &str| {
+            let yaml = format!(
+                "apiVersion: pillion.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x, namespace: team-a}}\nspec: {spec}\n"
+            );
+            let control_plane = &rig.control_plane;
+            async move {
+                let output = control_plane.kubectl_with_input(&["create", "-f", "-"], &yaml).await?;
+                ensure!(!output.status.success(), "accepted: {yaml}");
+                anyhow::Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+            }
+        };
+        let tenant = "InjectionProfile";
+        let template = "template: {metadata: {labels: {a: b}}}";
+        for (kind, spec, told) in [
+            (tenant, format!("{{namespaceSelector: {{}}, {template}}}"), "its own namespace only"),
+            (tenant, format!("{{optOut: Forbidden, {template}}}"), "optOut Forbidden is for"),
+            (tenant, "{order: 1}".to_owned(), "otherwise it does nothing"),
+            (tenant, format!("{{request: {{values: [a]}}, {template}}}"), "needs an annotation or a label"),
+            (tenant, format!("{{activation: Sometimes, {template}}}"), "Sometimes"),
+            (tenant, format!("{{ordr: 1, {template}}}"), "ordr"),
+        ] {
+            let message = refused(kind, &spec).await?;
+            ensure!(message.contains(told), "{message:?} does not say {told:?}");
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,174 @@
+//! A cluster with Pillion in it, and the objects that tests create there.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use pillion_api::webhook_configuration::{self, Settings};
+use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
+use pillion_testkit::{
+    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, register_service, register_webhook,
+};
+use serde_json::{Value as Json, json};
+
+/// How long the cluster may take to show what was asked of it.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// The annotation that asks for the first profile, and the one that says it is there.
+pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
+pub(crate) const STATUS: &str = "sidecar-injector-webhook.morven.me/status";
+
+/// The profile as it is shipped.
+pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.yaml");
+
+/// A control plane with replicas that serve the shipped profile.
+pub(crate) struct Rig {
+    pub(crate) control_plane: ControlPlane,
+    pub(crate) replicas: Vec<Replica>,
+}
+
+impl Rig {
+    /// Starts it: definitions as the program prints them, the profile, replicas, and the webhook configuration.
+    pub(crate) async fn start(replicas: u8) -> Result<Self> {
+        let control_plane = ControlPlane::start().await?;
+        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
+        ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
+        // Client-side, as most people do it: the definitions have to be small enough for it.
+        let applied = control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
+        ensure!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+        let names = ["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"];
+        control_plane.wait_for_crds(&names).await?;
+        control_plane.apply_yaml(NGINX).await?;
+
+        let ca = TestCa::new()?;
+        let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
+        let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
+        spec.args = ["--drain-minimum", "0"].map(str::to_owned).into();
+        spec.env.push(("PILLION_LOG_LEVEL".to_owned(), "info,pillion_webhook=debug".to_owned()));
+        let replicas = Replica::start_many(&spec, replicas).await?;
+        let addresses: Vec<_> = replicas.iter().map(Replica::address).collect();
+        register_service(&control_plane.client(), &addresses).await?;
+        let configuration = webhook_configuration::mutating(&Settings::new(NAMESPACE, ca.bundle_pem()));
+        register_webhook(&control_plane.client(), &configuration).await?;
+
+        let rig = Self { control_plane, replicas };
+        rig.namespace("team-a", Some("enabled")).await?;
+        rig.is_called("team-a").await?;
+        Ok(rig)
+    }
+
+    /// Creates a namespace with an opt-in label, or none.
+    pub(crate) async fn namespace(&self, name: &str, level: Option<&str>) -> Result<()> {
+        let labels: Vec<_> = level.map(|level| ("pillion.dev/injection", level)).into_iter().collect();
+        self.control_plane.create_namespace(name, &labels).await
+    }
+
+    /// Waits until the API server calls the webhook: it learns of a configuration and of a namespace by watching.
+    async fn is_called(&self, namespace: &str) -> Result<()> {
+        eventually(SOON, "the API server calls the webhook", async || {
+            let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
+            ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");
+            Ok(())
+        })
+        .await
+    }
+
+    pub(crate) fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.control_plane.client(), namespace)
+    }
+
+    /// Creates a pod and reads it back.
+    pub(crate) async fn create(&self, namespace: &str, pod: &Json) -> Result<Json> {
+        let pods = self.pods(namespace);
+        let created = pods.create(&PostParams::default(), &serde_json::from_value(pod.clone())?).await?;
+        let name = created.metadata.name.context("a name")?;
+        Ok(serde_json::to_value(pods.get(&name).await?)?)
+    }
+
+    /// What a pod would be, without creating it.
+    pub(crate) async fn dry_run(&self, namespace: &str, pod: &Json) -> Result<Json> {
+        let parameters = PostParams { dry_run: true, ..PostParams::default() };
+        let pod = self.pods(namespace).create(&parameters, &serde_json::from_value(pod.clone())?).await?;
+        Ok(serde_json::to_value(pod)?)
+    }
+
+    pub(crate) async fn patch(&self, namespace: &str, name: &str, patch: &Json) -> Result<Json> {
+        let pod = self.pods(namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(serde_json::to_value(pod)?)
+    }
+
+    pub(crate) async fn label_namespace(&self, name: &str, label: &str, value: &str) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.control_plane.client());
+        let patch = json!({"metadata": {"labels": {label: value}}});
+        namespaces.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        Ok(())
+    }
+}
+
+/// A pod of nobody's, which asks for the sidecar.
+pub(crate) fn bare_pod(name: &str) -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "annotations": {ASK: "yes", "example.com/kept": "as it is"}},
+        "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+    })
+}
+
+/// A pod as a Deployment's ReplicaSet creates it.
+pub(crate) fn deployment_pod() -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "generateName": "web-7c9d6f5b8-",
+            "labels": {"app": "web", "pod-template-hash": "7c9d6f5b8"},
+            "annotations": {ASK: "Yes"},
+            "ownerReferences": [owner("apps/v1", "ReplicaSet", "web-7c9d6f5b8")],
+        },
+        "spec": {
+            "containers": [
+                {"name": "web", "image": "web:1", "ports": [{"containerPort": 80}],
+                 "volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+                {"name": "exporter", "image": "exporter:1"},
+            ],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    })
+}
+
+/// A pod as a Job creates it.
+pub(crate) fn job_pod() -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "generateName": "backup-",
+            "labels": {"batch.kubernetes.io/job-name": "backup"},
+            "annotations": {ASK: "on"},
+            "ownerReferences": [owner("batch/v1", "Job", "backup")],
+        },
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "backup", "image": "backup:1"}]},
+    })
+}
+
+fn owner(api_version: &str, kind: &str, name: &str) -> Json {
+    json!({
+        "apiVersion": api_version, "kind": kind, "name": name, "controller": true, "blockOwnerDeletion": true,
+        "uid": "029dc23e-3de8-41af-ab3c-a95b34b82bf3",
+    })
+}
+
+/// The names of a pod's containers.
+pub(crate) fn names(pod: &Json) -> Vec<String> {
+    let containers = pod["spec"]["containers"].as_array();
+    containers.into_iter().flatten().map(|container| container["name"].as_str().unwrap().to_owned()).collect()
+}
+
+pub(crate) fn annotation<'p>(pod: &'p Json, key: &str) -> Option<&'p str> {
+    pod["metadata"]["annotations"].get(key).and_then(Json::as_str)
+}
+
+/// Whether nothing of Pillion's is in a pod.
+pub(crate) fn is_untouched(pod: &Json) -> bool {
+    let text = pod.to_string();
+    !text.contains("sidecar-nginx") && !text.contains("nginx-conf") && !text.contains("pillion.dev/injected")
+}

@@ -1,0 +1,339 @@
+//! `pillion inject` as a process: manifests in, injected manifests out.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
+const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
+const STATUS: &str = "sidecar-injector-webhook.morven.me/status";
+
+const POD: &str = "\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  annotations:
+    sidecar-injector-webhook.morven.me/inject: \"yes\"
+spec:
+  futureField: {kept: [1, 2.5, null]}
+  containers:
+  - name: app
+    image: busybox
+    args: [\"0644\", \"yes\", \"a: b\"]
+    volumeMounts:
+    - {name: files, mountPath: /files}
+  volumes:
+  - name: files
+    configMap: {name: files, defaultMode: 0644}
+";
+
+const DEPLOYMENT: &str = "\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: web
+  namespace: shop
+spec:
+  replicas: 3
+  selector:
+    matchLabels: {app: web}
+  template:
+    metadata:
+      labels: {app: web}
+      annotations:
+        sidecar-injector-webhook.morven.me/inject: \"yes\"
+    spec:
+      containers:
+      - name: app
+        image: busybox
+";
+
+const CONFIG_MAP: &str = "\
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: files
+data:
+  answer: \"yes\"
+  script: |
+    one
+    two
+";
+
+fn inject_with(input: &str, arguments: &[&str]) -> Output {
+    assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(["inject", "--profile", PROFILES])
+        .args(arguments)
+        .write_stdin(input)
+        .output()
+        .unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Injects into standard input and returns standard output.
+fn inject(input: &str, arguments: &[&str]) -> String {
+    let output = inject_with(input, &[&["-f", "-"], arguments].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    let options = serde_saphyr::options! { legacy_octal_numbers: true };
+    serde_saphyr::from_multiple_with_options(text, options).unwrap()
+}
+
+fn document(text: &str) -> Value {
+    let mut all = documents(text);
+    assert_eq!(all.len(), 1, "{text}");
+    all.remove(0)
+}
+
+/// Asserts that a pod, or a template, holds all of the shipped sidecar, once.
+#[track_caller]
+fn assert_injected(pod: &Value) {
+    let named = |list: &str, name: &str| -> Vec<Value> {
+        let list = pod["spec"][list].as_array().unwrap();
+        list.iter().filter(|element| element["name"] == name).cloned().collect()
+    };
+    let sidecars = named("containers", "sidecar-nginx");
+    assert_eq!(sidecars.len(), 1, "{pod:#}");
+    assert_eq!(sidecars[0]["image"], "nginx:1.29");
+    assert_eq!(sidecars[0]["volumeMounts"], json!([{"name": "nginx-conf", "mountPath": "/etc/nginx"}]));
+    let volume = json!({"name": "nginx-conf", "configMap": {"name": "nginx-configmap"}});
+    assert_eq!(named("volumes", "nginx-conf"), [volume]);
+    assert_eq!(pod["metadata"]["annotations"][STATUS], "injected");
+}
+
+#[test]
+fn a_pod_is_injected_and_keeps_all_that_it_said() {
+    let before = document(POD);
+    let output = inject_with(POD, &["-f", "-"]);
+    let after = document(&String::from_utf8(output.stdout.clone()).unwrap());
+    assert_injected(&after);
+    assert_eq!(after["spec"]["futureField"], json!({"kept": [1, 2.5, null]}));
+    assert_eq!(after["spec"]["containers"][0], before["spec"]["containers"][0]);
+    assert_eq!(after["spec"]["volumes"][0]["configMap"]["defaultMode"], 420);
+    assert_eq!(after["metadata"].get("namespace"), None);
+    assert_eq!(stderr(&output), "Pod default/web: injected\n  nginx: applied\n");
+}
+
+#[test]
+fn a_template_is_injected_and_nothing_invented_stays_in_it() {
+    let after = document(&inject(DEPLOYMENT, &[]));
+    let template = &after["spec"]["template"];
+    assert_injected(template);
+    let keys: Vec<_> = template.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["metadata", "spec"]);
+    let metadata: Vec<_> = template["metadata"].as_object().unwrap().keys().collect();
+    assert_eq!(metadata, ["labels", "annotations"]);
+    let mut rest = after.clone();
+    rest["spec"]["template"] = document(DEPLOYMENT)["spec"]["template"].clone();
+    assert_eq!(rest, document(DEPLOYMENT));
+}
+
+#[test]
+fn documents_keep_their_order_and_others_pass_through() {
+    let bare = POD.replace("\"yes\"\nspec", "\"no\"\nspec");
+    let input = format!("{CONFIG_MAP}---\n{POD}---\n# a remark\n---\n{bare}---\n{DEPLOYMENT}");
+    let after = documents(&inject(&input, &[]));
+    let kinds: Vec<_> = after.iter().map(|object| object["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["ConfigMap", "Pod", "Pod", "Deployment"]);
+    assert_eq!(after[0], document(CONFIG_MAP));
+    assert_injected(&after[1]);
+    assert_eq!(after[2], document(&bare));
+    assert_injected(&after[3]["spec"]["template"]);
+}
+
+#[test]
+fn the_items_of_a_list_are_injected_in_place() {
+    let items = [document(CONFIG_MAP), document(POD), document(DEPLOYMENT)];
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+    let after: Value = serde_json::from_str(&inject(&list.to_string(), &["-o", "json"])).unwrap();
+    assert_eq!(after["items"][0], items[0]);
+    assert_injected(&after["items"][1]);
+    assert_injected(&after["items"][2]["spec"]["template"]);
+    assert_eq!(after["items"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn several_files_are_read_in_order_and_json_is_one_object_or_a_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("a.yaml"), CONFIG_MAP).unwrap();
+    fs::write(path("b.json"), document(POD).to_string()).unwrap();
+    let output = inject_with("", &["-f", &path("a.yaml"), "-f", &path("b.json"), "-o", "json", "-q"]);
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&list["kind"], &list["items"][0]["kind"]), (&json!("List"), &json!("ConfigMap")));
+    assert_injected(&list["items"][1]);
+    assert!(output.stderr.is_empty(), "{}", stderr(&output));
+    let one: Value = serde_json::from_str(&inject(POD, &["-o", "json"])).unwrap();
+    assert_injected(&one);
+}
+
+#[test]
+fn a_patch_applies_to_the_document_that_it_is_for() {
+    let bare = "apiVersion: v1\nkind: Pod\nmetadata: {name: bare}\nspec: {containers: [{name: a, image: b}]}\n";
+    let without_metadata = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x", "namespace": "asks"},
+        "spec": {"template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}}});
+    let folder = tempfile::tempdir().unwrap();
+    let namespace = folder.path().join("namespace.yaml");
+    let asks = format!(
+        "kind: Namespace\nmetadata:\n  name: asks\n  labels: {{pillion.dev/injection: enabled}}\n  annotations: {{{ASK}: \"yes\"}}\n"
+    );
+    fs::write(&namespace, asks).unwrap();
+    let namespace = namespace.display().to_string();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [document(POD), without_metadata]}).to_string();
+    for input in [POD, DEPLOYMENT, bare, CONFIG_MAP, &without_metadata.to_string(), &list] {
+        let arguments = ["--namespace-file", &namespace, "--namespace", "other"];
+        let expected = document(&inject(input, &arguments));
+        let patch: Value = serde_json::from_str(&inject(input, &[&arguments[..], &["-o", "patch"]].concat())).unwrap();
+        let mut patched = document(input);
+        assert_eq!(patch.as_array().unwrap().is_empty(), patched == expected, "{patch:#}");
+        json_patch::patch(&mut patched, &serde_json::from_value::<json_patch::Patch>(patch).unwrap()).unwrap();
+        assert_eq!(patched, expected, "{input}");
+    }
+    let injected = document(&inject(&without_metadata.to_string(), &["--namespace-file", &namespace]));
+    assert_injected(&injected["spec"]["template"]);
+}
+
+#[test]
+fn injecting_again_changes_nothing() {
+    let input = format!("{CONFIG_MAP}---\n{POD}---\n{DEPLOYMENT}");
+    let once = inject(&input, &[]);
+    assert_ne!(once, input);
+    let output = inject_with(&once, &["-f", "-"]);
+    assert_eq!(String::from_utf8(output.stdout.clone()).unwrap(), once);
+    assert!(stderr(&output).contains("Pod default/web: unchanged"), "{}", stderr(&output));
+    assert_eq!(inject(&once, &["-o", "patch"]), "[]\n[]\n[]\n");
+}
+
+#[test]
+fn what_a_namespace_says_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("namespace.yaml").display().to_string();
+    let with = |labels: &str, annotations: &str| {
+        let text =
+            format!("kind: Namespace\nmetadata:\n  name: shop\n  labels: {labels}\n  annotations: {annotations}\n");
+        fs::write(&path, text).unwrap();
+        let output = inject_with(&POD.replace(ASK, "unrelated"), &["-f", "-", "--namespace-file", &path]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        (document(&String::from_utf8(output.stdout.clone()).unwrap()), stderr(&output))
+    };
+    let ask = format!("{{{ASK}: \"yes\"}}");
+    let (pod, text) = with("{pillion.dev/injection: enabled}", &ask);
+    assert_injected(&pod);
+    assert!(text.starts_with("Pod shop/web: injected"), "{text}");
+    let (pod, text) = with("{}", &ask);
+    assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
+    assert!(text.contains("not opted in"), "{text}");
+    let (pod, text) = with("{pillion.dev/injection: enabled}", "{}");
+    assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
+    assert!(text.contains("asks for a profile"), "{text}");
+}
+
+#[test]
+fn a_pod_that_opts_out_is_left_alone() {
+    let input = POD.replace("  annotations:", "  labels: {pillion.dev/inject: \"false\"}\n  annotations:");
+    let output = inject_with(&input, &["-f", "-"]);
+    assert_eq!(document(&String::from_utf8(output.stdout.clone()).unwrap()), document(&input));
+    assert!(stderr(&output).contains("the pod opts out"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_name_that_is_taken_is_told_and_changes_nothing() {
+    let input = POD.replace("name: app", "name: sidecar-nginx");
+    let output = inject_with(&input, &["-f", "-"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(document(&String::from_utf8(output.stdout.clone()).unwrap()), document(&input));
+    assert!(stderr(&output).contains("nginx: skipped, a name that the profile adds is taken"), "{}", stderr(&output));
+}
+
+#[test]
+fn where_a_pod_is_denied_nothing_is_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = fs::read_to_string(format!("{PROFILES}/nginx/profile.yaml")).unwrap();
+    let path = folder.path().join("strict.yaml").display().to_string();
+    fs::write(&path, profile.replace("activation: Requested", "activation: Always\n  onError: Deny")).unwrap();
+    let input = format!("{CONFIG_MAP}---\n{}", POD.replace("name: app", "name: sidecar-nginx"));
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(["inject", "-q", "-f", "-", "--profile", &path])
+        .write_stdin(input)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(output.stdout.is_empty());
+    assert!(stderr(&output).contains("Pod default/web: denied"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_is_wrong_with_an_input_or_a_profile_is_shown_at_its_place() {
+    for (input, place) in [
+        ("a: 1\nb: [1\nc: 2\n", "<stdin>:3:"),
+        ("apiVersion: v1\nkind: Pod\nkind: Pod\n", "<stdin>:3:1"),
+        ("apiVersion: v1\n", "<stdin>:1:1"),
+        ("- kind: Pod\n", "<stdin>:1:1"),
+        ("kind: Y\n", "<stdin>:1:7"),
+    ] {
+        let output = inject_with(input, &["-f", "-"]);
+        assert_eq!(output.status.code(), Some(1), "{input}");
+        assert!(output.stdout.is_empty());
+        assert!(stderr(&output).contains(place), "{input}: {}", stderr(&output));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("broken.yaml").display().to_string();
+    let profile = fs::read_to_string(format!("{PROFILES}/nginx/profile.yaml")).unwrap();
+    fs::write(&path, profile.replace("  activation:", "  activaton:")).unwrap();
+    let output = inject_with(POD, &["-f", "-", "--profile", &path]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    let text = stderr(&output);
+    assert!(text.contains(&format!("{path}:7:3")) && text.contains("did you mean `activation`?"), "{text}");
+    assert_eq!(inject_with(POD, &[]).status.code(), Some(2));
+    assert_eq!(inject_with(POD, &["-f", "/nowhere/pod.yaml"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_saved_review_is_answered_as_by_the_webhook() {
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "namespace": "shop", "operation": "CREATE", "userInfo": {"username": "someone"}, "object": document(POD),
+    }});
+    let output = inject_with(&review.to_string(), &["--review", "-"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["kind"], "AdmissionReview");
+    assert_eq!(answer["response"]["uid"], review["request"]["uid"]);
+    assert_eq!(answer["response"]["allowed"], true);
+    assert_eq!(answer["response"]["patchType"], "JSONPatch");
+
+    let output = inject_with("{\"kind\": \"Pod\"}", &["--review", "-"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    assert_eq!(inject_with("", &["--review", "-", "-f", "-"]).status.code(), Some(2));
+}
+
+/// Another YAML reader, of YAML 1.1 as Go's is, must see the same.
+#[test]
+fn another_reader_of_yaml_sees_the_same_objects() {
+    let input = format!("{CONFIG_MAP}---\n{POD}---\n{DEPLOYMENT}");
+    let text = inject(&input, &[]);
+    let script = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(sys.stdin))))";
+    let available = Command::new("python3").args(["-c", "import yaml"]).output();
+    if !available.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: python3 with PyYAML is not here");
+        return;
+    }
+    let output = assert_cmd::Command::new("python3").args(["-c", script]).write_stdin(text.as_str()).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let theirs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(theirs, documents(&text));
+}

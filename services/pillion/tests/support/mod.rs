@@ -1,0 +1,170 @@
+//! The program as a process, and the least of a client to talk to it.
+
+#![allow(dead_code, reason = "each test file is a crate of its own and uses a part of this")]
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use serde_json::Value;
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long to rest between two looks.
+const REST: Duration = Duration::from_millis(25);
+
+/// Waits until `look` finds something.
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(REST);
+    }
+}
+
+/// A running process of the program. Dropping it kills it.
+pub(crate) struct Program {
+    child: Child,
+    stdout: Arc<Mutex<String>>,
+    stderr: Arc<Mutex<String>>,
+}
+
+impl Program {
+    pub(crate) fn start(arguments: &[&str], folder: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_pillion"))
+            .args(arguments)
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = collect(child.stdout.take().unwrap());
+        let stderr = collect(child.stderr.take().unwrap());
+        Self { child, stdout, stderr }
+    }
+
+    pub(crate) fn stdout(&self) -> String {
+        self.stdout.lock().unwrap().clone()
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        self.stderr.lock().unwrap().clone()
+    }
+
+    /// Waits until the text of standard output or error holds this.
+    pub(crate) fn tells(&self, text: &str) {
+        eventually(&format!("{text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
+            (self.stdout().contains(text) || self.stderr().contains(text)).then_some(())
+        });
+    }
+
+    /// The word behind this text on standard output or error.
+    pub(crate) fn word_behind(&self, text: &str) -> String {
+        eventually(&format!("a word behind {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
+            let all = format!("{}\n{}", self.stdout(), self.stderr());
+            let (_, rest) = all.split_once(text)?;
+            // A whole line: else it may be half of the word.
+            let (line, _) = rest.split_once('\n')?;
+            line.split_whitespace().next().map(ToOwned::to_owned)
+        })
+    }
+
+    pub(crate) fn terminate(&self) {
+        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+    }
+
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        eventually("the process has ended", || child.try_wait().unwrap())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(stream: impl Read + Send + 'static) -> Arc<Mutex<String>> {
+    let text = Arc::new(Mutex::new(String::new()));
+    let into = Arc::clone(&text);
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let mut text = into.lock().unwrap();
+            text.push_str(&line);
+            text.push('\n');
+        }
+    });
+    text
+}
+
+/// An HTTP answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+}
+
+/// GETs from a port without TLS, as in `127.0.0.1:9090`.
+pub(crate) fn get(address: &str, path: &str) -> Answer {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    exchange(stream, &format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"))
+}
+
+/// POSTs JSON to `https://localhost:PORT/PATH`, trusting this authority alone.
+pub(crate) fn post(url: &str, authority: &Path, body: &str) -> Answer {
+    let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
+    let (host, port) = address.split_once(':').unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from(host.to_owned()).unwrap();
+    let tcp = TcpStream::connect(("127.0.0.1", port.parse::<u16>().unwrap())).unwrap();
+    tcp.set_read_timeout(Some(LIMIT)).unwrap();
+    let stream = StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp);
+    let head = format!(
+        "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n",
+        body.len()
+    );
+    exchange(stream, &(head + body))
+}
+
+fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(!head.to_ascii_lowercase().contains("transfer-encoding"), "this client takes whole bodies only: {head}");
+    Answer { status, body: body.to_owned() }
+}
+
+/// The JSON patch in an answer, as text; `None` if there is none.
+pub(crate) fn patch(answer: &Answer) -> Option<String> {
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let review: Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!(review.pointer("/response/allowed"), Some(&Value::Bool(true)), "{answer:?}");
+    let patch = review.pointer("/response/patch")?.as_str()?;
+    let bytes = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, patch).unwrap();
+    Some(String::from_utf8(bytes).unwrap())
+}

@@ -1,0 +1,94 @@
+//! `pillion webhook` as far as it goes without a cluster: what is wrong is found before a port is bound, and a replica
+//! that has not seen the cluster yet is alive and not ready.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::Path;
+
+use pillion_testkit::TestCa;
+use support::{Program, eventually, get};
+
+const ANY_PORTS: [&str; 9] = [
+    "webhook",
+    "--listen",
+    "127.0.0.1:0",
+    "--metrics-listen",
+    "127.0.0.1:0",
+    "--drain-minimum",
+    "0",
+    "--kubeconfig",
+    "kubeconfig",
+];
+
+fn write_files(folder: &Path, api_server: &str) {
+    TestCa::new().unwrap().serving_files(folder, "tls", &["localhost"]).unwrap();
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"{api_server}\"}}}}]\n\
+         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+         current-context: x\n"
+    );
+    std::fs::write(folder.join("kubeconfig"), kubeconfig).unwrap();
+}
+
+fn start(folder: &Path, certificate: &str, key: &str) -> Program {
+    Program::start(&[&ANY_PORTS[..], &["--tls-cert", certificate, "--tls-key", key]].concat(), folder)
+}
+
+#[test]
+fn a_replica_without_a_cluster_is_alive_not_ready_and_ends_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    // Bound and never accepted from: an API server that does not answer.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    write_files(folder.path(), &format!("http://{}", silent.local_addr().unwrap()));
+    let mut replica = start(folder.path(), "tls.crt", "tls.key");
+    let operations = replica.word_behind("metrics_address=");
+    assert_eq!(get(&operations, "/livez").status, 200);
+    let ready = get(&operations, "/readyz");
+    assert_eq!(ready.status, 503);
+    assert!(ready.body.contains("profiles and namespaces") && !ready.body.contains("certificate"), "{ready:?}");
+    let metrics = get(&operations, "/metrics").body;
+    assert!(metrics.contains("pillion_broken_profiles 0"), "{metrics}");
+
+    replica.terminate();
+    assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+}
+
+#[test]
+fn an_api_server_that_refuses_is_told_and_asked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    write_files(folder.path(), &format!("http://{port}"));
+    let replica = start(folder.path(), "tls.crt", "tls.key");
+    eventually("it is told twice for namespaces", || {
+        let told = replica.stderr();
+        (told.lines().filter(|line| line.contains("not watched at present") && line.contains("\"Namespace\"")).count()
+            >= 2)
+            .then_some(())
+    });
+}
+
+#[test]
+fn what_is_wrong_is_found_before_a_port_is_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    write_files(folder.path(), "http://127.0.0.1:1");
+    std::fs::write(folder.path().join("none.pem"), "nothing").unwrap();
+    for (certificate, key, expected) in [
+        ("nowhere.crt", "tls.key", "cannot read the certificate nowhere.crt"),
+        ("tls.crt", "nowhere.key", "cannot read the private key nowhere.key"),
+        ("none.pem", "tls.key", "none.pem"),
+        ("tls.crt", "none.pem", "none.pem"),
+    ] {
+        let mut replica = start(folder.path(), certificate, key);
+        assert_eq!(replica.ended().code(), Some(1));
+        replica.tells(expected);
+        assert!(!replica.stderr().contains("listening"), "{}", replica.stderr());
+    }
+    std::fs::write(folder.path().join("kubeconfig"), "current-context: nowhere").unwrap();
+    let mut replica = start(folder.path(), "tls.crt", "tls.key");
+    assert_eq!(replica.ended().code(), Some(1));
+    replica.tells("kubeconfig");
+    assert!(!replica.stderr().contains("listening"), "{}", replica.stderr());
+}

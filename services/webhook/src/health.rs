@@ -1,0 +1,192 @@
+//! The operations port: is the process alive, may it be sent requests, what does it measure.
+//!
+//! Readiness is a value. Whoever has to finish something before requests may come registers a component by name and
+//! sets it ready; `/readyz` answers with the names of those that are not.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use prometheus_client::registry::Registry;
+
+/// The content type of the text that `/metrics` answers.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Whether requests may come: all components are ready, and nobody has said that the process is to end.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    draining: AtomicBool,
+    components: Mutex<Vec<Arc<ComponentState>>>,
+}
+
+/// One component's part in [`Readiness`]. Not ready until it is said to be.
+#[derive(Clone, Debug)]
+#[must_use = "the process is not ready before this component is set ready"]
+pub struct Component {
+    state: Arc<ComponentState>,
+}
+
+#[derive(Debug)]
+struct ComponentState {
+    name: &'static str,
+    ready: AtomicBool,
+}
+
+/// Why requests may not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotReady {
+    /// The process is to end.
+    pub draining: bool,
+    /// The components that are not ready, in the order in which they were registered.
+    pub waiting_for: Vec<&'static str>,
+}
+
+impl Readiness {
+    /// Adds a component, which is not ready yet. A name twice is two components, and both must be ready.
+    pub fn component(&self, name: &'static str) -> Component {
+        let state = Arc::new(ComponentState { name, ready: AtomicBool::new(false) });
+        self.components().push(Arc::clone(&state));
+        Component { state }
+    }
+
+    /// Says that the process is to end: not ready from now on, for good. Before the servers drain, so that the API
+    /// server is told to go elsewhere while they still answer.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether requests may come, and if not, why.
+    pub fn check(&self) -> Result<(), NotReady> {
+        let waiting_for: Vec<_> = self
+            .components()
+            .iter()
+            .filter(|state| !state.ready.load(Ordering::Acquire))
+            .map(|state| state.name)
+            .collect();
+        let draining = self.shared.draining.load(Ordering::Acquire);
+        if draining || !waiting_for.is_empty() { Err(NotReady { draining, waiting_for }) } else { Ok(()) }
+    }
+
+    fn components(&self) -> std::sync::MutexGuard<'_, Vec<Arc<ComponentState>>> {
+        self.shared.components.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Component {
+    /// Sets the component ready, or not ready any more.
+    pub fn set_ready(&self, ready: bool) {
+        self.state.ready.store(ready, Ordering::Release);
+    }
+}
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("not ready:")?;
+        if self.draining {
+            formatter.write_str(" draining")?;
+        }
+        for (index, name) in self.waiting_for.iter().enumerate() {
+            let before = if index > 0 || self.draining { ", waiting for" } else { " waiting for" };
+            write!(formatter, "{before} {name}")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone)]
+struct Ops {
+    readiness: Readiness,
+    registry: Arc<Registry>,
+}
+
+/// The routes of the operations port: `/livez`, `/readyz`, `/metrics`.
+pub fn router(readiness: Readiness, registry: Arc<Registry>) -> Router {
+    Router::new()
+        .route("/livez", get(async || "alive\n"))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .with_state(Ops { readiness, registry })
+}
+
+async fn readyz(State(ops): State<Ops>) -> Response {
+    match ops.readiness.check() {
+        Ok(()) => "ready\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}
+
+async fn metrics(State(ops): State<Ops>) -> Response {
+    let mut text = String::with_capacity(16 * 1024);
+    match prometheus_client::encoding::text::encode(&mut text, &ops.registry) {
+        Ok(()) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "the metrics cannot be written as text");
+            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written as text\n").into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use http::Request;
+    use http_body_util::BodyExt;
+    use prometheus_client::metrics::counter::Counter;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn get(router: &Router, path: &str) -> (StatusCode, String, String) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        let content_type = response.headers()[CONTENT_TYPE].to_str().unwrap().to_owned();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, content_type, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn ready_is_said_once_every_component_is_and_not_while_draining() {
+        let readiness = Readiness::default();
+        let router = router(readiness.clone(), Arc::default());
+        let (snapshot, certificate) = (readiness.component("snapshot"), readiness.component("serving certificate"));
+
+        let (status, _, text) = get(&router, "/readyz").await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(text, "not ready: waiting for snapshot, waiting for serving certificate\n");
+
+        snapshot.set_ready(true);
+        assert_eq!(get(&router, "/readyz").await.2, "not ready: waiting for serving certificate\n");
+        certificate.set_ready(true);
+        assert_eq!(get(&router, "/readyz").await.0, StatusCode::OK);
+
+        readiness.drain();
+        assert_eq!(get(&router, "/readyz").await.2, "not ready: draining\n");
+        snapshot.set_ready(false);
+        let (status, _, text) = get(&router, "/readyz").await;
+        assert_eq!((status, &*text), (StatusCode::SERVICE_UNAVAILABLE, "not ready: draining, waiting for snapshot\n"));
+        assert_eq!(get(&router, "/livez").await.0, StatusCode::OK, "draining is no reason to be killed");
+    }
+
+    #[tokio::test]
+    async fn metrics_are_openmetrics_text() {
+        let mut registry = Registry::with_prefix("pillion");
+        let counter = Counter::<u64>::default();
+        registry.register("things", "Things that were counted", counter.clone());
+        counter.inc_by(3);
+        let (status, content_type, text) = get(&router(Readiness::default(), Arc::new(registry)), "/metrics").await;
+        assert_eq!((status, &*content_type), (StatusCode::OK, OPENMETRICS));
+        assert!(text.contains("pillion_things_total 3\n") && text.ends_with("# EOF\n"), "{text}");
+    }
+}

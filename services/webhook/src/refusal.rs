@@ -1,0 +1,165 @@
+//! Why a request is not answered with a review: decided as data, then rendered as an HTTP status, a text and a metric.
+//!
+//! The API server shows the text to whoever made the pod or writes it to its log, so it says what was wrong and what was
+//! expected. Whose fault it is decides the status: 4xx the caller's, 5xx ours. Under either, `failurePolicy` applies.
+
+use std::any::Any;
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode, Version};
+use pillion_engine::review::{Fault, ReviewError};
+
+use crate::body::BodyError;
+use crate::metrics::RequestOutcome;
+
+/// Bytes of a text that a client wrote, as far as it is logged.
+pub(crate) const LOGGED_BYTES: usize = 256;
+/// Bytes of an answer that is a text.
+const ANSWERED_BYTES: usize = 1024;
+
+/// Why a request is not answered with a review.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Its content type is not JSON; the one it has.
+    ContentType(Option<HeaderValue>),
+    /// Its content is encoded; the encoding.
+    ContentEncoding(HeaderValue),
+    /// Its body is larger than so many bytes.
+    TooLarge(usize),
+    /// Its body was not there after so long.
+    TooSlow(Duration),
+    /// Its body broke off.
+    Broken(axum::Error),
+    /// Its body is no review.
+    Review(ReviewError),
+    /// The engine failed.
+    Fault(Fault),
+    /// Something panicked; what it said.
+    Panic(Box<str>),
+}
+
+impl Refusal {
+    pub(crate) fn from_body(error: BodyError, limits: crate::body::Limits) -> Self {
+        match error {
+            BodyError::TooLarge => Self::TooLarge(limits.bytes),
+            BodyError::TooSlow => Self::TooSlow(limits.time),
+            BodyError::Broken(error) => Self::Broken(error),
+        }
+    }
+
+    pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Self::Panic(text.unwrap_or("no message").into())
+    }
+
+    pub(crate) const fn status(&self) -> StatusCode {
+        match self {
+            Self::ContentType(_) | Self::ContentEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::Broken(_) | Self::Review(_) => StatusCode::BAD_REQUEST,
+            Self::Fault(_) | Self::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    pub(crate) const fn outcome(&self) -> RequestOutcome {
+        match self {
+            Self::Fault(_) | Self::Panic(_) => RequestOutcome::Error,
+            _ => RequestOutcome::BadRequest,
+        }
+    }
+
+    /// The answer to a request that came by this version of HTTP.
+    pub(crate) fn answer(&self, version: Version) -> Response<Body> {
+        let text = format!("{}\n", Bounded(&self.to_string(), ANSWERED_BYTES));
+        let mut response = Response::new(Body::from(text));
+        *response.status_mut() = self.status();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        // What is left of the body is in the way of the next request. HTTP/2 has streams, and no such header.
+        if matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_)) && version < Version::HTTP_2 {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ContentType(None) => {
+                formatter.write_str("the request has no Content-Type: expected application/json")
+            }
+            Self::ContentType(Some(found)) => {
+                write!(formatter, "the request's Content-Type is {}: expected application/json", Header(found))
+            }
+            Self::ContentEncoding(found) => {
+                write!(formatter, "the request's Content-Encoding is {}: expected none", Header(found))
+            }
+            Self::TooLarge(limit) => write!(formatter, "the request's body is larger than {limit} bytes"),
+            Self::TooSlow(limit) => {
+                write!(formatter, "the request's body had not come to its end after {} ms", limit.as_millis())
+            }
+            Self::Broken(error) => write!(formatter, "the request's body broke off: {error}"),
+            Self::Review(error) => write!(formatter, "not an AdmissionReview that can be answered: {error}"),
+            Self::Fault(fault) => write!(formatter, "Pillion failed: {fault}"),
+            // What a panic says is for the log.
+            Self::Panic(_) => formatter.write_str("Pillion failed: a fault in its program, see its log"),
+        }
+    }
+}
+
+/// A header's value, quoted.
+struct Header<'h>(&'h HeaderValue);
+
+impl fmt::Display for Header<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "\"{}\"", Bounded(&String::from_utf8_lossy(self.0.as_bytes()), LOGGED_BYTES))
+    }
+}
+
+/// A text on one line of printable characters, and of so many bytes at most.
+pub(crate) struct Bounded<'t>(pub(crate) &'t str, pub(crate) usize);
+
+impl fmt::Display for Bounded<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut left = self.1;
+        for character in self.0.chars() {
+            let quoted = matches!(character, '"' | '\'' | '\\');
+            let bytes = if quoted { 1 } else { character.escape_debug().map(char::len_utf8).sum() };
+            let Some(rest) = left.checked_sub(bytes) else { return formatter.write_str("...") };
+            left = rest;
+            if quoted {
+                formatter.write_char(character)?;
+            } else {
+                write!(formatter, "{}", character.escape_debug())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_text_is_bounded_and_on_one_line() {
+        assert_eq!(Bounded("pod \"a\\b\"", 64).to_string(), "pod \"a\\b\"");
+        assert_eq!(Bounded("a\nb\u{1b}[31m\u{202e}", 64).to_string(), "a\\nb\\u{1b}[31m\\u{202e}");
+        assert_eq!(Bounded("abcdef", 3).to_string(), "abc...");
+        assert_eq!(Bounded("ab\n", 3).to_string(), "ab...");
+        assert_eq!(Bounded(&"x".repeat(10_000), LOGGED_BYTES).to_string().len(), LOGGED_BYTES + 3);
+    }
+
+    #[test]
+    fn a_panics_text_is_for_the_log_alone() {
+        for panic in [Box::new("the secret") as Box<dyn Any + Send>, Box::new(String::from("the secret"))] {
+            let refusal = Refusal::from_panic(&*panic);
+            assert!(matches!(&refusal, Refusal::Panic(text) if &**text == "the secret"));
+            assert!(!refusal.to_string().contains("secret"));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The routes of the admission port: an HTTP request becomes a review, the engine decides it, and the decision becomes an
+//! answer, a line in the log and a few counters.
+//!
+//! A decision takes some 30 us of computing, less than handing it to another thread would: it is made where the request
+//! was read.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::routing::post;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+use pillion_engine::report::ProfileDecision;
+use pillion_engine::review::{Decided, Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::body::{self, Limits};
+use crate::metrics::{Metrics, RequestOutcome};
+use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
+
+/// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
+/// `None`: it is not known there either, or cannot be looked up now.
+///
+/// The router bounds the time of one look-up. Whoever gives the function bounds their number: it takes calls for the same
+/// name together, and remembers names that do not exist.
+pub type LiveNamespace = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Arc<Namespace>>> + Send + Sync>;
+
+/// The limits of one request.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RequestSettings {
+    /// Bytes of a body. A review of an update holds two objects of up to 3 MiB.
+    pub body_limit: usize,
+    /// From the end of a request's head to the end of its body.
+    pub body_timeout: Duration,
+    /// How long a look-up of a namespace may take.
+    pub live_timeout: Duration,
+}
+
+impl Default for RequestSettings {
+    fn default() -> Self {
+        Self {
+            body_limit: 7 * 1024 * 1024,
+            body_timeout: Duration::from_secs(5),
+            live_timeout: Duration::from_millis(300),
+        }
+    }
+}
+
+/// What requests are answered with.
+#[derive(Clone)]
+pub struct Admission {
+    /// Profiles and namespaces, replaced as a whole by whoever watches the cluster.
+    pub snapshot: Arc<ArcSwap<Snapshot>>,
+    /// The look-up of namespaces that the snapshot does not know, if there is one.
+    pub live_namespace: Option<LiveNamespace>,
+    /// Where requests are counted.
+    pub metrics: Arc<Metrics>,
+    /// The limits.
+    pub settings: RequestSettings,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Admission")
+            .field("live_namespace", &self.live_namespace.is_some())
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The routes: POST to `/mutate` and to the path of each injection level.
+pub fn router(admission: Admission) -> Router {
+    let mut router = Router::new();
+    for endpoint in Endpoint::ALL {
+        let answer = move |State(admission): State<Arc<Admission>>, request: Request| async move {
+            admission.answer(endpoint, request).await
+        };
+        router = router.route(endpoint.path(), post(answer));
+    }
+    router
+        .fallback(async || (StatusCode::NOT_FOUND, "nothing is served here: expected /mutate or /mutate/LEVEL\n"))
+        .method_not_allowed_fallback(async || {
+            (StatusCode::METHOD_NOT_ALLOWED, "expected a POST of an AdmissionReview\n")
+        })
+        .with_state(Arc::new(admission))
+}
+
+impl Admission {
+    async fn answer(&self, endpoint: Endpoint, request: Request) -> Response<Body> {
+        let began = Instant::now();
+        let _inflight = InFlight::new(&self.metrics.inflight);
+        let version = request.version();
+        // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
+        let result = AssertUnwindSafe(self.decide(endpoint, request)).catch_unwind().await;
+        let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
+        let (outcome, response) = match result {
+            Ok((outcome, body)) => (outcome, review_answer(body)),
+            Err(refusal) => {
+                self.report(endpoint, &refusal);
+                (refusal.outcome(), refusal.answer(version))
+            }
+        };
+        self.metrics.answered(endpoint, outcome, began.elapsed());
+        response
+    }
+
+    async fn decide(&self, endpoint: Endpoint, request: Request) -> Result<(RequestOutcome, Vec<u8>), Refusal> {
+        check_content(request.headers())?;
+        let waits = request.headers().contains_key(EXPECT);
+        let limits = Limits { bytes: self.settings.body_limit, time: self.settings.body_timeout };
+        let body =
+            body::read(request.into_body(), limits, waits).await.map_err(|error| Refusal::from_body(error, limits))?;
+        #[expect(clippy::cast_precision_loss, reason = "a body is far smaller than 2^52 bytes")]
+        self.metrics.request_bytes.observe(body.len() as f64);
+
+        let review = Review::parse(&body).map_err(Refusal::Review)?;
+        // One state of the cluster from here to the answer, also across a look-up.
+        let snapshot = self.snapshot.load();
+        let namespace = match snapshot.namespace(review.namespace()) {
+            Some(known) => Some(known),
+            None => self.look_up(review.namespace()).await,
+        };
+        let facts = Facts { namespace, ..Facts::default() };
+        let decided = review.decide(endpoint, &snapshot, &facts).map_err(Refusal::Fault)?;
+        self.metrics.decided(&decided.decision);
+        if let Some(patch) = &decided.patch {
+            #[expect(clippy::cast_precision_loss, reason = "a patch is far smaller than 2^52 bytes")]
+            self.metrics.patch_bytes.observe(patch.len() as f64);
+        }
+        log(endpoint, &review, &decided);
+        Ok((RequestOutcome::Decided(decided.decision.outcome), review.respond(&decided)))
+    }
+
+    /// A namespace that the snapshot does not know, if it is to be found in time.
+    async fn look_up(&self, name: &str) -> Option<Arc<Namespace>> {
+        // Objects of the cluster's own have no namespace.
+        let look_up = self.live_namespace.as_ref().filter(|_| !name.is_empty())?;
+        let found = tokio::time::timeout(self.settings.live_timeout, look_up(name)).await;
+        if found.is_err() {
+            tracing::warn!(
+                namespace = %Bounded(name, LOGGED_BYTES),
+                timeout = ?self.settings.live_timeout,
+                "a namespace that is not known yet could not be looked up in time"
+            );
+        }
+        found.ok().flatten()
+    }
+
+    fn report(&self, endpoint: Endpoint, refusal: &Refusal) {
+        let endpoint = endpoint.as_str();
+        match refusal {
+            Refusal::Panic(text) => {
+                self.metrics.panics.inc();
+                tracing::error!(endpoint, panic = %Bounded(text, LOGGED_BYTES), "a request was answered with 500: a panic");
+            }
+            Refusal::Fault(fault) => {
+                let fault = fault.to_string();
+                tracing::error!(endpoint, fault = %Bounded(&fault, 4 * LOGGED_BYTES), "a request was answered with 500");
+            }
+            refusal if tracing::enabled!(tracing::Level::DEBUG) => {
+                let (status, text) = (refusal.status().as_u16(), refusal.to_string());
+                tracing::debug!(endpoint, status, reason = %Bounded(&text, LOGGED_BYTES), "a request was refused");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What Kubernetes sends is JSON as it is. Anything that would have to be unpacked is refused before it is.
+fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
+    for encoding in headers.get_all(CONTENT_ENCODING) {
+        if !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
+            return Err(Refusal::ContentEncoding(encoding.clone()));
+        }
+    }
+    let content_type = headers.get(CONTENT_TYPE);
+    let is_json = content_type.is_some_and(|value| {
+        let media_type = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
+        media_type.trim_ascii().eq_ignore_ascii_case(b"application/json")
+    });
+    if is_json { Ok(()) } else { Err(Refusal::ContentType(content_type.cloned())) }
+}
+
+fn review_answer(body: Vec<u8>) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// One line for each decision: who and why, and never the object, which can hold secrets.
+fn log(endpoint: Endpoint, review: &Review<'_>, decided: &Decided) {
+    let decision = &decided.decision;
+    tracing::debug!(
+        endpoint = endpoint.as_str(),
+        namespace = %Bounded(review.namespace(), LOGGED_BYTES),
+        name = %Bounded(&review.object_name().unwrap_or_default(), LOGGED_BYTES),
+        uid = %Bounded(review.uid(), LOGGED_BYTES),
+        dry_run = review.dry_run(),
+        outcome = decision.outcome.as_str(),
+        reason = decision.reason.as_str(),
+        profiles = %Profiles(&decision.profiles),
+        "decided"
+    );
+}
+
+/// What was decided about each profile, for the log: `nginx@3f2a=applied/injected team-a/x@91bc=skipped/name_taken`.
+struct Profiles<'d>(&'d [ProfileDecision]);
+
+impl fmt::Display for Profiles<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, decided) in self.0.iter().enumerate() {
+            let space = if index > 0 { " " } else { "" };
+            let (name, revision) = (decided.profile.name(), decided.profile.revision());
+            let (outcome, reason) = (decided.outcome.as_str(), decided.reason);
+            write!(formatter, "{space}{name}@{revision}={outcome}/{reason}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Counts a request for as long as it is being answered, or until its client goes away.
+struct InFlight<'m>(&'m Gauge);
+
+impl<'m> InFlight<'m> {
+    fn new(gauge: &'m Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

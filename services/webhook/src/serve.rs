@@ -1,0 +1,403 @@
+//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with a limit on everything, and an end that loses no request.
+//!
+//! The API server pools connections for 90 seconds and does not repeat a POST that met a closing one. So a server that
+//! ends keeps accepting and answering, tells each client by `Connection: close` (HTTP/2: GOAWAY) to go elsewhere, and
+//! is done when no connection is left.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use rustls::ServerConfig;
+use rustls::server::Acceptor;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::connection::{self, Builders, Ended, Protocol};
+use crate::metrics::{ConnectionMetrics, HandshakeResult};
+
+/// How long to wait after `accept` failed: most likely for a file descriptor.
+const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+/// By how much the age of a connection differs from the next one's, so that they do not all come back at once.
+const AGE_JITTER: f64 = 0.2;
+
+/// The limits of a server. All that a client can hold on to is bounded by one of them.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerSettings {
+    /// From the TCP connection to the end of the TLS handshake.
+    pub handshake_timeout: Duration,
+    /// Handshakes at one time whose client has spoken; others wait, within their own timeout.
+    pub max_handshakes: usize,
+    /// From the first byte of a request's head to its last (HTTP/1.1).
+    pub header_timeout: Duration,
+    /// How long a connection may be open without a request. More than the API server's 90 s: who closes first must be
+    /// the client, as it might be sending a request at that moment.
+    pub idle_timeout: Duration,
+    /// From a request's head to its answer; a backstop behind the shorter limits of the routes.
+    pub request_timeout: Duration,
+    /// Connections at one time. One more is closed at once.
+    pub max_connections: usize,
+    /// After this time (20 per cent more or less) the client is asked to connect anew, so that load spreads over
+    /// replicas that came later. `None`: never.
+    pub max_age: Option<Duration>,
+    /// How long new connections are accepted at least after the drain has begun: until nobody routes here any more.
+    pub drain_minimum: Duration,
+    /// How long the drain may take before the connections that are left are cut.
+    pub drain_deadline: Duration,
+    /// Bytes that a connection buffers in each direction; the head of a request must fit.
+    pub max_buffer_bytes: usize,
+    /// Requests at one time on one HTTP/2 connection.
+    pub max_streams: u32,
+    /// Bytes of a request's head on HTTP/2.
+    pub max_header_bytes: u32,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            handshake_timeout: Duration::from_secs(5),
+            max_handshakes: 256,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_mins(2),
+            request_timeout: Duration::from_secs(40),
+            max_connections: 4096,
+            max_age: Some(Duration::from_mins(5)),
+            drain_minimum: Duration::from_secs(10),
+            drain_deadline: Duration::from_secs(100),
+            max_buffer_bytes: 64 * 1024,
+            max_streams: 128,
+            max_header_bytes: 32 * 1024,
+        }
+    }
+}
+
+impl ServerSettings {
+    /// For the operations port: few clients, and nothing is lost when it ends.
+    #[must_use]
+    pub fn ops() -> Self {
+        Self {
+            max_connections: 64,
+            max_age: None,
+            drain_minimum: Duration::ZERO,
+            drain_deadline: Duration::from_secs(1),
+            ..Self::default()
+        }
+    }
+}
+
+/// A server that is bound, and not yet running.
+#[derive(Debug)]
+#[must_use = "a server does nothing until it is run"]
+pub struct Server {
+    listener: TcpListener,
+    app: Router,
+    settings: ServerSettings,
+    security: Security,
+}
+
+#[derive(Clone, Debug)]
+enum Security {
+    Tls { config: Arc<ServerConfig>, metrics: ConnectionMetrics },
+    Plain,
+}
+
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Connections that were cut because the deadline had come.
+    pub cut: usize,
+}
+
+/// When a connection is to be used no more.
+#[derive(Clone, Debug)]
+pub(crate) struct Retire {
+    at: Option<Instant>,
+    drain: Drain,
+}
+
+/// Whether the server ends. The flag is what each answer reads; the token is for those who wait.
+#[derive(Clone, Debug)]
+struct Drain {
+    flag: Arc<AtomicBool>,
+    token: CancellationToken,
+}
+
+impl Retire {
+    pub(crate) fn is_due(&self) -> bool {
+        self.drain.flag.load(Ordering::Relaxed) || self.at.is_some_and(|at| at <= Instant::now())
+    }
+
+    pub(crate) async fn due(&self) {
+        match self.at {
+            Some(at) => tokio::select! {
+                () = self.drain.token.cancelled() => {}
+                () = sleep_until(at) => {}
+            },
+            None => self.drain.token.cancelled().await,
+        }
+    }
+}
+
+impl Server {
+    /// Serves `app` over TLS.
+    pub fn tls(
+        listener: TcpListener,
+        config: Arc<ServerConfig>,
+        app: Router,
+        settings: ServerSettings,
+        metrics: ConnectionMetrics,
+    ) -> Self {
+        Self { listener, app, settings, security: Security::Tls { config, metrics } }
+    }
+
+    /// Serves `app` over HTTP/1.1 without TLS.
+    pub fn plain(listener: TcpListener, app: Router, settings: ServerSettings) -> Self {
+        Self { listener, app, settings, security: Security::Plain }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The operating system does not tell.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `drain` is cancelled and all connections are gone, or the deadline has come.
+    pub async fn run(self, drain: CancellationToken) -> Drained {
+        let Self { listener, app, settings, security } = self;
+        let drain = Drain { flag: Arc::default(), token: drain };
+        let tracker = TaskTracker::new();
+        let cut = CancellationToken::new();
+        let acceptor = Connections {
+            slots: Arc::new(Semaphore::new(settings.max_connections)),
+            tracker: tracker.clone(),
+            cut: cut.clone(),
+            shared: Arc::new(Shared {
+                builders: Builders::new(&settings),
+                handshakes: Semaphore::new(settings.max_handshakes),
+                app,
+                security,
+                drain: drain.clone(),
+                settings: settings.clone(),
+            }),
+        };
+        tokio::select! {
+            () = acceptor.accept(&listener) => {}
+            () = drained(&drain, &tracker, &settings) => {}
+        }
+        drop(listener);
+        let left = tracker.len();
+        cut.cancel();
+        tracker.close();
+        tracker.wait().await;
+        Drained { cut: left }
+    }
+}
+
+/// Returns when the drain is over.
+async fn drained(drain: &Drain, tracker: &TaskTracker, settings: &ServerSettings) {
+    drain.token.cancelled().await;
+    drain.flag.store(true, Ordering::Relaxed);
+    let deadline = Instant::now() + settings.drain_deadline;
+    sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
+    // A tracker that is closed still takes new tasks; it only tells from now on when it has none.
+    tracker.close();
+    let _ = timeout_at(deadline, tracker.wait()).await;
+}
+
+/// What all connections of a server have in common.
+struct Shared {
+    builders: Builders,
+    handshakes: Semaphore,
+    app: Router,
+    security: Security,
+    drain: Drain,
+    settings: ServerSettings,
+}
+
+struct Connections {
+    slots: Arc<Semaphore>,
+    tracker: TaskTracker,
+    cut: CancellationToken,
+    shared: Arc<Shared>,
+}
+
+impl Connections {
+    /// Accepts for ever.
+    async fn accept(&self, listener: &TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => self.spawn(stream, peer),
+                // The connection was gone before it was taken: the next one is not.
+                Err(error) if is_of_one_connection(&error) => {
+                    tracing::debug!(%error, "a connection could not be accepted");
+                }
+                Err(error) => {
+                    tracing::error!(%error, "no connection can be accepted; trying again");
+                    sleep(ACCEPT_BACK_OFF).await;
+                }
+            }
+        }
+    }
+
+    fn spawn(&self, stream: TcpStream, peer: SocketAddr) {
+        let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() else {
+            if let Security::Tls { metrics, .. } = &self.shared.security {
+                metrics.handshake(HandshakeResult::Refused);
+            }
+            tracing::debug!(%peer, limit = self.shared.settings.max_connections, "too many connections: one is refused");
+            return;
+        };
+        let shared = Arc::clone(&self.shared);
+        let cut = self.cut.clone();
+        self.tracker.spawn(async move { cut.run_until_cancelled(shared.serve(stream, peer, slot)).await });
+    }
+}
+
+impl Shared {
+    async fn serve(&self, stream: TcpStream, peer: SocketAddr, _slot: OwnedSemaphorePermit) {
+        // An answer is one small write. Waiting for more to send with it would only make it late.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
+        }
+        let ended = match &self.security {
+            Security::Plain => self.http(stream, Protocol::Http1).await,
+            Security::Tls { config, metrics } => {
+                let _open = Open::new(metrics);
+                let Some(stream) = self.handshake(stream, peer, config, metrics).await else { return };
+                let protocol = match stream.get_ref().1.alpn_protocol() {
+                    Some(b"h2") => Protocol::Http2,
+                    _ => Protocol::Http1,
+                };
+                self.http(stream, protocol).await
+            }
+        };
+        match ended {
+            Ended::Closed => {}
+            Ended::Failed(error) => tracing::debug!(%peer, error = %Causes(&*error), "a connection failed"),
+            Ended::TimedOut(waiting) => tracing::debug!(%peer, ?waiting, "a connection was too slow and is closed"),
+        }
+    }
+
+    async fn handshake(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        config: &Arc<ServerConfig>,
+        metrics: &ConnectionMetrics,
+    ) -> Option<TlsStream<TcpStream>> {
+        let handshake = async {
+            let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+            // Only now, so that clients that say nothing keep nobody waiting.
+            let _permit = self.handshakes.acquire().await.map_err(io::Error::other)?;
+            start.into_stream(Arc::clone(config)).await
+        };
+        let (result, stream) = match timeout(self.settings.handshake_timeout, handshake).await {
+            Ok(Ok(stream)) => (HandshakeResult::Ok, Some(stream)),
+            Ok(Err(error)) => {
+                tracing::debug!(%peer, %error, "a TLS handshake failed");
+                (HandshakeResult::Failed, None)
+            }
+            Err(_) => {
+                tracing::debug!(%peer, "a TLS handshake took too long");
+                (HandshakeResult::TimedOut, None)
+            }
+        };
+        metrics.handshake(result);
+        stream
+    }
+
+    async fn http<S>(&self, stream: S, protocol: Protocol) -> Ended
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
+        let retire = Retire { at, drain: self.drain.clone() };
+        connection::serve(stream, protocol, &self.builders, self.app.clone(), &self.settings, retire).await
+    }
+}
+
+/// Counts an open connection for as long as it lives.
+struct Open<'m>(&'m ConnectionMetrics);
+
+impl<'m> Open<'m> {
+    fn new(metrics: &'m ConnectionMetrics) -> Self {
+        metrics.connections.inc();
+        Self(metrics)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.connections.dec();
+    }
+}
+
+/// An error with its causes, on one line.
+struct Causes<'e>(&'e (dyn std::error::Error + Send + Sync));
+
+impl std::fmt::Display for Causes<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(formatter, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::Interrupted
+    )
+}
+
+/// `age`, up to [`AGE_JITTER`] shorter or longer, as a random number says.
+fn jittered(age: Duration, random: u64) -> Duration {
+    #[expect(clippy::cast_precision_loss, reason = "any number between 0 and 1 will do")]
+    let fraction = random as f64 / u64::MAX as f64;
+    age.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fraction)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_differ_by_a_fifth_at_most() {
+        let age = Duration::from_mins(5);
+        assert_eq!(jittered(age, 0), Duration::from_mins(4));
+        assert_eq!(jittered(age, u64::MAX).as_secs(), 360);
+        let half = jittered(age, u64::MAX / 2);
+        assert!(half.abs_diff(age) < Duration::from_millis(1), "{half:?}");
+    }
+
+    #[test]
+    fn the_api_server_closes_an_idle_connection_before_we_do() {
+        assert!(ServerSettings::default().idle_timeout > Duration::from_secs(90));
+    }
+
+    #[test]
+    fn only_what_concerns_all_connections_makes_the_loop_wait() {
+        assert!(is_of_one_connection(&io::ErrorKind::ConnectionAborted.into()));
+        // EMFILE: the process has no file descriptor left.
+        assert!(!is_of_one_connection(&io::Error::from_raw_os_error(24)));
+    }
+}

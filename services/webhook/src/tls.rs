@@ -1,0 +1,234 @@
+//! The serving certificate: read from PEM text, checked, and swapped while connections are served.
+//!
+//! One [`ServerConfig`] lives as long as the process. It asks a [`ServingCertificate`] at each handshake, so a new
+//! certificate is one pointer store, and connections that are open are left alone.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{InconsistentKeys, ServerConfig};
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+/// PEM text, and the name under which people know it.
+#[derive(Clone, Copy)]
+pub struct PemText<'t> {
+    /// Where it comes from, for error messages: a file's path, or "Secret pillion/serving-certificate, key tls.crt".
+    pub source: &'t str,
+    /// The text.
+    pub text: &'t [u8],
+}
+
+/// Why a certificate and a key cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CertificateError {
+    /// The text is not PEM, or breaks off.
+    #[error("{origin} is not PEM text: {error}; expected {expected}")]
+    NotPem {
+        /// Which text.
+        origin: String,
+        /// What the PEM parser says.
+        error: pem::Error,
+        /// What should stand there.
+        expected: &'static str,
+    },
+    /// There is no certificate in the text.
+    #[error("{origin} has no certificate: expected the leaf first, then its intermediates, each as BEGIN CERTIFICATE")]
+    NoCertificate {
+        /// Which text.
+        origin: String,
+    },
+    /// There is no private key in the text.
+    #[error(
+        "{origin} has no private key: expected one, as BEGIN PRIVATE KEY, BEGIN EC PRIVATE KEY or BEGIN RSA PRIVATE KEY"
+    )]
+    NoKey {
+        /// Which text.
+        origin: String,
+    },
+    /// The key is of no kind that can sign a handshake.
+    #[error(
+        "the private key in {origin} cannot be used: {error}; expected ECDSA P-256 or P-384, Ed25519, or RSA of 2048 bits or more"
+    )]
+    UnusableKey {
+        /// Which text.
+        origin: String,
+        /// What the TLS library says.
+        error: rustls::Error,
+    },
+    /// The first certificate cannot be read.
+    #[error("the first certificate in {origin} is not X.509: {error}")]
+    UnreadableCertificate {
+        /// Which text.
+        origin: String,
+        /// What the TLS library says.
+        error: rustls::Error,
+    },
+    /// The two do not belong together.
+    #[error(
+        "the private key in {key} does not belong to the first certificate in {certificate}: one of the two was replaced \
+         without the other, or the leaf does not stand first"
+    )]
+    Mismatch {
+        /// Which text has the certificate.
+        certificate: String,
+        /// Which text has the key.
+        key: String,
+    },
+}
+
+/// The certificate that the next handshake is answered with.
+#[derive(Debug)]
+pub struct ServingCertificate {
+    current: ArcSwap<CertifiedKey>,
+}
+
+impl std::fmt::Debug for PemText<'_> {
+    /// Not the text: it can be a private key.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("PemText").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl ServingCertificate {
+    /// Reads and checks a first certificate with its key.
+    pub fn new(certificate: PemText<'_>, key: PemText<'_>) -> Result<Arc<Self>, CertificateError> {
+        let current = ArcSwap::from_pointee(load(certificate, key)?);
+        Ok(Arc::new(Self { current }))
+    }
+
+    /// Reads and checks a certificate with its key, and answers handshakes with it from now on. On an error the old one
+    /// stays. `false` if it is the one that is served already.
+    pub fn swap(&self, certificate: PemText<'_>, key: PemText<'_>) -> Result<bool, CertificateError> {
+        let fresh = load(certificate, key)?;
+        let changed = fresh.cert != self.current.load().cert;
+        self.current.store(Arc::new(fresh));
+        Ok(changed)
+    }
+
+    /// A TLS configuration that serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and
+    /// HTTP/1.1 offered.
+    ///
+    /// # Errors
+    /// The cryptography library does not support these versions of TLS, which would be a fault of the build.
+    pub fn server_config(self: &Arc<Self>) -> Result<Arc<ServerConfig>, rustls::Error> {
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::<Self>::clone(self));
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // The API server keeps no sessions. Without resumption every handshake shows the present certificate.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Arc::new(config))
+    }
+}
+
+impl ResolvesServerCert for ServingCertificate {
+    /// The same for every name: the API server verifies it against the name that it dialled.
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current.load_full())
+    }
+}
+
+/// Given explicitly wherever it is needed: with two providers in one build, the process's default would be a panic.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+fn load(certificate: PemText<'_>, key: PemText<'_>) -> Result<CertifiedKey, CertificateError> {
+    let not_pem = |origin: &str, expected| {
+        let origin = origin.to_owned();
+        move |error| CertificateError::NotPem { origin, error, expected }
+    };
+    let chain = CertificateDer::pem_slice_iter(certificate.text)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(not_pem(certificate.source, "one or more BEGIN CERTIFICATE sections"))?;
+    if chain.is_empty() {
+        return Err(CertificateError::NoCertificate { origin: certificate.source.to_owned() });
+    }
+    let der = PrivateKeyDer::from_pem_slice(key.text).map_err(|error| match error {
+        pem::Error::NoItemsFound => CertificateError::NoKey { origin: key.source.to_owned() },
+        error => not_pem(key.source, "a BEGIN PRIVATE KEY section")(error),
+    })?;
+    let signing = provider()
+        .key_provider
+        .load_private_key(der)
+        .map_err(|error| CertificateError::UnusableKey { origin: key.source.to_owned(), error })?;
+    let loaded = CertifiedKey::new(chain, signing);
+    match loaded.keys_match() {
+        // Unknown: a key of this kind does not tell its public half. The handshake will show.
+        Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(loaded),
+        Err(rustls::Error::InconsistentKeys(_)) => {
+            Err(CertificateError::Mismatch { certificate: certificate.source.to_owned(), key: key.source.to_owned() })
+        }
+        Err(error) => Err(CertificateError::UnreadableCertificate { origin: certificate.source.to_owned(), error }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (String, String) {
+        let made = rcgen::generate_simple_self_signed(vec!["pillion.test".to_owned()]).unwrap();
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    }
+
+    fn cert(text: &str) -> PemText<'_> {
+        PemText { source: "tls.crt", text: text.as_bytes() }
+    }
+
+    fn key(text: &str) -> PemText<'_> {
+        PemText { source: "tls.key", text: text.as_bytes() }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_the_name_of_the_file() {
+        let (first, first_key) = pair();
+        let (_, other_key) = pair();
+        let broken = "-----BEGIN CERTIFICATE-----\nMIIB\n";
+        let nonsense = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+        let useless = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n";
+        for (certificate, private, expected) in [
+            ("", &*first_key, "tls.crt has no certificate"),
+            (&*first_key, &*first_key, "tls.crt has no certificate"),
+            (broken, &*first_key, "tls.crt is not PEM text"),
+            (nonsense, &*first_key, "the first certificate in tls.crt is not X.509"),
+            (&*first, "", "tls.key has no private key"),
+            (&*first, &*first, "tls.key has no private key"),
+            (&*first, useless, "the private key in tls.key cannot be used"),
+            (&*first, &*other_key, "the private key in tls.key does not belong to the first certificate in tls.crt"),
+        ] {
+            let error = ServingCertificate::new(cert(certificate), key(private)).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error:?} does not start with {expected:?}");
+        }
+    }
+
+    #[test]
+    fn a_bad_swap_leaves_the_old_certificate() {
+        let (first, first_key) = pair();
+        let (second, second_key) = pair();
+        let serving = ServingCertificate::new(cert(&first), key(&first_key)).unwrap();
+        let before = serving.current.load_full();
+
+        serving.swap(cert(&second), key(&first_key)).unwrap_err();
+        assert!(Arc::ptr_eq(&before, &serving.current.load_full()));
+
+        assert!(!serving.swap(cert(&first), key(&first_key)).unwrap(), "the same certificate is no change");
+        assert!(serving.swap(cert(&second), key(&second_key)).unwrap());
+        assert_ne!(before.cert, serving.current.load().cert);
+    }
+
+    #[test]
+    fn a_private_key_is_not_shown() {
+        let (_, text) = pair();
+        let shown = format!("{:?}", key(&text));
+        assert!(shown.contains("tls.key") && !shown.contains("PRIVATE KEY"), "{shown}");
+    }
+}

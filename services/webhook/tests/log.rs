@@ -1,0 +1,73 @@
+//! What is logged of a decision: who and why, on one line, and never the object.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+#[cfg(test)]
+mod support;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use http::Request;
+use support::{App, KNOWN, review};
+use tower::ServiceExt;
+use tracing::Level;
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What is logged from this level on while a body is answered.
+async fn logged(level: Level, body: String) -> String {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let request =
+        Request::post("/mutate/held").header("content-type", "application/json").body(Body::from(body)).unwrap();
+    App::new().router.oneshot(request).await.unwrap();
+    let bytes = lines.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[tokio::test]
+async fn a_decision_is_one_line_without_the_object() {
+    let mut review = review(KNOWN);
+    review["request"]["object"]["metadata"]["name"] = format!("web\n{}", "x".repeat(10_000)).into();
+    review["request"]["object"]["spec"]["containers"][0]["env"] =
+        serde_json::json!([{"name": "TOKEN", "value": "s3cret"}]);
+    let text = logged(Level::DEBUG, review.to_string()).await;
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for part in [
+        "endpoint=\"held\"",
+        "namespace=team-a",
+        "name=web\\nxxx",
+        "uid=0df28fbd-5f5f-11e8-bc74-36e6bb280816",
+        "outcome=\"skipped\"",
+        "reason=\"no_profile\"",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    assert!(!text.contains("s3cret") && !text.contains("TOKEN") && text.len() < 1000, "{text}");
+    assert_eq!(logged(Level::INFO, review.to_string()).await, "", "a decision is no news");
+}
+
+#[tokio::test]
+async fn a_clients_fault_is_one_short_line() {
+    let body = format!("{{\"apiVersion\":\"a\\u000a{}\"}}", "x".repeat(10_000));
+    let text = logged(Level::DEBUG, body.clone()).await;
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("status=400") && text.contains("apiVersion") && text.len() < 600, "{text}");
+    assert_eq!(logged(Level::INFO, body).await, "", "others' faults do not fill our log");
+}

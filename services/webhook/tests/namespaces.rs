@@ -1,0 +1,79 @@
+//! Namespaces that the snapshot does not know, and what happens when something panics.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+#[cfg(test)]
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use futures::FutureExt;
+use http::{Request, StatusCode};
+use pillion_api::names::InjectionLevel;
+use pillion_engine::snapshot::Namespace;
+use pillion_webhook::router::{LiveNamespace, RequestSettings};
+use support::{App, KNOWN, review};
+use tokio::time::Instant;
+use tower::ServiceExt;
+
+const NO_PROFILE: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"no_profile\"}";
+const NOT_OPTED_IN: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"not_opted_in\"}";
+
+async fn post(router: &Router, namespace: &str) -> StatusCode {
+    let request = Request::post("/mutate")
+        .header("content-type", "application/json")
+        .body(Body::from(review(namespace).to_string()))
+        .unwrap();
+    router.clone().oneshot(request).await.unwrap().status()
+}
+
+#[tokio::test]
+async fn only_an_unknown_namespace_is_looked_up_and_what_is_found_counts() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&calls);
+    let live: LiveNamespace = Arc::new(move |name| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        let found = (name == "new").then(|| Arc::new(Namespace::opted_in(InjectionLevel::Enabled)));
+        async move { found }.boxed()
+    });
+    let app = App::with(RequestSettings::default(), Some(live));
+    // Opted in, by what the snapshot knows or the look-up finds; nobody has a profile for it.
+    for (namespace, looked_up, no_profile, not_opted_in) in
+        [(KNOWN, 0, Some(1.0), None), ("new", 1, Some(2.0), None), ("gone", 2, Some(2.0), Some(1.0))]
+    {
+        assert_eq!(post(&app.router, namespace).await, StatusCode::OK);
+        assert_eq!(calls.load(Ordering::Relaxed), looked_up, "{namespace}");
+        assert_eq!((app.metric(NO_PROFILE), app.metric(NOT_OPTED_IN)), (no_profile, not_opted_in), "{namespace}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_up_that_hangs_holds_a_request_for_300_ms() {
+    let live: LiveNamespace = Arc::new(|_| std::future::pending().boxed());
+    let app = App::with(RequestSettings::default(), Some(live));
+    let began = Instant::now();
+    assert_eq!(post(&app.router, "new").await, StatusCode::OK);
+    assert_eq!(began.elapsed(), Duration::from_millis(300));
+    assert_eq!(app.metric(NOT_OPTED_IN), Some(1.0));
+}
+
+#[tokio::test]
+async fn a_panic_is_one_requests_end_and_not_the_processs() {
+    let live: LiveNamespace = Arc::new(|name| match name {
+        "now" => panic!("for a test"),
+        _ => async { panic!("for a test, later") }.boxed(),
+    });
+    let app = App::with(RequestSettings::default(), Some(live));
+    for (panics, namespace) in [(1.0, "now"), (2.0, "later")] {
+        assert_eq!(post(&app.router, namespace).await, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(app.metric("pillion_panics_total"), Some(panics));
+        assert_eq!(app.metric("pillion_inflight"), Some(0.0));
+        assert_eq!(post(&app.router, KNOWN).await, StatusCode::OK);
+    }
+    let errors = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"error\"}";
+    assert_eq!(app.metric(errors), Some(2.0));
+}

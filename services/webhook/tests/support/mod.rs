@@ -1,0 +1,251 @@
+//! What the tests of this crate share: a review, a server on a loopback port, and clients that can misbehave.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary compiles this module, and uses a part of it")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::Router;
+use pillion_api::names::InjectionLevel;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_webhook::metrics::Metrics;
+use pillion_webhook::router::{Admission, LiveNamespace, RequestSettings, router};
+use pillion_webhook::serve::{Drained, Server, ServerSettings};
+use pillion_webhook::tls::{PemText, ServingCertificate};
+use prometheus_client::registry::Registry;
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+/// Longer than anything takes that does not hang.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The name in the test certificates.
+pub const NAME: &str = "pillion.test";
+/// Opted in, and known to the snapshot of the tests.
+pub const KNOWN: &str = "team-a";
+
+/// A review of the creation of a small pod.
+pub fn review(namespace: &str) -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "0df28fbd-5f5f-11e8-bc74-36e6bb280816",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "requestKind": {"group": "", "version": "v1", "kind": "Pod"},
+            "requestResource": {"group": "", "version": "v1", "resource": "pods"},
+            "name": "web-0",
+            "namespace": namespace,
+            "operation": "CREATE",
+            "userInfo": {"username": "system:serviceaccount:kube-system:replicaset-controller"},
+            "object": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "web-0", "namespace": namespace},
+                "spec": {"containers": [{"name": "web", "image": "registry.example/web:1"}]}
+            },
+            "oldObject": null,
+            "dryRun": false,
+            "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"}
+        }
+    })
+}
+
+/// [`review`] of a pod in the namespace that is known, as text.
+pub fn review_text() -> String {
+    review(KNOWN).to_string()
+}
+
+/// The router with its metrics; without profiles.
+pub struct App {
+    pub router: Router,
+    registry: Registry,
+}
+
+impl App {
+    pub fn new() -> Self {
+        Self::with(RequestSettings::default(), None)
+    }
+
+    pub fn with(settings: RequestSettings, live_namespace: Option<LiveNamespace>) -> Self {
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::register(&mut registry));
+        let snapshot = Snapshot::default().with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
+        let router = router(Admission { snapshot, live_namespace, metrics, settings });
+        Self { router, registry }
+    }
+
+    /// The value of a series, as its text stands in a scrape; `None` if there is no such series.
+    pub fn metric(&self, series: &str) -> Option<f64> {
+        value(&self.registry, series)
+    }
+}
+
+fn value(registry: &Registry, series: &str) -> Option<f64> {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// A certificate that is its own authority, and its key.
+pub fn certificate() -> (String, String) {
+    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]).unwrap();
+    (made.cert.pem(), made.signing_key.serialize_pem())
+}
+
+/// A server of `app` over TLS on a loopback port.
+pub struct Running {
+    pub address: SocketAddr,
+    pub certificate: Arc<ServingCertificate>,
+    pub root: String,
+    pub drain: CancellationToken,
+    pub task: JoinHandle<Drained>,
+    registry: Registry,
+}
+
+impl Running {
+    pub async fn start(app: Router, settings: ServerSettings) -> Self {
+        let (root, key) = certificate();
+        let certificate = ServingCertificate::new(cert_text(&root), key_text(&key)).unwrap();
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry).connections;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = Server::tls(listener, certificate.server_config().unwrap(), app, settings, metrics);
+        let address = server.local_addr().unwrap();
+        let drain = CancellationToken::new();
+        let task = tokio::spawn(server.run(drain.clone()));
+        Self { address, certificate, root, drain, task, registry }
+    }
+
+    pub fn handshakes(&self, result: &str) -> f64 {
+        value(&self.registry, &format!("pillion_tls_handshakes_total{{result=\"{result}\"}}")).unwrap()
+    }
+
+    pub fn connections(&self) -> f64 {
+        value(&self.registry, "pillion_tls_connections").unwrap()
+    }
+
+    pub async fn tcp(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// A TLS connection that offers these protocols.
+    pub async fn tls(&self, protocols: &[&str]) -> TlsStream<TcpStream> {
+        connect(self.tcp().await, &self.root, protocols).await.unwrap()
+    }
+
+    /// One connection of HTTP/1.1.
+    pub async fn http1(&self) -> TlsStream<TcpStream> {
+        self.tls(&["http/1.1"]).await
+    }
+}
+
+pub fn cert_text(text: &str) -> PemText<'_> {
+    PemText { source: "tls.crt", text: text.as_bytes() }
+}
+
+pub fn key_text(text: &str) -> PemText<'_> {
+    PemText { source: "tls.key", text: text.as_bytes() }
+}
+
+fn client_config(root: &str, protocols: &[&str]) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(root.as_bytes()).unwrap()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    Arc::new(config)
+}
+
+pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
+    let connector = TlsConnector::from(client_config(root, protocols));
+    connector.connect(ServerName::try_from(NAME).unwrap(), stream).await
+}
+
+/// The first words of a TLS client.
+pub fn client_hello(root: &str) -> Vec<u8> {
+    let name = ServerName::try_from(NAME).unwrap();
+    let mut client = rustls::ClientConnection::new(client_config(root, &[]), name).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    hello
+}
+
+/// The text of a POST over HTTP/1.1.
+pub fn post(path: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// All that comes until the server closes the connection, cleanly or not.
+pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut bytes = Vec::new();
+    // A close without close_notify, or a reset, is an end as well.
+    let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the server does not close");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Writes, and reads to the end.
+pub async fn exchange(stream: &mut TlsStream<TcpStream>, text: impl AsRef<[u8]>) -> String {
+    // The server may have answered and closed before it has read all of it.
+    let _ = stream.write_all(text.as_ref()).await;
+    let _ = stream.flush().await;
+    read_to_end(stream).await
+}
+
+/// One answer of HTTP/1.1 with a `Content-Length`.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    /// Reads one answer and leaves the connection as it is.
+    pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Self {
+        let read = async {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("the connection ends before the answer"));
+            }
+            let head = String::from_utf8(head).unwrap().to_lowercase();
+            let length =
+                head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next()).unwrap_or("0");
+            let mut body = vec![0; length.parse().unwrap()];
+            stream.read_exact(&mut body).await.unwrap();
+            Self { status: head[9..12].parse().unwrap(), head, body: String::from_utf8(body).unwrap() }
+        };
+        tokio::time::timeout(PATIENCE, read).await.expect("no answer")
+    }
+
+    /// Whether it says that the connection is used no more.
+    pub fn closes(&self) -> bool {
+        self.head.contains("connection: close\r\n")
+    }
+}
+
+/// Waits until something is so.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

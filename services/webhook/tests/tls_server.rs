@@ -1,0 +1,447 @@
+//! The server over real sockets: its limits, its certificate, and its end.
+
+#[cfg(test)]
+mod support;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::{get, post};
+use http::{Request, StatusCode, Version};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use pillion_webhook::router::RequestSettings;
+use pillion_webhook::serve::{Drained, Server, ServerSettings};
+use support::{Answer, App, PATIENCE, Running, exchange, read_to_end, review_text, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Settings without a wait at the end.
+fn settings() -> ServerSettings {
+    let mut settings = ServerSettings::default();
+    settings.drain_minimum = Duration::ZERO;
+    settings
+}
+
+/// A route that answers when it is told to, and tells when it was asked.
+fn slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
+    let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
+    let handler = move || {
+        let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
+        async move {
+            asked.notify_one();
+            answer.notified().await;
+            "done"
+        }
+    };
+    Router::new().route("/slow", post(handler.clone()).get(handler)).route("/fast", get(async || "fast"))
+}
+
+const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
+const GET_SLOW: &[u8] = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
+
+fn fast() -> Router {
+    Router::new().route("/fast", get(async || "fast"))
+}
+
+#[tokio::test]
+async fn both_versions_of_http_are_served() {
+    let server = Running::start(App::new().router, settings()).await;
+    let request = |uri: &str| {
+        Request::post(uri)
+            .header("content-type", "application/json")
+            .body(Full::<bytes::Bytes>::from(review_text()))
+            .unwrap()
+    };
+
+    let stream = server.tls(&["h2", "http/1.1"]).await;
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for path in ["/mutate/enabled", "/mutate/held"] {
+        let response = sender.send_request(request(&format!("https://x{path}"))).await.unwrap();
+        assert_eq!((response.status(), response.version()), (StatusCode::OK, Version::HTTP_2));
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert!(String::from_utf8_lossy(&body).contains("\"allowed\":true"));
+    }
+    drop(sender);
+
+    for protocols in [&["http/1.1"][..], &[]] {
+        let stream = server.tls(protocols).await;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        for path in ["/mutate", "/mutate/required"] {
+            let response = sender.send_request(request(path)).await.unwrap();
+            assert_eq!((response.status(), response.version()), (StatusCode::OK, Version::HTTP_11));
+            assert_eq!(response.headers()["content-type"], "application/json");
+            response.into_body().collect().await.unwrap();
+            sender.ready().await.unwrap();
+        }
+    }
+    assert!((server.handshakes("ok") - 3.0).abs() < 0.5);
+    until("the connections are gone", || server.connections() < 0.5).await;
+}
+
+#[tokio::test]
+async fn a_slow_head_is_cut_and_an_idle_connection_is_not() {
+    let mut settings = settings();
+    settings.header_timeout = SHORT;
+    let server = Running::start(fast(), settings).await;
+    let mut idle = server.http1().await;
+    idle.write_all(GET_FAST).await.unwrap();
+    assert_eq!(Answer::read(&mut idle).await.body, "fast");
+    let fresh = server.http1().await;
+
+    // A head that never ends, on a new connection and on one that has had a request.
+    for requests_before in [0, 1] {
+        let mut slow = server.http1().await;
+        for _ in 0..requests_before {
+            slow.write_all(GET_FAST).await.unwrap();
+            assert_eq!(Answer::read(&mut slow).await.status, 200);
+        }
+        let began = Instant::now();
+        let (mut reading, mut writing) = tokio::io::split(slow);
+        let drip = tokio::spawn(async move {
+            writing.write_all(b"GET /fast HTTP/1.1\r\nHost: x\r\n").await?;
+            // Twice as long as it should be let.
+            for _ in 0..(2 * SHORT.as_millis() / 20) {
+                sleep(Duration::from_millis(20)).await;
+                writing.write_all(b"X-Drip: y\r\n").await?;
+            }
+            std::io::Result::Ok(writing)
+        });
+        assert_eq!(read_to_end(&mut reading).await, "");
+        assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
+        drip.abort();
+    }
+
+    // Those which wait between requests have waited longer than that by now.
+    for mut stream in [idle, fresh] {
+        stream.write_all(GET_FAST).await.unwrap();
+        assert_eq!(Answer::read(&mut stream).await.body, "fast");
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_in_the_end() {
+    let mut settings = settings();
+    settings.idle_timeout = SHORT;
+    let server = Running::start(fast(), settings).await;
+    let mut stream = server.http1().await;
+    stream.write_all(GET_FAST).await.unwrap();
+    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    let began = Instant::now();
+    assert_eq!(read_to_end(&mut stream).await, "");
+    assert!(began.elapsed() >= SHORT / 2, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_shake_hands_is_cut() {
+    let mut settings = settings();
+    settings.handshake_timeout = SHORT;
+    settings.max_handshakes = 1;
+    let server = Running::start(fast(), settings).await;
+
+    let began = Instant::now();
+    let mut silent = server.tcp().await;
+    // The only place for a handshake is not taken by one who says nothing.
+    let mut stream = server.http1().await;
+    stream.write_all(GET_FAST).await.unwrap();
+    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(read_to_end(&mut silent).await, "");
+    assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
+    until("the timeout is counted", || server.handshakes("timed_out") > 0.5).await;
+
+    for garbage in
+        [&b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0xff; 600], &[0x16, 0x03, 0x01, 0x00, 0x05, 1, 2, 3, 4, 5]]
+    {
+        let failed = server.handshakes("failed");
+        let mut stream = server.tcp().await;
+        stream.write_all(garbage).await.unwrap();
+        let answer = read_to_end(&mut stream).await;
+        assert!(!answer.contains("HTTP"), "{answer:?}");
+        until("the failure is counted", || server.handshakes("failed") > failed + 0.5).await;
+    }
+}
+
+#[tokio::test]
+async fn no_more_handshakes_at_one_time_than_are_allowed() {
+    let mut settings = settings();
+    settings.handshake_timeout = 2 * SHORT;
+    settings.max_handshakes = 1;
+    let server = Running::start(fast(), settings).await;
+    let mut stalled = server.tcp().await;
+    stalled.write_all(&support::client_hello(&server.root)).await.unwrap();
+    // It is answered, so it holds the only place; and says no more.
+    stalled.read_u8().await.unwrap();
+    sleep(SHORT).await;
+    let mut next = pin!(server.http1());
+    assert!(timeout(SHORT / 2, &mut next).await.is_err(), "a second handshake beside the first");
+    let mut next = next.await;
+    next.write_all(GET_FAST).await.unwrap();
+    assert_eq!(Answer::read(&mut next).await.status, 200);
+    assert!((server.handshakes("timed_out") - 1.0).abs() < 0.5);
+}
+
+#[tokio::test]
+async fn a_client_that_trusts_another_authority_is_counted() {
+    let server = Running::start(fast(), settings()).await;
+    let (other, _) = support::certificate();
+    support::connect(server.tcp().await, &other, &[]).await.unwrap_err();
+    until("the failure is counted", || server.handshakes("failed") > 0.5).await;
+}
+
+#[tokio::test]
+async fn a_body_that_stalls_is_answered_with_408() {
+    let mut requests = RequestSettings::default();
+    requests.body_timeout = SHORT;
+    let app = App::with(requests, None);
+    let server = Running::start(app.router.clone(), settings()).await;
+    let mut stream = server.http1().await;
+    let began = Instant::now();
+    let text = "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
+    let answer = exchange(&mut stream, text).await;
+    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("200 ms"), "{answer}");
+    assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
+    let series = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"bad_request\"}";
+    assert_eq!(app.metric(series), Some(1.0));
+}
+
+#[tokio::test]
+async fn a_body_of_7_mib_and_a_byte_is_answered_with_413_and_the_end() {
+    const LIMIT: usize = 7 * 1024 * 1024;
+    let server = Running::start(App::new().router, settings()).await;
+    let head = "POST /mutate/enabled HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+    let announced = format!("{head}Content-Length: {}\r\n\r\n{}", LIMIT + 1, " ".repeat(LIMIT + 1));
+    let chunk = format!("{:x}\r\n{}\r\n", 1024 * 1024, " ".repeat(1024 * 1024));
+    let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n{}1\r\n \r\n0\r\n\r\n", chunk.repeat(7));
+    // A client that asks first is told no before it sends anything.
+    let asks = format!("{head}Expect: 100-continue\r\nContent-Length: {}\r\n\r\n", LIMIT + 1);
+    for (name, text) in [("announced", announced), ("chunked", chunked), ("asks first", asks)] {
+        let mut stream = server.http1().await;
+        let answer = exchange(&mut stream, text).await;
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{name}: {answer}");
+        assert!(answer.contains("connection: close\r\n") && answer.contains("7340032"), "{name}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn other_shapes_of_http1_are_served_in_order() {
+    let server = Running::start(App::new().router, settings()).await;
+    let review = review_text();
+
+    let old = support::post("/mutate", &review).replace("HTTP/1.1", "HTTP/1.0");
+    let answer = exchange(&mut server.http1().await, old).await;
+    assert!(answer.starts_with("HTTP/1.0 200 "), "{answer}");
+
+    let (first, second) = review.split_at(100);
+    let chunked = format!(
+        "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\
+         Connection: close\r\nTrailer: X-Sum\r\n\r\n{:x}\r\n{first}\r\n{:x}\r\n{second}\r\n0\r\nX-Sum: 1\r\n\r\n",
+        first.len(),
+        second.len()
+    );
+    let answer = exchange(&mut server.http1().await, chunked).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+
+    let mut stream = server.http1().await;
+    let pipelined = format!(
+        "{}{}{}",
+        support::post("/mutate", &review),
+        support::post("/mutate", "{}"),
+        support::post("/mutate/held", &review)
+    );
+    stream.write_all(pipelined.as_bytes()).await.unwrap();
+    for expected in [200, 400, 200] {
+        assert_eq!(Answer::read(&mut stream).await.status, expected);
+    }
+}
+
+#[tokio::test]
+async fn one_connection_too_many_is_refused_and_the_others_are_served() {
+    let mut settings = settings();
+    settings.max_connections = 2;
+    let server = Running::start(fast(), settings).await;
+    let mut open = [server.http1().await, server.http1().await];
+    assert_eq!(read_to_end(&mut server.tcp().await).await, "");
+    assert!((server.handshakes("refused") - 1.0).abs() < 0.5);
+    for stream in &mut open {
+        stream.write_all(GET_FAST).await.unwrap();
+        assert_eq!(Answer::read(stream).await.status, 200);
+    }
+    let [first, _second] = open;
+    drop(first);
+    until("a place is free", || server.connections() < 1.5).await;
+    let mut next = server.http1().await;
+    next.write_all(GET_FAST).await.unwrap();
+    assert_eq!(Answer::read(&mut next).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_shown_by_the_next_handshake_and_breaks_no_connection() {
+    let server = Running::start(fast(), settings()).await;
+    let mut old = server.http1().await;
+    let (root, key) = support::certificate();
+    assert!(server.certificate.swap(support::cert_text(&root), support::key_text(&key)).unwrap());
+
+    let new = support::connect(server.tcp().await, &root, &[]).await.unwrap();
+    assert_eq!(new.get_ref().1.peer_certificates().unwrap().len(), 1);
+    support::connect(server.tcp().await, &server.root, &[]).await.unwrap_err();
+    old.write_all(GET_FAST).await.unwrap();
+    assert_eq!(Answer::read(&mut old).await.body, "fast");
+}
+
+#[tokio::test]
+async fn an_old_connection_is_closed_with_an_answer() {
+    let mut settings = settings();
+    settings.max_age = Some(SHORT);
+    let server = Running::start(fast(), settings).await;
+
+    let mut stream = server.http1().await;
+    stream.write_all(GET_FAST).await.unwrap();
+    assert!(!Answer::read(&mut stream).await.closes(), "too young");
+    // It is left alone while it has no answer to say it with.
+    assert!(timeout(2 * SHORT, stream.read_u8()).await.is_err());
+    stream.write_all(GET_FAST).await.unwrap();
+    let answer = Answer::read(&mut stream).await;
+    assert!(answer.closes() && answer.body == "fast", "{answer:?}");
+    assert_eq!(read_to_end(&mut stream).await, "");
+
+    // HTTP/2: GOAWAY, after which the client's connection ends by itself.
+    let stream = server.tls(&["h2"]).await;
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<bytes::Bytes>>(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    timeout(PATIENCE, connection).await.expect("no GOAWAY").unwrap();
+    assert!(sender.is_closed());
+}
+
+#[tokio::test]
+async fn a_drain_loses_no_request() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let server = Running::start(slow(&asked, &answer), settings()).await;
+    let mut busy = server.http1().await;
+    let mut idle = server.http1().await;
+    idle.write_all(GET_FAST).await.unwrap();
+    assert!(!Answer::read(&mut idle).await.closes());
+    busy.write_all(GET_SLOW).await.unwrap();
+    asked.notified().await;
+
+    server.drain.cancel();
+    // The connection is left alone until it has an answer to say it with.
+    assert!(timeout(SHORT, idle.read_u8()).await.is_err(), "an idle connection was closed");
+    idle.write_all(GET_FAST).await.unwrap();
+    let last = Answer::read(&mut idle).await;
+    assert!(last.closes() && last.body == "fast", "{last:?}");
+    assert_eq!(read_to_end(&mut idle).await, "");
+
+    // Who comes now is served, and sent away.
+    let mut late = server.http1().await;
+    late.write_all(GET_FAST).await.unwrap();
+    assert!(Answer::read(&mut late).await.closes());
+
+    assert!(!server.task.is_finished());
+    answer.notify_one();
+    let done = Answer::read(&mut busy).await;
+    assert!(done.closes() && done.body == "done", "{done:?}");
+    assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
+    TcpStream::connect(server.address).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_drain_ends_http2_with_goaway_and_the_answers_that_are_due() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let server = Running::start(slow(&asked, &answer), settings()).await;
+    let stream = server.tls(&["h2"]).await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::get("https://x/slow").body(Full::<bytes::Bytes>::default()).unwrap();
+    let response = tokio::spawn(sender.send_request(request));
+    asked.notified().await;
+    server.drain.cancel();
+    // Time for GOAWAY to arrive before the answer does: the client must not take it for the end of its request.
+    sleep(SHORT).await;
+    answer.notify_one();
+    let response = response.await.unwrap().unwrap();
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "done");
+    assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
+    connection.await.unwrap().unwrap();
+    drop(sender);
+}
+
+#[tokio::test]
+async fn a_drain_keeps_the_port_for_a_while_and_cuts_what_is_left_in_the_end() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let mut settings = settings();
+    settings.drain_minimum = SHORT;
+    settings.drain_deadline = 3 * SHORT;
+    let server = Running::start(slow(&asked, &answer), settings).await;
+    let began = Instant::now();
+    server.drain.cancel();
+    // There is no connection, and still the next one is accepted.
+    sleep(SHORT / 4).await;
+    let mut stuck = server.http1().await;
+    stuck.write_all(GET_SLOW).await.unwrap();
+    assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 1 });
+    assert!(began.elapsed() >= 3 * SHORT, "{:?}", began.elapsed());
+    assert_eq!(read_to_end(&mut stuck).await, "");
+}
+
+#[tokio::test]
+async fn the_operations_port_speaks_plain_http() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::plain(listener, fast(), ServerSettings::ops());
+    let address = server.local_addr().unwrap();
+    let drain = CancellationToken::new();
+    let task = tokio::spawn(server.run(drain.clone()));
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    for _ in 0..2 {
+        stream.write_all(GET_FAST).await.unwrap();
+        assert_eq!(Answer::read(&mut stream).await.body, "fast");
+    }
+    drop(stream);
+    drain.cancel();
+    assert_eq!(timeout(PATIENCE, task).await.unwrap().unwrap(), Drained { cut: 0 });
+}
+
+#[tokio::test]
+async fn a_request_whose_answer_never_comes_is_cut() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let mut settings = settings();
+    settings.request_timeout = SHORT;
+    let server = Running::start(slow(&asked, &answer), settings).await;
+    let mut stream = server.http1().await;
+    let began = Instant::now();
+    assert_eq!(exchange(&mut stream, GET_SLOW).await, "");
+    assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_body_in_pieces_keeps_its_connection() {
+    // Bytes of a body are not taken for the head of a request.
+    let mut settings = settings();
+    settings.header_timeout = Duration::from_millis(50);
+    let server = Running::start(App::new().router, settings).await;
+    let review = review_text();
+    let mut stream = server.http1().await;
+    for _ in 0..2 {
+        let text = support::post("/mutate", &review);
+        let (first, second) = text.split_at(text.len() - 10);
+        stream.write_all(first.as_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+        sleep(Duration::from_millis(150)).await;
+        stream.write_all(second.as_bytes()).await.unwrap();
+        assert_eq!(Answer::read(&mut stream).await.status, 200);
+        sleep(Duration::from_millis(150)).await;
+    }
+}
