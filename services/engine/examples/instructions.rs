@@ -1,68 +1,117 @@
-//! Runs one piece of the engine's work a given number of times, to be counted by an instruction profiler: the cost of one
-//! run is the difference of two counts divided by the difference of their numbers.
+//! Runs one piece of the engine's work, to be counted from outside.
 //!
 //! ```text
-//! instructions scan|one|three COUNT REVIEW.json
+//! instructions scan COUNT REVIEW.json
+//! instructions answer COUNT REVIEW.json PROFILE.json...
+//! instructions allocations REVIEW.json PROFILE.json...
 //! ```
 //!
-//! `scan` is the unit: one pass of `serde_json` over the body that keeps nothing.
+//! `scan` is the unit that the others are told in: one pass of `serde_json` over the body that keeps nothing. `answer`
+//! reads the review, decides, and writes the answer. Under an instruction profiler the cost of one run is the difference
+//! of two counts divided by the difference of their numbers, so that starting and compiling drop out. `allocations` prints
+//! how often one answer asks for memory.
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
+use pillion_api::profile::ProfileSpec;
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::report::ProfileOutcome;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 
+const USAGE: &str =
+    "expected: scan COUNT REVIEW.json | answer COUNT REVIEW.json PROFILE.json... | allocations REVIEW.json PROFILE.json...";
+
+type Failure = Box<dyn std::error::Error>;
+
+#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let [work, count, file] = arguments.as_slice() else { return ExitCode::from(2) };
-    let (Ok(count), Ok(body)) = (count.parse::<u32>(), std::fs::read(file)) else { return ExitCode::from(2) };
-    match work.as_str() {
-        "scan" => (0..count).for_each(|_| {
-            black_box(serde_json::from_slice::<serde::de::IgnoredAny>(black_box(&body)).is_ok());
-        }),
-        "one" | "three" => {
-            let snapshot = snapshot(if work == "one" { 1 } else { 3 });
-            (0..count).for_each(|_| {
-                black_box(answer(black_box(&body), &snapshot));
-            });
+    let words: Vec<_> = arguments.iter().map(String::as_str).collect();
+    match run(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
         }
-        _ => return ExitCode::from(2),
     }
-    ExitCode::SUCCESS
 }
 
-fn answer(body: &[u8], snapshot: &Snapshot) -> Option<Vec<u8>> {
-    let review = Review::parse(body).ok()?;
-    let facts = Facts { namespace: snapshot.namespace(review.namespace()), ..Facts::default() };
-    let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).ok()?;
-    assert!(decided.patch.is_some(), "the profiles have to be applied, or this measures something else");
-    Some(review.respond(&decided))
+#[expect(clippy::print_stdout, reason = "the number is what it is for")]
+fn run(words: &[&str]) -> Result<(), Failure> {
+    match words {
+        ["scan", count, review] => {
+            let (count, body) = (count.parse::<u32>()?, read(review)?);
+            for _ in 0..count {
+                black_box(serde_json::from_slice::<serde::de::IgnoredAny>(black_box(&body))?);
+            }
+        }
+        ["answer", count, review, profiles @ ..] if !profiles.is_empty() => {
+            let (count, work) = (count.parse::<u32>()?, Work::read(review, profiles)?);
+            for _ in 0..count {
+                black_box(work.answer()?);
+            }
+        }
+        ["allocations", review, profiles @ ..] if !profiles.is_empty() => {
+            let work = Work::read(review, profiles)?;
+            // What is found once for a namespace is found here.
+            work.answer()?;
+            let measured = allocation_counter::measure(|| {
+                black_box(work.answer().is_ok());
+            });
+            println!("{}", measured.count_total);
+        }
+        _ => return Err(USAGE.into()),
+    }
+    Ok(())
 }
 
-fn snapshot(profiles: usize) -> Snapshot {
-    let profiles = (0..profiles).filter_map(|number| {
-        let spec = serde_json::json!({
-            "activation": "Always",
-            "template": {
-                "metadata": {"annotations": {format!("example.com/status-{number}"): "injected"}},
-                "spec": {
-                    "containers": [{
-                        "name": format!("sidecar-{number}"),
-                        "image": "registry.example.com/sidecar:1.0",
-                        "ports": [{"containerPort": 15_000 + number}],
-                        "volumeMounts": [{"name": format!("config-{number}"), "mountPath": "/etc/sidecar"}],
-                    }],
-                    "volumes": [{"name": format!("config-{number}"), "configMap": {"name": "sidecar"}}],
-                },
-            },
-        });
-        let spec = serde_json::from_value(spec).ok()?;
-        compile(&ProfileName::cluster(format!("profile-{number}")), &spec).ok().map(Arc::new)
-    });
-    Snapshot::new(ProfileSet::new(profiles))
-        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+/// A request and what it is decided by.
+struct Work {
+    body: Vec<u8>,
+    snapshot: Snapshot,
+    profiles: usize,
+}
+
+impl Work {
+    /// The review's namespace is opted in, and the profiles are the cluster's.
+    fn read(review: &str, profiles: &[&str]) -> Result<Self, Failure> {
+        let body = read(review)?;
+        let compiled = profiles.iter().map(|file| profile(file).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let namespace = Review::parse(&body)?.namespace().to_owned();
+        let snapshot = Snapshot::new(ProfileSet::new(compiled))
+            .with_namespace(&namespace, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        Ok(Self { body, snapshot, profiles: profiles.len() })
+    }
+
+    /// What the webhook does with a request between its last byte and the first of the answer.
+    fn answer(&self) -> Result<Vec<u8>, Failure> {
+        let review = Review::parse(black_box(&self.body))?;
+        let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
+        let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &self.snapshot, &facts)?;
+        let applied = decided.decision.profiles.iter().filter(|profile| profile.outcome == ProfileOutcome::Applied);
+        if applied.count() != self.profiles {
+            return Err("not every profile is applied, so this would measure something else".into());
+        }
+        Ok(review.respond(&decided))
+    }
+}
+
+/// A cluster profile as `kubectl` would apply it, JSON.
+fn profile(file: &str) -> Result<pillion_engine::profile::CompiledProfile, Failure> {
+    let mut object: serde_json::Value = serde_json::from_slice(&read(file)?)?;
+    let name = object.pointer("/metadata/name").and_then(serde_json::Value::as_str).ok_or("a profile has a name")?;
+    let name = ProfileName::cluster(name.to_owned());
+    let spec: ProfileSpec = serde_json::from_value(object["spec"].take())?;
+    compile(&name, &spec).map_err(|diagnostics| {
+        let diagnostics: Vec<_> = diagnostics.iter().map(ToString::to_string).collect();
+        format!("{file} does not compile: {}", diagnostics.join("; ")).into()
+    })
+}
+
+fn read(file: &str) -> Result<Vec<u8>, Failure> {
+    std::fs::read(file).map_err(|error| format!("cannot read {file}: {error}").into())
 }

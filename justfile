@@ -1,0 +1,57 @@
+# Everything that is done with this repository. `just test` is all that CI runs.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+# One build profile for everything: aws-lc alone takes two minutes for each.
+cargo_flags := "--release --locked"
+
+# Lists the recipes
+default:
+    @just --list --unsorted
+
+# Builds target/release/pillion
+build:
+    cargo build {{ cargo_flags }} -p pillion
+
+# All checks and tests, on real parts; installs or builds what they need
+test: tools fmt-check lint doc
+    cargo test {{ cargo_flags }} --workspace
+
+# Only the tests against the real control plane; FILTER is a part of their names
+e2e filter="": tools
+    cargo test {{ cargo_flags }} -p pillion --test e2e {{ filter }}
+
+# Builds etcd, kube-apiserver and kubectl once into a cache outside the checkout
+tools:
+    @services/testkit/tools/build.sh
+
+# Checks the format
+fmt-check:
+    cargo fmt --all --check
+
+# Checks the lints
+lint:
+    cargo clippy {{ cargo_flags }} --workspace --all-targets -- -D warnings
+
+# Checks the documentation's links
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc {{ cargo_flags }} --workspace --no-deps --quiet
+
+# Checks licences, sources and duplicates of the dependencies
+deny:
+    cargo install --locked cargo-deny@0.20.2
+    cargo deny --locked check bans licenses sources
+
+# Floor and webhook side by side; the last line is one JSON object
+bench *arguments: build
+    cargo build {{ cargo_flags }} -p pillion-testkit --bins
+    cargo build {{ cargo_flags }} -p pillion-engine --example instructions
+    cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin bench -- {{ arguments }}
+
+# A control plane on this machine's loopback to play with: up prints KUBECONFIG=..., down ends it
+control-plane action: tools
+    cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin control-plane -- {{ action }}
+
+# The program as it is shipped, in target/dist
+dist:
+    cargo build --locked --profile dist -p pillion
