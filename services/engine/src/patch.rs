@@ -44,7 +44,7 @@ impl Writer<'_, '_> {
             State::Original => match self.document.content(id) {
                 Content::Map => self.map(id),
                 Content::List => self.list(id),
-                Content::Value(_) | Content::Scalar(_) => {}
+                Content::Value(_) | Content::Scalar(_) | Content::Made(_) => {}
             },
         }
     }
@@ -277,9 +277,9 @@ fn list_index(token: &str) -> Option<usize> {
 /// costs what was changed.
 fn same(left: &mut Document<'_>, l: SlotId, right: &mut Document<'_>, r: SlotId) -> Result<bool, Malformed> {
     match (left.content(l), right.content(r)) {
-        (Content::Value(a), Content::Value(b)) if a.same_place(b) || a.raw() == b.raw() => return Ok(true),
-        (Content::Scalar(a), Content::Scalar(b)) => return Ok(a == b),
-        (Content::Scalar(a), Content::Value(b)) | (Content::Value(b), Content::Scalar(a)) => return Ok(a == b.raw()),
+        (Content::Value(a), Content::Value(b)) if a.same_place(b) => return Ok(true),
+        (Content::Map | Content::List, _) | (_, Content::Map | Content::List) => {}
+        _ if left.raw(l) == right.raw(r) => return Ok(true),
         _ => {}
     }
     left.open(l)?;

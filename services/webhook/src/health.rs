@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -14,9 +15,17 @@ use axum::routing::get;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use prometheus_client::registry::Registry;
+use tower::ServiceBuilder;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::timeout::TimeoutLayer;
 
 /// The content type of the text that `/metrics` answers.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// How long an answer may take. The longest, a scrape of everything, takes milliseconds; what takes longer is stuck, and
+/// whoever asks had better hear it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Whether requests may come: all components are ready, and nobody has said that the process is to end.
 #[derive(Clone, Debug, Default)]
@@ -117,6 +126,12 @@ pub fn router(readiness: Readiness, registry: Arc<Registry>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Ops { readiness, registry })
+        .layer(
+            ServiceBuilder::new()
+                .layer(CompressionLayer::new())
+                .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
+                .layer(CatchPanicLayer::new()),
+        )
 }
 
 async fn readyz(State(ops): State<Ops>) -> Response {
@@ -188,5 +203,33 @@ mod tests {
         let (status, content_type, text) = get(&router(Readiness::default(), Arc::new(registry)), "/metrics").await;
         assert_eq!((status, &*content_type), (StatusCode::OK, OPENMETRICS));
         assert!(text.contains("pillion_things_total 3\n") && text.ends_with("# EOF\n"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_scraper_that_takes_gzip_gets_it() {
+        let mut registry = Registry::default();
+        registry.register("counted", "Something that is counted, at some length", Counter::<u64>::default());
+        let router = router(Readiness::default(), Arc::new(registry));
+        let request = Request::get("/metrics").header("accept-encoding", "gzip").body(Body::empty()).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+        assert_eq!(response.headers()["content-encoding"], "gzip");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(&body[..2], b"\x1f\x8b");
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer_and_the_next_request_is_served() {
+        #[derive(Debug)]
+        struct Broken;
+        impl prometheus_client::collector::Collector for Broken {
+            fn encode(&self, _: prometheus_client::encoding::DescriptorEncoder<'_>) -> fmt::Result {
+                panic!("a collector that is broken")
+            }
+        }
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Broken));
+        let router = router(Readiness::default(), Arc::new(registry));
+        assert_eq!(get(&router, "/metrics").await.0, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(get(&router, "/livez").await.0, StatusCode::OK);
     }
 }

@@ -1,6 +1,7 @@
 //! Lays the templates of the selected profiles over an object, one after the other, each wholly or not at all, and keeps
 //! the record of what was added.
 
+mod join;
 mod merge;
 mod record;
 
@@ -10,7 +11,7 @@ use pillion_api::profile::OnError;
 use crate::json::{Content, Document, Key, Kind, Malformed};
 use crate::report::{ProfileDecision, ProfileOutcome, Reason};
 
-use merge::{Conflict, Fault, Merge};
+use merge::{Conflict, Fault, Merge, Places};
 pub(crate) use record::{Record, RecordWriter, is_genuine};
 
 /// What became of a profile.
@@ -36,17 +37,19 @@ pub(crate) fn apply<'a>(
     record: &mut RecordWriter,
 ) -> Result<Vec<Option<Verdict>>, Malformed> {
     let mut verdicts = Vec::with_capacity(profiles.len());
+    let mut places = Places::default();
     for decision in profiles {
         if decision.outcome != ProfileOutcome::Unchanged {
             verdicts.push(None);
             continue;
         }
         let profile = &decision.profile;
-        let before = document.clone();
+        let before = (document.clone(), places.clone());
         let written = record.begin(profile.display_name(), profile.revision(), earlier);
-        let mut merge = Merge::new(document, earlier.map(|record| record.added_by(profile.display_name())), record);
+        let placed = &mut places;
+        let mut merge = Merge::new(document, earlier.map(|record| record.of(profile.display_name())), placed, record);
         let result = merge.pod(profile.template());
-        let added = merge.added();
+        let changes = merge.changes();
         let conflict = match result {
             Ok(()) if record.end() => None,
             Ok(()) => Some(Conflict { reason: Reason::RecordTooLarge, place: "pillion.dev/injected".into() }),
@@ -55,7 +58,7 @@ pub(crate) fn apply<'a>(
         };
         verdicts.push(Some(match conflict {
             Some(conflict) => {
-                *document = before;
+                (*document, places) = before;
                 record.take_back(written);
                 let outcome = match profile.on_error {
                     OnError::Skip => ProfileOutcome::Skipped,
@@ -63,7 +66,7 @@ pub(crate) fn apply<'a>(
                 };
                 Verdict { outcome, reason: conflict.reason, detail: Some(conflict.place) }
             }
-            None if added == 0 => {
+            None if changes == 0 => {
                 Verdict { outcome: ProfileOutcome::Unchanged, reason: Reason::AlreadyInjected, detail: None }
             }
             None => Verdict { outcome: ProfileOutcome::Applied, reason: Reason::Injected, detail: None },

@@ -1,7 +1,8 @@
 //! The record of what was injected: the annotation `pillion.dev/injected`.
 //!
-//! It lists, for each profile, its revision and the elements that it added. An element is named by a pointer in which the
-//! elements of keyed lists stand by their keys, because places in lists change: `/spec/containers/logger`.
+//! It lists, for each profile, its revision, the elements that it added, and what stood at every place whose value it
+//! replaced. A place is named by a pointer in which the elements of keyed lists stand by their keys, because places in
+//! lists change: `/spec/containers/logger`.
 //!
 //! A record is trusted only if it is genuine. In a CREATE review, `metadata.managedFields` names what the author of the
 //! request wrote and nothing that admission added, and the API server computes it; so a record that managedFields name
@@ -23,6 +24,13 @@ const VERSION: &str = "1";
 #[derive(Debug)]
 pub(crate) struct Record {
     tape: OwnedTape,
+}
+
+/// What one profile did in an earlier pass, by pointers.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier<'r> {
+    pub(crate) added: Vec<Cow<'r, str>>,
+    pub(crate) replaced: Vec<Cow<'r, str>>,
 }
 
 /// Whether the annotation of an object that has one is genuine: managedFields are there and do not name it.
@@ -47,18 +55,24 @@ impl Record {
         (tape.root().get("version")?.raw() == VERSION).then_some(Self { tape })
     }
 
-    /// The elements that a profile added.
-    pub(crate) fn added_by(&self, profile: &str) -> Vec<Cow<'_, str>> {
-        self.entry(profile).map(Self::added).into_iter().flatten().collect()
+    /// The elements that a profile added, and the places whose values it replaced.
+    pub(crate) fn of(&self, profile: &str) -> Earlier<'_> {
+        let entry = self.entry(profile);
+        Earlier {
+            added: entry.into_iter().flat_map(Self::added).collect(),
+            replaced: entry.into_iter().flat_map(Self::replaced).map(|(pointer, _)| pointer).collect(),
+        }
     }
 
     /// Whether any profile added the entry of a map in `metadata`.
     pub(crate) fn added_entry(&self, field: &str, key: &str) -> bool {
-        self.profiles().flat_map(Self::added).any(|pointer| {
-            let rest = pointer.strip_prefix("/metadata/").and_then(|rest| rest.strip_prefix(field));
-            rest.and_then(|rest| rest.strip_prefix('/'))
-                .is_some_and(|token| token.replace("~1", "/").replace("~0", "~") == key)
-        })
+        self.profiles().flat_map(Self::added).any(|pointer| is_entry(&pointer, field, key))
+    }
+
+    /// What stood at the entry of a map in `metadata` before a profile replaced it; `None` if none did.
+    pub(crate) fn replaced_entry(&self, field: &str, key: &str) -> Option<Value<'_>> {
+        let mut replaced = self.profiles().flat_map(Self::replaced);
+        replaced.find(|(pointer, _)| is_entry(pointer, field, key)).map(|(_, original)| original)
     }
 
     fn profiles(&self) -> impl Iterator<Item = Value<'_>> {
@@ -72,6 +86,20 @@ impl Record {
     fn added(entry: Value<'_>) -> impl Iterator<Item = Cow<'_, str>> {
         entry.get("added").into_iter().flat_map(Value::items).filter_map(Value::as_str)
     }
+
+    fn replaced(entry: Value<'_>) -> impl Iterator<Item = (Cow<'_, str>, Value<'_>)> {
+        entry.get("replaced").into_iter().flat_map(Value::items).filter_map(|pair| {
+            let mut pair = pair.items();
+            Some((pair.next()?.as_str()?, pair.next()?))
+        })
+    }
+}
+
+/// Whether a pointer leads to the entry of a map in `metadata`.
+fn is_entry(pointer: &str, field: &str, key: &str) -> bool {
+    let rest = pointer.strip_prefix("/metadata/").and_then(|rest| rest.strip_prefix(field));
+    rest.and_then(|rest| rest.strip_prefix('/'))
+        .is_some_and(|token| token.replace("~1", "/").replace("~0", "~") == key)
 }
 
 /// Writes the record of this pass, profile by profile.
@@ -80,6 +108,8 @@ pub(crate) struct RecordWriter {
     out: Vec<u8>,
     /// Whether the profile at hand has an element.
     has_elements: bool,
+    /// What the profile at hand replaced, as pairs of a pointer and what stood there.
+    replaced: Vec<u8>,
 }
 
 impl RecordWriter {
@@ -88,7 +118,7 @@ impl RecordWriter {
         out.extend_from_slice(b"{\"version\":");
         out.extend_from_slice(VERSION.as_bytes());
         out.extend_from_slice(b",\"profiles\":[");
-        Self { out, has_elements: false }
+        Self { out, has_elements: false, replaced: Vec::new() }
     }
 
     /// Begins the entry of a profile, with what it added in an earlier pass. Gives a mark to come back to.
@@ -101,8 +131,13 @@ impl RecordWriter {
         write_string(&mut self.out, revision);
         self.out.extend_from_slice(b",\"added\":[");
         self.has_elements = false;
-        for pointer in earlier.and_then(|record| record.entry(profile)).into_iter().flat_map(Record::added) {
+        self.replaced.clear();
+        let entry = earlier.and_then(|record| record.entry(profile));
+        for pointer in entry.into_iter().flat_map(Record::added) {
             self.add(&pointer);
+        }
+        for (pointer, original) in entry.into_iter().flat_map(Record::replaced) {
+            self.replace(&pointer, original.raw());
         }
         mark
     }
@@ -116,8 +151,24 @@ impl RecordWriter {
         write_string(&mut self.out, pointer);
     }
 
+    /// Notes a place whose value was replaced, and what stood there as JSON.
+    pub(crate) fn replace(&mut self, pointer: &str, original: &str) {
+        if !self.replaced.is_empty() {
+            self.replaced.push(b',');
+        }
+        self.replaced.push(b'[');
+        write_string(&mut self.replaced, pointer);
+        self.replaced.push(b',');
+        self.replaced.extend_from_slice(original.as_bytes());
+        self.replaced.push(b']');
+    }
+
     /// Ends the entry. Whether the record is not too large.
     pub(crate) fn end(&mut self) -> bool {
+        if !self.replaced.is_empty() {
+            self.out.extend_from_slice(b"],\"replaced\":[");
+            self.out.append(&mut self.replaced);
+        }
         self.out.extend_from_slice(b"]}");
         self.out.len() + 2 <= MAX_RECORD_BYTES
     }
@@ -178,8 +229,8 @@ mod tests {
         assert!(writer.end());
         let text: String = serde_json::from_str(&writer.finish().unwrap()).unwrap();
         let read = record(&text);
-        assert_eq!(read.added_by("a"), ["/spec/containers/x", "/metadata/annotations/example.com~1y"]);
-        assert!(read.added_by("b").is_empty());
+        assert_eq!(read.of("a").added, ["/spec/containers/x", "/metadata/annotations/example.com~1y"]);
+        assert!(read.of("b").added.is_empty());
         assert!(read.added_entry("annotations", "example.com/y"));
         assert!(!read.added_entry("labels", "example.com/y"));
     }
@@ -194,8 +245,8 @@ mod tests {
         assert!(writer.end());
         writer.keep_others(&earlier, |name| name == "a");
         let text: String = serde_json::from_str(&writer.finish().unwrap()).unwrap();
-        assert_eq!(record(&text).added_by("a"), ["/x"]);
-        assert_eq!(record(&text).added_by("b"), ["/y"]);
+        assert_eq!(record(&text).of("a").added, ["/x"]);
+        assert_eq!(record(&text).of("b").added, ["/y"]);
     }
 
     #[test]

@@ -14,6 +14,10 @@ use super::tape::{Kind, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotId(u32);
 
+/// A text that a document keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TextId(u32);
+
 /// What happened to a slot since the document was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -34,6 +38,8 @@ pub(crate) enum Content<'a> {
     Value(Value<'a>),
     /// A scalar as JSON text.
     Scalar(&'a str),
+    /// A scalar as JSON text that was made here, and is kept by the document.
+    Made(TextId),
     /// An object whose members are slots.
     Map,
     /// A list whose items are slots.
@@ -61,6 +67,7 @@ struct Slot<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Document<'a> {
     slots: Vec<Slot<'a>>,
+    texts: Vec<Box<str>>,
 }
 
 impl<'a> Document<'a> {
@@ -76,7 +83,28 @@ impl<'a> Document<'a> {
     pub(crate) fn new(root: Value<'a>) -> Self {
         let mut slots = Vec::with_capacity(Self::CAPACITY);
         slots.push(Slot::new(None, Content::Value(root), State::Original));
-        Self { slots }
+        Self { slots, texts: Vec::new() }
+    }
+
+    /// Keeps a scalar that was made for this document, as JSON text.
+    pub(crate) fn keep(&mut self, text: impl Into<Box<str>>) -> Content<'a> {
+        let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
+        self.texts.push(text.into());
+        Content::Made(id)
+    }
+
+    /// The JSON text of a slot that is not open; `None` if it is.
+    pub(crate) fn raw(&self, id: SlotId) -> Option<&str> {
+        match self.content(id) {
+            Content::Value(value) => Some(value.raw()),
+            Content::Scalar(text) => Some(text),
+            Content::Made(text) => self.made(text),
+            Content::Map | Content::List => None,
+        }
+    }
+
+    fn made(&self, id: TextId) -> Option<&str> {
+        self.texts.get(id.0 as usize).map(|text| &**text)
     }
 
     pub(crate) fn content(&self, id: SlotId) -> Content<'a> {
@@ -97,6 +125,7 @@ impl<'a> Document<'a> {
             Content::Map => Kind::Object,
             Content::List => Kind::Array,
             Content::Scalar(text) => scalar_kind(text),
+            Content::Made(text) => scalar_kind(self.made(text).unwrap_or_default()),
         }
     }
 
@@ -114,6 +143,20 @@ impl<'a> Document<'a> {
     pub(crate) fn children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
         std::iter::successors(self.first(id), |child| self.next(*child))
             .filter(|child| self.state(*child) != State::Removed)
+    }
+
+    /// The items of a list as they were read, without opening it; those that were made here are left out.
+    pub(crate) fn children_of_value(&self, id: SlotId) -> Vec<Value<'a>> {
+        match self.content(id) {
+            Content::Value(value) => value.items().collect(),
+            _ => self
+                .children(id)
+                .filter_map(|child| match self.content(child) {
+                    Content::Value(value) => Some(value),
+                    _ => None,
+                })
+                .collect(),
+        }
     }
 
     /// Makes slots of the members or items of an object or list. Anything else, and what is open, stays as it is.
@@ -147,18 +190,18 @@ impl<'a> Document<'a> {
         Ok(self.children(id).find(|child| self.key(*child).is_some_and(|candidate| candidate.is(key))))
     }
 
-    /// The text of a member, without opening anything; `None` if it is absent or not a string.
-    pub(crate) fn text(&self, id: SlotId, key: &str) -> Option<std::borrow::Cow<'a, str>> {
+    /// The value of a member as it was read, without opening anything; `None` if it is absent, open, or made here.
+    pub(crate) fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {
         match self.content(id) {
-            Content::Value(value) => value.get(key)?.as_str(),
+            Content::Value(value) => value.get(key),
             Content::Map => {
                 let child = self.children(id).find(|child| self.key(*child).is_some_and(|other| other.is(key)))?;
                 match self.content(child) {
-                    Content::Value(value) => value.as_str(),
-                    Content::Scalar(_) | Content::Map | Content::List => None,
+                    Content::Value(value) => Some(value),
+                    Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => None,
                 }
             }
-            Content::Scalar(_) | Content::List => None,
+            Content::Scalar(_) | Content::Made(_) | Content::List => None,
         }
     }
 
@@ -227,6 +270,7 @@ impl<'a> Document<'a> {
         match self.content(id) {
             Content::Value(value) => out.extend_from_slice(value.raw().as_bytes()),
             Content::Scalar(text) => out.extend_from_slice(text.as_bytes()),
+            Content::Made(text) => out.extend_from_slice(self.made(text).unwrap_or_default().as_bytes()),
             Content::Map => {
                 self.write_children(id, out, b'{', b'}');
             }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
+use super::template::without_directives;
 
 /// How deep a template may be nested.
 const MAX_DEPTH: usize = 32;
@@ -12,12 +13,16 @@ const MAX_DEPTH: usize = 32;
 /// The lists of a pod's spec whose elements a template adds by name, and what a name is.
 const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Checks a template, as far as a template can be wrong by itself.
-pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) {
-    check_values("spec.template", template, 0, faults);
+/// Checks a template, as far as a template can be wrong by itself. Whether it is not nested too deeply to be looked at
+/// further.
+pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
+    if !check_values("spec.template", template, 0, faults) {
+        return false;
+    }
+    let template = &without_directives(template);
     let Some(fields) = template.as_object() else {
         faults.push(Diagnostic::new("spec.template", "the template has to be an object"));
-        return;
+        return true;
     };
     for (name, value) in fields {
         let path = format!("spec.template.{name}");
@@ -30,6 +35,7 @@ pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) {
             ),
         }
     }
+    true
 }
 
 /// What is wrong with the key of a label or annotation; `None` if nothing is.
@@ -51,29 +57,21 @@ pub(super) fn check_key(key: &str) -> Option<String> {
     })
 }
 
-/// What is wrong in any value, wherever it stands.
-fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnostic>) {
+/// What is wrong in any value, wherever it stands. Whether it is not nested too deeply.
+fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnostic>) -> bool {
     if depth > MAX_DEPTH {
         faults.push(Diagnostic::new(path, format!("the template is nested more than {MAX_DEPTH} levels deep")));
-        return;
+        return false;
     }
     match value {
         Json::Object(fields) => {
-            for (name, value) in fields {
-                let path = format!("{path}.{name}");
-                if name.starts_with('$') {
-                    faults.push(
-                        Diagnostic::new(&path, format!("the directive {name} is not supported by this build"))
-                            .with_help("use a build that supports it, or leave it out"),
-                    );
-                }
-                check_values(&path, value, depth + 1, faults);
-            }
+            return fields
+                .iter()
+                .all(|(name, value)| check_values(&format!("{path}.{name}"), value, depth + 1, faults));
         }
         Json::Array(items) => {
-            for (index, item) in items.iter().enumerate() {
-                check_values(&format!("{path}[{index}]"), item, depth + 1, faults);
-            }
+            let mut items = items.iter().enumerate();
+            return items.all(|(index, item)| check_values(&format!("{path}[{index}]"), item, depth + 1, faults));
         }
         Json::String(text) if text.contains("${") => faults.push(
             Diagnostic::new(path, "expressions in ${...} are not supported by this build")
@@ -85,6 +83,7 @@ fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnos
         ),
         Json::String(_) | Json::Bool(_) | Json::Number(_) => {}
     }
+    true
 }
 
 fn check_metadata(path: &str, metadata: &Json, faults: &mut Vec<Diagnostic>) {

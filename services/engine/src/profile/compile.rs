@@ -9,8 +9,8 @@ use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
+use super::template::{self, Node};
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
-use crate::json::OwnedTape;
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -149,7 +149,7 @@ fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Reques
     compiled
 }
 
-fn compile_template(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<OwnedTape> {
+fn compile_template(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<Node> {
     let empty = Json::Object(Map::new());
     let template = spec.template.as_ref().unwrap_or(&empty);
     if template.as_object().is_none_or(Map::is_empty) {
@@ -157,21 +157,16 @@ fn compile_template(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<
         faults.push(fault.with_help("say what is added, for instance spec.containers"));
         return None;
     }
-    check_template(template, faults);
-    let text = template.to_string();
-    if text.len() > MAX_TEMPLATE_BYTES {
-        faults.push(Diagnostic::new(
-            "spec.template",
-            format!("the template is {} bytes as JSON; {MAX_TEMPLATE_BYTES} are allowed", text.len()),
-        ));
+    let size = template.to_string().len();
+    if size > MAX_TEMPLATE_BYTES {
+        let message = format!("the template is {size} bytes as JSON; {MAX_TEMPLATE_BYTES} are allowed");
+        faults.push(Diagnostic::new("spec.template", message));
+        return None;
     }
-    match OwnedTape::parse(text) {
-        Ok(tape) => Some(tape),
-        Err(error) => {
-            faults.push(Diagnostic::new("spec.template", format!("the template cannot be used: {error}")));
-            None
-        }
+    if !check_template(template, faults) {
+        return None;
     }
+    template::compile("spec.template", template, faults)
 }
 
 /// A hash of what the author wrote, with the keys of all objects in order.

@@ -7,13 +7,12 @@ mod check;
 mod compile;
 mod diagnostic;
 mod set;
+pub(crate) mod template;
 
 use std::fmt;
 
 use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut};
 use pillion_api::selector::LabelSelector;
-
-use crate::json::{OwnedTape, Value};
 
 pub use compile::{MAX_TEMPLATE_BYTES, compile};
 pub use diagnostic::Diagnostic;
@@ -77,7 +76,7 @@ pub struct CompiledProfile {
     pub(crate) exclusive_group: Option<Box<str>>,
     pub(crate) order: i32,
     pub(crate) on_error: OnError,
-    template: OwnedTape,
+    template: template::Node,
 }
 
 impl CompiledProfile {
@@ -118,7 +117,7 @@ impl CompiledProfile {
     }
 
     /// The partial object that is laid over the one that is being created.
-    pub(crate) fn template(&self) -> Value<'_> {
-        self.template.root()
+    pub(crate) const fn template(&self) -> &template::Node {
+        &self.template
     }
 }

@@ -39,16 +39,23 @@ impl<'p> Pod<'p> {
     }
 
     fn entry(self, map: Option<Value<'p>>, field: &str, key: &str) -> Option<Cow<'p, str>> {
-        let text = map?.get(key)?.as_str()?;
-        (!self.is_ours(field, key)).then_some(text)
+        self.author(field, key, map?.get(key)?)?.as_str()
     }
 
     fn entries(self, map: Option<Value<'p>>, field: &'static str) -> impl Iterator<Item = (Key<'p>, Value<'p>)> {
         let entries = map.into_iter().flat_map(Value::members);
-        entries.filter(move |(key, _)| self.record.is_none() || !self.is_ours(field, &key.text()))
+        entries.filter_map(move |(key, value)| match self.record {
+            None => Some((key, value)),
+            Some(_) => Some((key, self.author(field, &key.text(), value)?)),
+        })
     }
 
-    fn is_ours(self, field: &str, key: &str) -> bool {
-        self.record.is_some_and(|record| record.added_entry(field, key))
+    /// What the author has at a place: nothing where we added it, and what stood there where we replaced it.
+    fn author(self, field: &str, key: &str, value: Value<'p>) -> Option<Value<'p>> {
+        let Some(record) = self.record else { return Some(value) };
+        if record.added_entry(field, key) {
+            return None;
+        }
+        Some(record.replaced_entry(field, key).unwrap_or(value))
     }
 }

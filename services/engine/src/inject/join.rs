@@ -1,0 +1,96 @@
+//! Joining: the object's text stays, and the pieces that it lacks are added.
+
+use std::borrow::Cow;
+
+use crate::json::{OwnedTape, write_string};
+use crate::profile::template::Join;
+
+/// The text that a JSON string stands for; `None` if it is not a string.
+pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
+    if !raw.starts_with('"') {
+        return None;
+    }
+    if raw.contains('\\') {
+        let tape = OwnedTape::parse(raw).ok()?;
+        return tape.root().as_str().map(|text| Cow::Owned(text.into_owned()));
+    }
+    raw.get(1..raw.len() - 1).map(Cow::Borrowed)
+}
+
+/// What becomes of a text to which the missing pieces of another are joined, as a JSON string; `None` if nothing is
+/// missing.
+pub(super) fn text(there: &str, value: &str, join: &Join) -> Option<String> {
+    let pieces = pieces(there, &join.separator);
+    let missing = |text: &str| -> Vec<String> {
+        let wanted = self::pieces(text, &join.separator);
+        let is_missing = |piece: &&str| {
+            if join.separator.is_empty() {
+                return !there.contains(*piece);
+            }
+            !pieces.iter().any(|other| name(other, join) == name(piece, join))
+        };
+        wanted.into_iter().filter(is_missing).map(str::to_owned).collect()
+    };
+    let front = join.prepend.as_deref().map(missing).unwrap_or_default();
+    let behind = missing(value);
+    if front.is_empty() && behind.is_empty() {
+        return None;
+    }
+    let there = (!there.is_empty()).then(|| there.to_owned());
+    let all: Vec<_> = front.into_iter().chain(there).chain(behind).collect();
+    let mut quoted = Vec::new();
+    write_string(&mut quoted, &all.join(&join.separator));
+    String::from_utf8(quoted).ok()
+}
+
+/// The pieces of a text; without a separator it is one.
+fn pieces<'t>(text: &'t str, separator: &str) -> Vec<&'t str> {
+    if separator.is_empty() {
+        return if text.is_empty() { Vec::new() } else { vec![text] };
+    }
+    text.split(separator).filter(|piece| !piece.trim().is_empty()).collect()
+}
+
+/// What tells a piece from others: the part before the key, or all of it.
+fn name<'p>(piece: &'p str, join: &Join) -> &'p str {
+    let name = join.key.as_deref().and_then(|key| piece.split_once(key)).map_or(piece, |(name, _)| name);
+    name.trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(there: &str, value: &str, separator: &str, key: Option<&str>, prepend: Option<&str>) -> Option<String> {
+        let join = Join { separator: separator.into(), key: key.map(Box::from), prepend: prepend.map(Box::from) };
+        text(there, value, &join).map(|quoted| serde_json::from_str(&quoted).unwrap())
+    }
+
+    #[test]
+    fn only_what_is_missing_is_added() {
+        for (there, value, separator, key, expected) in [
+            ("a,b", "b,c", ",", None, Some("a,b,c")),
+            ("a,b", "b,a", ",", None, None),
+            ("", "a", ",", None, Some("a")),
+            ("a=1,b=2", "a=9,c=3", ",", Some("="), Some("a=1,b=2,c=3")),
+            ("-Xmx1g", " -javaagent:/a.jar", "", None, Some("-Xmx1g -javaagent:/a.jar")),
+            ("-Xmx1g -javaagent:/a.jar", " -javaagent:/a.jar", "", None, None),
+            ("/app", "/instrumentation", ":", None, Some("/app:/instrumentation")),
+        ] {
+            assert_eq!(joined(there, value, separator, key, None).as_deref(), expected, "{there:?} + {value:?}");
+        }
+    }
+
+    #[test]
+    fn a_piece_may_go_in_front() {
+        assert_eq!(joined("b", "", ":", None, Some("a")).as_deref(), Some("a:b"));
+        assert_eq!(joined("b", "c", ":", None, Some("a")).as_deref(), Some("a:b:c"));
+        assert_eq!(joined("a:b", "b", ":", None, Some("a")), None);
+    }
+
+    #[test]
+    fn joining_twice_is_joining_once() {
+        let once = joined("a=1", "b=2,a=3", ",", Some("="), Some("z=0")).unwrap();
+        assert_eq!(joined(&once, "b=2,a=3", ",", Some("="), Some("z=0")), None);
+    }
+}
