@@ -155,6 +155,10 @@ fn tidy(schema: &mut Value) {
             if fields.get("title").is_some_and(Value::is_string) {
                 fields.remove("title");
             }
+            // Rust's widths are no formats of OpenAPI, and kubectl warns of them.
+            if fields.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
+                fields.remove("format");
+            }
             if fields.get("default").is_some_and(Value::is_null) {
                 fields.remove("default");
             }

@@ -22,8 +22,8 @@ use pillion_engine::report::ProfileOutcome;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 
-const USAGE: &str =
-    "expected: scan COUNT REVIEW.json | answer COUNT REVIEW.json PROFILE.json... | allocations REVIEW.json PROFILE.json...";
+const USAGE: &str = "expected: scan COUNT REVIEW.json, or answer COUNT REVIEW.json PROFILE.json..., \
+                     or allocations REVIEW.json PROFILE.json...";
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -102,10 +102,11 @@ impl Work {
 
 /// A cluster profile as `kubectl` would apply it, JSON.
 fn profile(file: &str) -> Result<pillion_engine::profile::CompiledProfile, Failure> {
-    let mut object: serde_json::Value = serde_json::from_slice(&read(file)?)?;
-    let name = object.pointer("/metadata/name").and_then(serde_json::Value::as_str).ok_or("a profile has a name")?;
-    let name = ProfileName::cluster(name.to_owned());
-    let spec: ProfileSpec = serde_json::from_value(object["spec"].take())?;
+    let object: serde_json::Value = serde_json::from_slice(&read(file)?)?;
+    let name = object.pointer("/metadata/name").and_then(serde_json::Value::as_str);
+    let name = ProfileName::cluster(name.ok_or_else(|| format!("{file} has no metadata.name"))?.to_owned());
+    let spec = object.get("spec").cloned().unwrap_or_default();
+    let spec: ProfileSpec = serde_json::from_value(spec).map_err(|error| format!("the spec in {file}: {error}"))?;
     compile(&name, &spec).map_err(|diagnostics| {
         let diagnostics: Vec<_> = diagnostics.iter().map(ToString::to_string).collect();
         format!("{file} does not compile: {}", diagnostics.join("; ")).into()

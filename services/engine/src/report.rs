@@ -131,6 +131,12 @@ reasons! {
     NameTaken => "name_taken", "a name that the profile adds is taken";
     /// The object has a field of another type than the template.
     TypeConflict => "type_conflict", "a field of the object is of another type than in the profile's template";
+    /// A key stands twice in one of the object's maps.
+    DuplicateKey => "duplicate_key", "a key stands twice in one object, and which one counts is not certain";
+    /// A volume is mounted that neither the pod nor the profile has.
+    MissingVolume => "missing_volume", "a container of the profile's mounts a volume that is not there";
+    /// The pod runs on another operating system than the profile's containers.
+    OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";
     /// The record would be larger than an annotation should be.
     RecordTooLarge => "record_too_large", "the record of what was changed would be too large";
     /// The result would break a limit of Kubernetes or of this build.

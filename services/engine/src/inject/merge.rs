@@ -22,6 +22,12 @@ pub(crate) struct Conflict {
     pub(crate) place: Box<str>,
 }
 
+impl Conflict {
+    pub(super) fn new(reason: Reason, place: &str) -> Self {
+        Self { reason, place: place.into() }
+    }
+}
+
 /// What ends a merge.
 pub(super) enum Fault {
     Conflict(Conflict),
@@ -305,13 +311,7 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
         }
     }
 
-    fn list(
-        &mut self,
-        parent: SlotId,
-        list: SlotId,
-        part: Part<'a>,
-        keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    fn list(&mut self, parent: SlotId, list: SlotId, part: Part<'a>, keyed: &'static KeyedList) -> Result<(), Fault> {
         self.document.open(list)?;
         part.for_each_item(&mut |element| {
             let length = self.pointer.len();
@@ -484,13 +484,11 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
 
 /// The value of a key field, as text: strings by what they stand for, anything else as it stands.
 fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
-    match value {
-        Some(value) => Some(value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))),
-        None => {
-            let default = keyed.defaults.iter().find(|(field, _)| *field == key);
-            default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
-        }
+    if let Some(value) = value {
+        return Some(value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw())));
     }
+    let default = keyed.defaults.iter().find(|(field, _)| *field == key);
+    default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
 }
 
 fn push_keys(pointer: &mut String, element: Value<'_>, keyed: &KeyedList) {

@@ -24,6 +24,8 @@ const VERSION: &str = "1";
 #[derive(Debug)]
 pub(crate) struct Record {
     tape: OwnedTape,
+    /// Entries of maps in `metadata` that were added or replaced: field and key, sorted, with what stood there before.
+    entries: Vec<(Box<str>, Box<str>, Option<OwnedTape>)>,
 }
 
 /// What one profile did in an earlier pass, by pointers.
@@ -52,7 +54,24 @@ impl Record {
             return None;
         }
         let tape = OwnedTape::parse(text).ok()?;
-        (tape.root().get("version")?.raw() == VERSION).then_some(Self { tape })
+        (tape.root().get("version")?.raw() == VERSION).then(|| Self { entries: Vec::new(), tape }.with_entries())
+    }
+
+    /// Every label and annotation of a pod is looked up here, so that is prepared.
+    fn with_entries(mut self) -> Self {
+        let original = |value: Value<'_>| OwnedTape::parse(value.raw()).ok();
+        let added = self.profiles().flat_map(Self::added).map(|pointer| (pointer, None));
+        let replaced = self.profiles().flat_map(Self::replaced);
+        let all = added.chain(replaced.map(|(pointer, value)| (pointer, original(value))));
+        let mut entries: Vec<_> = all
+            .filter_map(|(pointer, original)| {
+                let (field, token) = pointer.strip_prefix("/metadata/")?.split_once('/')?;
+                Some((field.into(), token.replace("~1", "/").replace("~0", "~").into(), original))
+            })
+            .collect();
+        entries.sort_by(|a: &(Box<str>, Box<str>, _), b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+        self.entries = entries;
+        self
     }
 
     /// The elements that a profile added, and the places whose values it replaced.
@@ -64,15 +83,14 @@ impl Record {
         }
     }
 
-    /// Whether any profile added the entry of a map in `metadata`.
-    pub(crate) fn added_entry(&self, field: &str, key: &str) -> bool {
-        self.profiles().flat_map(Self::added).any(|pointer| is_entry(&pointer, field, key))
-    }
-
-    /// What stood at the entry of a map in `metadata` before a profile replaced it; `None` if none did.
-    pub(crate) fn replaced_entry(&self, field: &str, key: &str) -> Option<Value<'_>> {
-        let mut replaced = self.profiles().flat_map(Self::replaced);
-        replaced.find(|(pointer, _)| is_entry(pointer, field, key)).map(|(_, original)| original)
+    /// What the author has at the entry of a map in `metadata` where `now` stands: nothing where Pillion added it, and
+    /// what stood there where Pillion replaced it.
+    pub(crate) fn authors<'v>(&'v self, field: &str, key: &str, now: Value<'v>) -> Option<Value<'v>> {
+        let place = self.entries.binary_search_by(|(f, k, _)| (&**f, &**k).cmp(&(field, key)));
+        match place.ok().and_then(|place| self.entries.get(place)) {
+            Some((_, _, original)) => original.as_ref().map(OwnedTape::root),
+            None => Some(now),
+        }
     }
 
     fn profiles(&self) -> impl Iterator<Item = Value<'_>> {
@@ -93,13 +111,6 @@ impl Record {
             Some((pair.next()?.as_str()?, pair.next()?))
         })
     }
-}
-
-/// Whether a pointer leads to the entry of a map in `metadata`.
-fn is_entry(pointer: &str, field: &str, key: &str) -> bool {
-    let rest = pointer.strip_prefix("/metadata/").and_then(|rest| rest.strip_prefix(field));
-    rest.and_then(|rest| rest.strip_prefix('/'))
-        .is_some_and(|token| token.replace("~1", "/").replace("~0", "~") == key)
 }
 
 /// Writes the record of this pass, profile by profile.
@@ -176,12 +187,24 @@ impl RecordWriter {
     /// Forgets all since the mark.
     pub(crate) fn take_back(&mut self, mark: usize) {
         self.out.truncate(mark);
+        self.replaced.clear();
+    }
+
+    /// Forgets all since the mark, and keeps the entry that a profile had before, with its revision: this pass changed
+    /// nothing.
+    pub(crate) fn keep(&mut self, mark: usize, earlier: Option<&Record>, profile: &str) {
+        self.take_back(mark);
+        if let Some(entry) = earlier.and_then(|record| record.entry(profile)) {
+            self.separate();
+            self.out.extend_from_slice(entry.raw().as_bytes());
+        }
     }
 
     /// Keeps the entries of an earlier record whose profiles were not applied this time: what they added is there still.
-    pub(crate) fn keep_others<'p>(&mut self, earlier: &Record, mut applied: impl FnMut(&str) -> bool + 'p) {
+    /// They come first, so that a new profile for which there is no room any more is the one that is left out.
+    pub(crate) fn keep_others<'p>(&mut self, earlier: &Record, mut is_applied: impl FnMut(&str) -> bool + 'p) {
         for entry in earlier.profiles() {
-            if entry.get("profile").and_then(Value::as_str).is_some_and(|name| !applied(&name)) {
+            if entry.get("profile").and_then(Value::as_str).is_some_and(|name| !is_applied(&name)) {
                 self.separate();
                 self.out.extend_from_slice(entry.raw().as_bytes());
             }
@@ -231,8 +254,9 @@ mod tests {
         let read = record(&text);
         assert_eq!(read.of("a").added, ["/spec/containers/x", "/metadata/annotations/example.com~1y"]);
         assert!(read.of("b").added.is_empty());
-        assert!(read.added_entry("annotations", "example.com/y"));
-        assert!(!read.added_entry("labels", "example.com/y"));
+        let now = OwnedTape::parse("1").unwrap();
+        assert!(read.authors("annotations", "example.com/y", now.root()).is_none());
+        assert!(read.authors("labels", "example.com/y", now.root()).is_some());
     }
 
     #[test]

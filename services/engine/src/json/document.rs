@@ -115,6 +115,11 @@ impl<'a> Document<'a> {
         self.slot(id).map_or(State::Removed, |slot| slot.state)
     }
 
+    /// Whether it is as it was, with all that is below it.
+    pub(crate) fn is_untouched(&self, id: SlotId) -> bool {
+        self.slot(id).is_some_and(|slot| slot.state == State::Original && matches!(slot.content, Content::Value(_)))
+    }
+
     pub(crate) fn key(&self, id: SlotId) -> Option<Key<'a>> {
         self.slot(id).and_then(|slot| slot.key)
     }
@@ -139,10 +144,14 @@ impl<'a> Document<'a> {
         self.slot(id).and_then(|slot| slot.next)
     }
 
+    /// The slots directly below one that is open, removed ones included.
+    pub(crate) fn all_children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
+        std::iter::successors(self.first(id), |child| self.next(*child))
+    }
+
     /// The slots directly below one that is open, without those that are removed.
     pub(crate) fn children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
-        std::iter::successors(self.first(id), |child| self.next(*child))
-            .filter(|child| self.state(*child) != State::Removed)
+        self.all_children(id).filter(|child| self.state(*child) != State::Removed)
     }
 
     /// The items of a list as they were read, without opening it; those that were made here are left out.
@@ -207,7 +216,7 @@ impl<'a> Document<'a> {
 
     /// Adds a member that is not there, behind the others. The object has to be open.
     pub(crate) fn add_member(&mut self, id: SlotId, key: Key<'a>, content: Content<'a>) -> SlotId {
-        let removed = std::iter::successors(self.first(id), |child| self.next(*child)).find(|child| {
+        let removed = self.all_children(id).find(|child| {
             self.state(*child) == State::Removed && self.key(*child).is_some_and(|candidate| candidate.is(&key.text()))
         });
         match removed {
@@ -229,8 +238,7 @@ impl<'a> Document<'a> {
     pub(crate) fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
         let before = self.children(id).nth(index);
         let Some(before) = before else { return self.push_item(id, content) };
-        let previous = std::iter::successors(self.first(id), |child| self.next(*child))
-            .find(|child| self.next(*child) == Some(before));
+        let previous = self.all_children(id).find(|child| self.next(*child) == Some(before));
         let added = self.make(None, content, State::Added);
         if let Some(slot) = self.slot_mut(added) {
             slot.next = Some(before);
@@ -328,8 +336,7 @@ impl<'a> Document<'a> {
 
     fn unlink(&mut self, id: SlotId, parent: SlotId) {
         let after = self.next(id);
-        let previous = std::iter::successors(self.first(parent), |child| self.next(*child))
-            .find(|child| self.next(*child) == Some(id));
+        let previous = self.all_children(parent).find(|child| self.next(*child) == Some(id));
         if let Some(previous) = previous.and_then(|previous| self.slot_mut(previous)) {
             previous.next = after;
         }

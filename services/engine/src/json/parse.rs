@@ -5,6 +5,7 @@
 
 use thiserror::Error;
 
+use super::string::plain_length;
 use super::tape::{Kind, Node, OwnedTape};
 
 /// What a text may hold at most.
@@ -163,20 +164,7 @@ impl Parser<'_> {
 
     /// Passes over the part of a string that stands for itself.
     fn plain(&mut self) {
-        while let Some(word) = self.text.get(self.at..).and_then(<[u8]>::first_chunk) {
-            let special = special_bytes(u64::from_le_bytes(*word));
-            if special != 0 {
-                self.at += special.trailing_zeros() as usize / 8;
-                return;
-            }
-            self.at += 8;
-        }
-        while let Some(byte) = self.peek() {
-            if byte == b'"' || byte == b'\\' || byte < 0x20 {
-                return;
-            }
-            self.at += 1;
-        }
+        self.at += self.text.get(self.at..).map_or(0, plain_length);
     }
 
     fn escape(&mut self) -> Result<(), SyntaxError> {
@@ -290,18 +278,6 @@ impl Parser<'_> {
     }
 }
 
-/// A bit in the highest place of each byte that ends the plain part of a string: a quote, a backslash, or a control
-/// character. The lowest such bit is exact; those above it may be carries of it.
-const fn special_bytes(word: u64) -> u64 {
-    const ONES: u64 = u64::MAX / 255;
-    const HIGH: u64 = ONES << 7;
-    const fn zero_bytes(word: u64) -> u64 {
-        word.wrapping_sub(ONES) & !word & HIGH
-    }
-    let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
-    zero_bytes(word ^ (ONES * b'"' as u64)) | zero_bytes(word ^ (ONES * b'\\' as u64)) | control
-}
-
 /// The length of the text was checked to fit before anything else.
 #[expect(
     clippy::cast_possible_truncation,
@@ -351,19 +327,6 @@ mod tests {
         let limits = Limits { nodes: 4, ..Limits::default() };
         assert!(nodes(b"[1,2,3]", limits).is_ok());
         assert_eq!(nodes(b"[1,2,3,4]", limits).unwrap_err().what, "too many values");
-    }
-
-    #[test]
-    fn special_bytes_are_found_at_every_place() {
-        for special in [b'"', b'\\', 0, 0x1f] {
-            for place in 0..8 {
-                let mut bytes = *b"abc\xc3\xa9 ~\x7f";
-                bytes[place] = special;
-                let found = special_bytes(u64::from_le_bytes(bytes)).trailing_zeros() as usize / 8;
-                assert_eq!(found, place, "{special:#x}");
-            }
-        }
-        assert_eq!(special_bytes(u64::from_le_bytes(*b" !#[]\x7f\xff\x80")), 0);
     }
 
     proptest! {

@@ -4,16 +4,23 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// The key of a member, as it stands in the text between its quotes.
+/// The key of a member, as it stands in the text between its quotes. Keys are compared far more often than read, and nearly
+/// none has an escape, so whether one has is known and not looked for.
 #[derive(Clone, Copy)]
 pub struct Key<'t> {
     escaped: &'t str,
+    has_escapes: bool,
 }
 
 impl<'t> Key<'t> {
     /// A key whose text is escaped for JSON, without its quotes.
-    pub(crate) const fn new(escaped: &'t str) -> Self {
-        Self { escaped }
+    pub(crate) fn new(escaped: &'t str) -> Self {
+        Self { escaped, has_escapes: escaped.as_bytes().contains(&b'\\') }
+    }
+
+    /// A key of a text that was parsed, where it is known whether it has escapes.
+    pub(super) const fn read(escaped: &'t str, has_escapes: bool) -> Self {
+        Self { escaped, has_escapes }
     }
 
     /// The key, escaped for JSON, without its quotes.
@@ -24,18 +31,13 @@ impl<'t> Key<'t> {
     /// The text that the key stands for.
     #[must_use]
     pub fn text(self) -> Cow<'t, str> {
-        if self.has_escapes() { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
+        if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
     /// Whether the key stands for this text.
     #[must_use]
     pub fn is(self, text: &str) -> bool {
-        self.escaped == text || (self.has_escapes() && unescape(self.escaped) == text)
-    }
-
-    fn has_escapes(self) -> bool {
-        // Compared for every key that is looked for, and of a length for which a call is dearer than a loop.
-        self.escaped.bytes().any(|byte| byte == b'\\')
+        self.escaped == text || (self.has_escapes && unescape(self.escaped) == text)
     }
 }
 
@@ -91,28 +93,53 @@ pub(crate) fn write_string(out: &mut Vec<u8>, text: &str) {
 
 /// Writes a text as the inside of a string of JSON.
 pub(crate) fn write_escaped(out: &mut Vec<u8>, text: &str) {
-    let mut plain = 0;
-    for (index, byte) in text.bytes().enumerate() {
-        let escape: &[u8] = match byte {
-            b'"' => b"\\\"",
-            b'\\' => b"\\\\",
-            b'\n' => b"\\n",
-            b'\r' => b"\\r",
-            b'\t' => b"\\t",
-            0..0x20 => {
+    let mut rest = text.as_bytes();
+    loop {
+        let plain = plain_length(rest);
+        let (head, tail) = rest.split_at_checked(plain).unwrap_or((rest, &[]));
+        out.extend_from_slice(head);
+        let Some((byte, tail)) = tail.split_first() else { return };
+        match byte {
+            b'"' => out.extend_from_slice(b"\\\""),
+            b'\\' => out.extend_from_slice(b"\\\\"),
+            b'\n' => out.extend_from_slice(b"\\n"),
+            b'\r' => out.extend_from_slice(b"\\r"),
+            b'\t' => out.extend_from_slice(b"\\t"),
+            byte => {
                 let hex = |nibble: u8| if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };
-                out.extend_from_slice(text.as_bytes().get(plain..index).unwrap_or_default());
                 out.extend_from_slice(&[b'\\', b'u', b'0', b'0', hex(byte >> 4), hex(byte & 15)]);
-                plain = index + 1;
-                continue;
             }
-            _ => continue,
-        };
-        out.extend_from_slice(text.as_bytes().get(plain..index).unwrap_or_default());
-        out.extend_from_slice(escape);
-        plain = index + 1;
+        }
+        rest = tail;
     }
-    out.extend_from_slice(text.as_bytes().get(plain..).unwrap_or_default());
+}
+
+/// How many bytes at the beginning stand for themselves in a string of JSON. Eight at a time: strings are the larger part
+/// of every object.
+pub(super) fn plain_length(text: &[u8]) -> usize {
+    let mut at = 0;
+    let mut rest = text;
+    while let Some((word, tail)) = rest.split_first_chunk() {
+        let special = special_bytes(u64::from_le_bytes(*word));
+        if special != 0 {
+            return at + special.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+        rest = tail;
+    }
+    at + rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..0x20)).unwrap_or(rest.len())
+}
+
+/// A bit in the highest place of each byte that ends the plain part of a string: a quote, a backslash, or a control
+/// character. The lowest such bit is exact; those above it may be carries of it.
+const fn special_bytes(word: u64) -> u64 {
+    const ONES: u64 = u64::MAX / 255;
+    const HIGH: u64 = ONES << 7;
+    const fn zero_bytes(word: u64) -> u64 {
+        word.wrapping_sub(ONES) & !word & HIGH
+    }
+    let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
+    zero_bytes(word ^ (ONES * b'"' as u64)) | zero_bytes(word ^ (ONES * b'\\' as u64)) | control
 }
 
 #[cfg(test)]
@@ -120,6 +147,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn special_bytes_are_found_at_every_place() {
+        for special in [b'"', b'\\', 0, 0x1f] {
+            for place in 0..8 {
+                let mut bytes = *b"abc\xc3\xa9 ~\x7f";
+                bytes[place] = special;
+                let found = special_bytes(u64::from_le_bytes(bytes)).trailing_zeros() as usize / 8;
+                assert_eq!(found, place, "{special:#x}");
+            }
+        }
+        assert_eq!(special_bytes(u64::from_le_bytes(*b" !#[]\x7f\xff\x80")), 0);
+    }
 
     proptest! {
         #[test]

@@ -161,7 +161,23 @@ impl<'t> Value<'t> {
     /// key, the last one counts, as everywhere in Kubernetes.
     #[must_use]
     pub fn get(self, key: &str) -> Option<Self> {
-        self.members().filter(|(candidate, _)| candidate.is(key)).last().map(|(_, value)| value)
+        let object = self.node().filter(|node| node.kind == Kind::Object)?;
+        let length = key.len() + 2;
+        let mut index = self.index + 1;
+        let mut found = None;
+        while index < object.next {
+            let name = self.tape.nodes.get(index as usize)?;
+            let value = Self { tape: self.tape, index: index + 1 };
+            // Most keys are of another length, and their text is not looked at.
+            if (name.end - name.start) as usize == length || name.kind == Kind::EscapedString {
+                let candidate = Self { tape: self.tape, index };
+                if Key::read(candidate.inner(), name.kind == Kind::EscapedString).is(key) {
+                    found = Some(value);
+                }
+            }
+            index = value.node()?.next;
+        }
+        found
     }
 
     /// The value below a path of keys.
@@ -176,7 +192,7 @@ impl<'t> Value<'t> {
         std::iter::from_fn(move || {
             let key = rest.next()?;
             let value = rest.next()?;
-            Some((Key::new(key.inner()), value))
+            Some((Key::read(key.inner(), key.kind() == Kind::EscapedString), value))
         })
     }
 
@@ -217,8 +233,10 @@ impl<'t> Value<'t> {
 
     /// A string without its quotes.
     fn inner(self) -> &'t str {
-        let raw = self.raw();
-        raw.get(1..raw.len() - 1).unwrap_or_default()
+        let inner = self
+            .node()
+            .and_then(|node| self.tape.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?));
+        inner.unwrap_or_default()
     }
 
     fn node(self) -> Option<&'t Node> {

@@ -6,6 +6,7 @@ use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
 use super::template::without_directives;
+use super::typed::check_types;
 
 /// How deep a template may be nested.
 const MAX_DEPTH: usize = 32;
@@ -20,6 +21,7 @@ pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) -> b
         return false;
     }
     let template = &without_directives(template);
+    check_types(template, faults);
     let Some(fields) = template.as_object() else {
         faults.push(Diagnostic::new("spec.template", "the template has to be an object"));
         return true;
@@ -134,6 +136,12 @@ fn check_spec(path: &str, spec: &Json, faults: &mut Vec<Diagnostic>) {
             check_keyed(&path, container, "env", &["name"], faults);
             check_keyed(&path, container, "ports", &["containerPort"], faults);
             check_keyed(&path, container, "volumeMounts", &["mountPath", "name"], faults);
+            for (path, port) in elements(&path, container, "ports", faults) {
+                let number = port.get("containerPort").and_then(Json::as_i64);
+                if number.is_some_and(|number| !(1..=65_535).contains(&number)) {
+                    faults.push(Diagnostic::new(format!("{path}.containerPort"), "expected a port from 1 to 65535"));
+                }
+            }
         }
     }
     let mut volumes = HashMap::new();

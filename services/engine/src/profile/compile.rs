@@ -10,7 +10,9 @@ use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
 use super::template::{self, Node};
+use super::tenant::check_tenant;
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
+use crate::json::Value;
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -41,7 +43,7 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
         check_selector(path, selector.as_ref(), &mut faults);
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
-    let template = compile_template(spec, &mut faults);
+    let template = compile_template(name, spec, &mut faults);
     let revision = revision(spec);
     match (template, revision) {
         (Some(template), Some(revision)) if faults.is_empty() => {
@@ -64,6 +66,8 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                     OptOut::Allowed => OnError::Skip,
                     OptOut::Forbidden => OnError::Deny,
                 }),
+                adds_linux_containers: adds_linux_containers(&template),
+                foreign_volumes: foreign_volumes(&template),
                 template,
             })
         }
@@ -149,7 +153,7 @@ fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Reques
     compiled
 }
 
-fn compile_template(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<Node> {
+fn compile_template(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<Node> {
     let empty = Json::Object(Map::new());
     let template = spec.template.as_ref().unwrap_or(&empty);
     if template.as_object().is_none_or(Map::is_empty) {
@@ -166,7 +170,35 @@ fn compile_template(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<
     if !check_template(template, faults) {
         return None;
     }
+    if name.namespace.is_some() {
+        check_tenant(&template::without_directives(template), faults);
+    }
     template::compile("spec.template", template, faults)
+}
+
+/// Whether a template adds containers, and does not say that they are for Windows.
+fn adds_linux_containers(template: &Node) -> bool {
+    let Some(spec) = template.whole.root().get("spec") else { return false };
+    let adds = |list: &str| spec.get(list).is_some_and(|list| list.items().next().is_some());
+    let os = spec.get("os").and_then(|os| os.get("name"));
+    (adds("containers") || adds("initContainers")) && !os.is_some_and(|os| os.is("windows"))
+}
+
+/// The volumes that a template's containers mount and that it does not add itself: the pod has to have them.
+fn foreign_volumes(template: &Node) -> Box<[Box<str>]> {
+    let Some(spec) = template.whole.root().get("spec") else { return Box::default() };
+    let items = |list: &str| spec.get(list).into_iter().flat_map(Value::items);
+    let own: Vec<_> = items("volumes").filter_map(|volume| volume.get("name")?.as_str()).collect();
+    let containers = items("containers").chain(items("initContainers"));
+    let mounts = containers.flat_map(|container| container.get("volumeMounts").into_iter().flat_map(Value::items));
+    let mut foreign: Vec<Box<str>> = mounts
+        .filter_map(|mount| mount.get("name")?.as_str())
+        .filter(|name| !own.contains(name))
+        .map(|name| name.as_ref().into())
+        .collect();
+    foreign.sort();
+    foreign.dedup();
+    foreign.into()
 }
 
 /// A hash of what the author wrote, with the keys of all objects in order.

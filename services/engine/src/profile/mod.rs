@@ -8,6 +8,8 @@ mod compile;
 mod diagnostic;
 mod set;
 pub(crate) mod template;
+mod tenant;
+mod typed;
 
 use std::fmt;
 
@@ -77,6 +79,10 @@ pub struct CompiledProfile {
     pub(crate) order: i32,
     pub(crate) on_error: OnError,
     template: template::Node,
+    /// Whether it adds containers that are not said to be for Windows.
+    pub(crate) adds_linux_containers: bool,
+    /// Volumes that its containers mount and that it does not add.
+    pub(crate) foreign_volumes: Box<[Box<str>]>,
 }
 
 impl CompiledProfile {
@@ -121,3 +127,6 @@ impl CompiledProfile {
         &self.template
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,53 +5,96 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::CompiledProfile;
+use crate::select::index::Index;
 
 /// All compiled profiles of a cluster. All of the platform's stand before all of the tenants'; among them the lower
 /// `order` comes first, then the name.
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
-    cluster: Vec<Arc<CompiledProfile>>,
-    namespaced: HashMap<Box<str>, Vec<Arc<CompiledProfile>>>,
+    all: Vec<Arc<CompiledProfile>>,
+    cluster: Arc<Index>,
+    namespaced: HashMap<Box<str>, Arc<Index>>,
 }
 
 impl ProfileSet {
     /// A set of profiles. Of two with the same name, the last one counts.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
-        let mut all: Vec<_> = profiles.into_iter().enumerate().collect();
-        all.sort_by(|(a_place, a), (b_place, b)| {
-            (a.order, a.name(), Reverse(*a_place)).cmp(&(b.order, b.name(), Reverse(*b_place)))
-        });
-        all.dedup_by(|(_, later), (_, kept)| later.name() == kept.name());
+        let mut sorted: Vec<_> = profiles.into_iter().enumerate().collect();
+        sorted.sort_by(|(a_place, a), (b_place, b)| (a.name(), Reverse(*a_place)).cmp(&(b.name(), Reverse(*b_place))));
+        sorted.dedup_by(|(_, later), (_, kept)| later.name() == kept.name());
+        let mut all: Vec<_> = sorted.into_iter().map(|(_, profile)| profile).collect();
+        // By namespace, of which none is the first, then by order, then by name.
+        all.sort_by(|a, b| (&a.name().namespace, a.order, a.name()).cmp(&(&b.name().namespace, b.order, b.name())));
         let mut set = Self::default();
-        for (_, profile) in all {
-            match &profile.name().namespace {
-                Some(namespace) => set.namespaced.entry(namespace.clone()).or_default().push(profile),
-                None => set.cluster.push(profile),
+        for group in all.chunk_by(|a, b| a.name().namespace == b.name().namespace) {
+            let index = Arc::new(Index::new(group));
+            match group.first().and_then(|profile| profile.name().namespace.clone()) {
+                Some(namespace) => {
+                    set.namespaced.insert(namespace, index);
+                }
+                None => set.cluster = index,
             }
         }
+        set.all = all;
         set
     }
 
     /// How many profiles there are.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.cluster.len() + self.namespaced.values().map(Vec::len).sum::<usize>()
+    pub const fn len(&self) -> usize {
+        self.all.len()
     }
 
     /// Whether there are none.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.cluster.is_empty() && self.namespaced.is_empty()
+    pub const fn is_empty(&self) -> bool {
+        self.all.is_empty()
     }
 
-    /// All profiles; those of one namespace in their order.
+    /// All profiles: the platform's, then each namespace's, each in the order in which they apply.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
-        self.cluster.iter().chain(self.namespaced.values().flatten())
+        self.all.iter()
     }
 
-    /// The profiles that a namespace could have, in the order in which they apply.
-    pub(crate) fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<CompiledProfile>> {
-        self.cluster.iter().chain(self.namespaced.get(namespace).into_iter().flatten())
+    /// The platform's profiles.
+    pub(crate) const fn cluster(&self) -> &Arc<Index> {
+        &self.cluster
+    }
+
+    /// A namespace's own profiles, if it has any.
+    pub(crate) fn of_namespace(&self, namespace: &str) -> Option<&Arc<Index>> {
+        self.namespaced.get(namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::profile::{ProfileName, compile};
+
+    fn profile(name: &ProfileName, order: i32, label: &str) -> Arc<CompiledProfile> {
+        let spec = json!({"order": order, "template": {"metadata": {"labels": {"x": label}}}});
+        Arc::new(compile(name, &serde_json::from_value(spec).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn the_platforms_come_first_then_by_order_then_by_name() {
+        let cluster = |name: &str, order| profile(&ProfileName::cluster(name), order, "x");
+        let own = profile(&ProfileName::namespaced("team-a", "own"), -5, "x");
+        let set = ProfileSet::new([own, cluster("b", 100), cluster("a", 100), cluster("late", 101), cluster("z", 1)]);
+        let names: Vec<_> = set.iter().map(|profile| profile.display_name()).collect();
+        assert_eq!(names, ["z", "a", "b", "late", "team-a/own"]);
+        assert_eq!((set.len(), set.is_empty()), (5, false));
+    }
+
+    #[test]
+    fn of_two_with_one_name_the_last_counts() {
+        let first = profile(&ProfileName::cluster("a"), 5, "first");
+        let last = profile(&ProfileName::cluster("a"), 900, "last");
+        let set = ProfileSet::new([first, Arc::clone(&last)]);
+        assert_eq!(set.iter().map(|profile| profile.revision()).collect::<Vec<_>>(), [last.revision()]);
     }
 }

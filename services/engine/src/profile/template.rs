@@ -83,13 +83,13 @@ pub(super) fn compile(path: &str, template: &Json, faults: &mut Vec<Diagnostic>)
 /// A template without its directives, each `$value` in the place of the map that it stands in.
 pub(super) fn without_directives(template: &Json) -> Json {
     match template {
-        Json::Object(fields) => match fields.get("$value") {
-            Some(value) => without_directives(value),
-            None => {
-                let fields = fields.iter().filter(|(name, _)| !name.starts_with('$'));
-                Json::Object(fields.map(|(name, value)| (name.clone(), without_directives(value))).collect())
+        Json::Object(fields) => {
+            if let Some(value) = fields.get("$value") {
+                return without_directives(value);
             }
-        },
+            let fields = fields.iter().filter(|(name, _)| !name.starts_with('$'));
+            Json::Object(fields.map(|(name, value)| (name.clone(), without_directives(value))).collect())
+        }
         Json::Array(items) => Json::Array(items.iter().map(without_directives).collect()),
         other => other.clone(),
     }
@@ -199,7 +199,10 @@ impl Compiler<'_> {
 
     fn join(&mut self, value: &Json) -> Option<Join> {
         let Json::Object(fields) = value else {
-            self.fault(&format!("expected an object, found {value}"), "for instance {separator: \",\"}, or {} for a list");
+            self.fault(
+                &format!("expected an object, found {value}"),
+                "for instance {separator: \",\"}, or {} for a list",
+            );
             return None;
         };
         let mut join = Join::default();

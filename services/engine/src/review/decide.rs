@@ -58,10 +58,9 @@ pub(super) fn decide(
     match inject(object, selection, &found) {
         Ok(decided) => decided,
         // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
-        Err(Malformed { key }) => Ok(Decided {
-            decision: Decision::denied(Reason::TypeConflict, format!("the key {key:?} stands twice in one object")),
-            patch: None,
-        }),
+        Err(Malformed { key }) => {
+            Ok(Decided { decision: Decision::denied(Reason::DuplicateKey, format!("{key:?}")), patch: None })
+        }
     }
 }
 
@@ -113,16 +112,15 @@ fn inject(object: Value<'_>, selection: Selection, found: &FoundRecord) -> Resul
     let (patch, verdicts) = {
         let mut document = Document::new(object);
         let mut record = RecordWriter::new();
-        let verdicts = inject::apply(&mut document, &profiles, found.genuine(), &mut record)?;
-        let applied = |name: &str| {
-            let mut pairs = profiles.iter().zip(&verdicts);
-            pairs.any(|(decision, verdict)| {
-                decision.profile.display_name() == name && verdict.as_ref().is_some_and(Verdict::is_in_force)
+        let is_selected = |name: &str| {
+            profiles.iter().any(|decision| {
+                decision.profile.display_name() == name && decision.outcome == ProfileOutcome::Unchanged
             })
         };
         if let Some(earlier) = found.genuine() {
-            record.keep_others(earlier, applied);
+            record.keep_others(earlier, is_selected);
         }
+        let verdicts = inject::apply(&mut document, &profiles, found.genuine(), &mut record)?;
         let text = record.finish();
         inject::set_record(&mut document, text.as_deref())?;
         let patch = patch::write(&document);

@@ -10,6 +10,10 @@ use crate::json::{BorrowedTape, Kind, Value};
 /// The longest id that is repeated. The API server's are 36 bytes long.
 const MAX_UID: usize = 256;
 
+/// How many keys an object of the envelope may have. The API server sends sixteen at most; comparing each with all before
+/// it is the cheapest way to find one that stands twice, as long as they are few.
+const MAX_KEYS: usize = 64;
+
 /// How much of a value that does not fit is shown.
 const SHOWN: usize = 60;
 
@@ -87,9 +91,11 @@ pub(super) fn object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
 fn object<'t>(field: &'static str, value: Option<Value<'t>>, expected: &'static str) -> Result<Value<'t>, ReviewError> {
     let object = value.filter(|value| value.kind() == Kind::Object);
     let object = object.ok_or_else(|| unexpected(field, value, expected))?;
-    // Fewer than twenty keys: comparing each with all before it is the cheapest way. The object itself is looked at when
-    // it is opened.
+    // The object itself may have any number of keys, and is looked at when it is opened.
     if field != "request.object" {
+        if object.members().nth(MAX_KEYS).is_some() {
+            return Err(ReviewError::TooManyKeys { field, most: MAX_KEYS });
+        }
         for (index, (key, _)) in object.members().enumerate() {
             let text = key.text();
             if object.members().take(index).any(|(earlier, _)| earlier.is(&text)) {

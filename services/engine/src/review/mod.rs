@@ -104,6 +104,14 @@ pub enum ReviewError {
         /// What should be.
         expected: &'static str,
     },
+    /// An object of the envelope has more keys than any that the API server sends.
+    #[error("{field} has more than {most} keys; expected an AdmissionReview")]
+    TooManyKeys {
+        /// The object.
+        field: &'static str,
+        /// How many it may have.
+        most: usize,
+    },
     /// A key of the envelope stands twice.
     #[error("{0:?} stands twice in one object; which one counts is not certain")]
     Twice(Box<str>),

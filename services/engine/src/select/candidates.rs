@@ -1,138 +1,161 @@
 //! The profiles that may act in one namespace, arranged so that a request looks only at those that it asks for.
 //!
 //! A cluster may have thousands of profiles of which a pod gets two. Profiles that apply to everybody are a list; all
-//! others are found by hashing: the labels and annotations that the pod has, and the words in them.
+//! others are found by hashing: the labels and annotations that the pod has, and the words in them. The index of the
+//! platform's profiles is shared by all namespaces; a namespace has one of its own profiles, and a note of the platform's
+//! that its labels exclude.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use pillion_api::names::PROFILES_ANNOTATION;
-use pillion_api::profile::{Activation, OnUnknown};
+use pillion_api::profile::OptOut;
 
+use super::index::{Index, KeyGroup, KeyKind};
 use crate::profile::{CompiledProfile, ProfileSet};
 use crate::snapshot::Namespace;
 
-/// Place of a profile among the candidates. A lower place is applied first.
+/// Place of a profile among the candidates. A lower place is applied first: all of the platform's come before all of the
+/// namespace's own.
 pub(crate) type Place = usize;
 
-/// Whether a key is a label's or an annotation's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum KeyKind {
-    Label,
-    Annotation,
-}
-
-/// The profiles that one key asks for, by the words in its value. All words are in lower case.
-#[derive(Debug, Default)]
-pub(crate) struct KeyGroup {
-    /// Names, names with their namespace, and further values.
-    pub(crate) words: HashMap<Box<str>, Vec<Place>>,
-    /// Words that ask for the default.
-    pub(crate) truthy: HashMap<Box<str>, Vec<Place>>,
-    /// Words that ask for none.
-    pub(crate) falsy: Vec<Box<str>>,
-    /// Whether a word that nobody knows is a refusal.
-    pub(crate) deny_unknown: bool,
-}
-
 /// The profiles that may act in one namespace.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Candidates {
-    profiles: Vec<Arc<CompiledProfile>>,
-    pub(crate) always: Vec<Place>,
-    names: HashMap<Box<str>, Place>,
-    labels: HashMap<Box<str>, KeyGroup>,
-    annotations: HashMap<Box<str>, KeyGroup>,
+    cluster: Arc<Index>,
+    own: Option<Arc<Index>>,
+    /// Places of the platform's profiles whose selectors exclude the namespace, in order.
+    excluded: Box<[Place]>,
     /// What the namespace itself asks for: the keys that some profile knows.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
     /// What the namespace asks for by name.
     pub(crate) namespace_names: Box<str>,
 }
 
+/// The profiles that one key asks for: the platform's, and the namespace's own.
+#[derive(Clone, Copy)]
+pub(crate) struct Groups<'c> {
+    candidates: &'c Candidates,
+    cluster: Option<&'c KeyGroup>,
+    own: Option<&'c KeyGroup>,
+}
+
 impl Candidates {
     /// Finds them.
     pub(crate) fn find(set: &ProfileSet, name: &str, namespace: &Namespace) -> Self {
-        let mut candidates = Self::default();
-        let may_act = set.of_namespace(name).filter(|profile| {
-            profile.activation != Activation::Never
-                && profile
-                    .namespace_selector
-                    .as_ref()
-                    .is_none_or(|selector| selector.matches(|key| namespace.label(key)))
+        let cluster = Arc::clone(set.cluster());
+        let excluded = cluster.selective().filter(|place| {
+            let selector = cluster.profile(*place).and_then(|profile| profile.namespace_selector.as_ref());
+            selector.is_some_and(|selector| !selector.matches(|key| namespace.label(key)))
         });
-        for profile in may_act {
-            candidates.add(profile);
-        }
+        let mut candidates = Self {
+            excluded: excluded.collect(),
+            own: set.of_namespace(name).cloned(),
+            cluster,
+            namespace_values: Vec::new(),
+            namespace_names: namespace.annotation(PROFILES_ANNOTATION).unwrap_or_default().into(),
+        };
         let known = |kind: KeyKind, pairs: &[(Box<str>, Box<str>)]| -> Vec<_> {
-            let known = pairs.iter().filter(|(key, _)| candidates.group(kind, key).is_some());
+            let known = pairs.iter().filter(|(key, _)| candidates.groups(kind, key).is_some());
             known.map(|(key, value)| (kind, key.clone(), value.clone())).collect()
         };
         let mut values = known(KeyKind::Label, &namespace.labels);
         values.extend(known(KeyKind::Annotation, &namespace.annotations));
         candidates.namespace_values = values;
-        candidates.namespace_names = namespace.annotation(PROFILES_ANNOTATION).unwrap_or_default().into();
         candidates
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.profiles.is_empty()
+        self.cluster.len() == self.excluded.len() && self.own.as_ref().is_none_or(|own| own.len() == 0)
     }
 
     pub(crate) fn profile(&self, place: Place) -> Option<&Arc<CompiledProfile>> {
-        self.profiles.get(place)
-    }
-
-    /// A profile by its name, or by its namespace and name. A tenant's own stands before the platform's.
-    pub(crate) fn by_name(&self, name: &str) -> Option<Place> {
-        self.names.get(name).copied()
-    }
-
-    pub(crate) fn group(&self, kind: KeyKind, key: &str) -> Option<&KeyGroup> {
-        match kind {
-            KeyKind::Label => self.labels.get(key),
-            KeyKind::Annotation => self.annotations.get(key),
+        match place.checked_sub(self.cluster.len()) {
+            None => self.cluster.profile(place),
+            Some(place) => self.own.as_ref().and_then(|own| own.profile(place)),
         }
     }
 
-    fn add(&mut self, profile: &Arc<CompiledProfile>) {
-        let place = self.profiles.len();
-        self.profiles.push(Arc::clone(profile));
-        if profile.activation == Activation::Always {
-            self.always.push(place);
-        }
-        // Namespaced profiles come later, and take the name over.
-        self.names.insert(profile.name().name.clone(), place);
-        self.names.insert(profile.display_name().into(), place);
-
-        let Some(request) = &profile.request else { return };
-        let keys = [(&mut self.labels, &request.label), (&mut self.annotations, &request.annotation)];
-        for (groups, key) in keys {
-            let Some(key) = key else { continue };
-            let group = groups.entry(key.clone()).or_default();
-            let named = [profile.name().name.to_lowercase().into(), profile.display_name().to_lowercase().into()];
-            for word in named.into_iter().chain(request.values.iter().cloned()) {
-                let places: &mut Vec<Place> = group.words.entry(word).or_default();
-                if places.last() != Some(&place) {
-                    places.push(place);
-                }
-            }
-            for word in &request.truthy {
-                group.truthy.entry(word.clone()).or_default().push(place);
-            }
-            for word in &request.falsy {
-                if !group.falsy.contains(word) {
-                    group.falsy.push(word.clone());
-                }
-            }
-            group.deny_unknown |= request.on_unknown == OnUnknown::Deny;
-        }
+    /// The profiles that apply to everybody, in their order.
+    pub(crate) fn always(&self) -> impl Iterator<Item = Place> + '_ {
+        let cluster = self.cluster.always().filter(|place| self.is_here(*place));
+        let own = self.own.iter().flat_map(|own| own.always()).map(|place| place + self.cluster.len());
+        cluster.chain(own)
     }
 
-    /// Of profiles that one word means: the namespace's own, if there are any, else the platform's.
-    pub(crate) fn nearest<'p>(&'p self, places: &'p [Place]) -> impl Iterator<Item = Place> + 'p {
-        let is_namespaced =
-            |place: &Place| self.profile(*place).is_some_and(|profile| profile.name().namespace.is_some());
-        let namespaced = places.iter().any(is_namespaced);
-        places.iter().copied().filter(move |place| is_namespaced(place) == namespaced)
+    /// The profiles that a name means: a tenant's own stands before the platform's, except that it cannot take the place
+    /// of one which a pod's author cannot drop.
+    pub(crate) fn by_name(&self, name: &str) -> impl Iterator<Item = Place> {
+        let own = self.own.as_ref().and_then(|own| own.by_name(name)).map(|place| place + self.cluster.len());
+        let cluster = self.cluster.by_name(name).filter(|place| self.is_here(*place));
+        let cluster = cluster.filter(|place| own.is_none() || self.is_forced(*place));
+        cluster.into_iter().chain(own)
+    }
+
+    /// The profiles that a key asks for; `None` if no profile knows it.
+    pub(crate) fn groups(&self, kind: KeyKind, key: &str) -> Option<Groups<'_>> {
+        let cluster = self.cluster.group(kind, key);
+        let own = self.own.as_ref().and_then(|own| own.group(kind, key));
+        (cluster.is_some() || own.is_some()).then_some(Groups { candidates: self, cluster, own })
+    }
+
+    /// Whether the pod's author cannot drop a profile.
+    pub(crate) fn is_forced(&self, place: Place) -> bool {
+        self.profile(place).is_some_and(|profile| profile.opt_out == OptOut::Forbidden)
+    }
+
+    fn is_here(&self, place: Place) -> bool {
+        self.excluded.binary_search(&place).is_err()
+    }
+}
+
+/// What a word means.
+pub(crate) enum Meaning {
+    /// A profile's name or value: these.
+    Named(Vec<Place>),
+    /// The default: these, of which there should be one.
+    Truthy(Vec<Place>),
+    /// None.
+    Falsy,
+    /// Nobody knows it.
+    Unknown,
+}
+
+impl Groups<'_> {
+    /// What a word means, in lower case.
+    pub(crate) fn meaning(&self, word: &str) -> Meaning {
+        let truthy = self.places(|group| group.truthy.get(word));
+        if !truthy.is_empty() {
+            return Meaning::Truthy(truthy);
+        }
+        let named = self.named(word);
+        if !named.is_empty() {
+            return Meaning::Named(named);
+        }
+        let is_falsy = |group: &KeyGroup| group.falsy.iter().any(|falsy| **falsy == *word);
+        if self.both().any(is_falsy) { Meaning::Falsy } else { Meaning::Unknown }
+    }
+
+    /// The profiles that a word names.
+    pub(crate) fn named(&self, word: &str) -> Vec<Place> {
+        self.places(|group| group.words.get(word))
+    }
+
+    /// Whether a word that nobody knows is a refusal.
+    pub(crate) fn deny_unknown(&self) -> bool {
+        self.both().any(|group| group.deny_unknown)
+    }
+
+    /// The namespace's own profiles, if there are any, else the platform's; those that cannot be dropped in any case.
+    fn places(&self, find: impl Fn(&KeyGroup) -> Option<&Vec<Place>>) -> Vec<Place> {
+        let offset = self.candidates.cluster.len();
+        let own: Vec<_> = self.own.and_then(&find).into_iter().flatten().map(|place| place + offset).collect();
+        let cluster = self.cluster.and_then(&find).into_iter().flatten().copied();
+        let cluster = cluster
+            .filter(|place| self.candidates.is_here(*place) && (own.is_empty() || self.candidates.is_forced(*place)));
+        cluster.chain(own.iter().copied()).collect()
+    }
+
+    fn both(&self) -> impl Iterator<Item = &KeyGroup> {
+        self.cluster.into_iter().chain(self.own)
     }
 }

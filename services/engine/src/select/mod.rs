@@ -5,6 +5,7 @@
 //! are asked for are looked at.
 
 pub(crate) mod candidates;
+pub(crate) mod index;
 pub(crate) mod pod;
 mod request;
 

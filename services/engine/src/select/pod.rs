@@ -52,10 +52,9 @@ impl<'p> Pod<'p> {
 
     /// What the author has at a place: nothing where we added it, and what stood there where we replaced it.
     fn author(self, field: &str, key: &str, value: Value<'p>) -> Option<Value<'p>> {
-        let Some(record) = self.record else { return Some(value) };
-        if record.added_entry(field, key) {
-            return None;
+        match self.record {
+            Some(record) => record.authors(field, key, value),
+            None => Some(value),
         }
-        Some(record.replaced_entry(field, key).unwrap_or(value))
     }
 }

@@ -7,9 +7,9 @@
 use std::borrow::Cow;
 
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
-use pillion_api::profile::OptOut;
 
-use super::candidates::{Candidates, KeyGroup, KeyKind, Place};
+use super::candidates::{Candidates, Groups, Meaning, Place};
+use super::index::KeyKind;
 use super::pod::Pod;
 use crate::report::{Notice, Reason};
 
@@ -39,7 +39,7 @@ pub(super) fn asked(candidates: &Candidates, level: InjectionLevel, pod: Pod<'_>
         candidates,
         level,
         pod,
-        asked: Asked { places: candidates.always.clone(), dropped: Vec::new(), notices: Vec::new(), denied: None },
+        asked: Asked { places: candidates.always().collect(), dropped: Vec::new(), notices: Vec::new(), denied: None },
     };
     reader.by_key();
     reader.by_name();
@@ -77,24 +77,21 @@ impl Reader<'_, '_> {
 
     /// One value of a key that some profile may know.
     fn value(&mut self, asker: Asker, kind: KeyKind, key: &str, value: &str) {
-        let Some(group) = self.candidates.group(kind, key) else { return };
+        let Some(groups) = self.candidates.groups(kind, key) else { return };
         for word in words(value) {
-            if let Some(places) = group.truthy.get(&*word) {
-                self.truthy(asker, kind, key, group, places);
-            } else if let Some(places) = group.words.get(&*word) {
-                for place in self.candidates.nearest(places) {
-                    self.ask(asker, kind, place);
-                }
-            } else if !group.falsy.iter().any(|falsy| **falsy == *word) {
-                self.unknown(key, &word, group.deny_unknown);
+            match groups.meaning(&word) {
+                Meaning::Truthy(places) => self.truthy(asker, kind, key, groups, &places),
+                Meaning::Named(places) => places.into_iter().for_each(|place| self.ask(asker, kind, place)),
+                Meaning::Falsy => {}
+                Meaning::Unknown => self.unknown(key, &word, groups.deny_unknown()),
             }
         }
     }
 
     /// A truthy word asks for the default; on a pod, for what the namespace names by the same key, if it names any.
-    fn truthy(&mut self, asker: Asker, kind: KeyKind, key: &str, group: &KeyGroup, places: &[Place]) {
+    fn truthy(&mut self, asker: Asker, kind: KeyKind, key: &str, groups: Groups<'_>, places: &[Place]) {
         if asker == Asker::Pod {
-            let named = self.named_by_namespace(kind, key, group);
+            let named = self.named_by_namespace(kind, key, groups);
             if !named.is_empty() {
                 for place in named {
                     self.ask(asker, kind, place);
@@ -102,23 +99,30 @@ impl Reader<'_, '_> {
                 return;
             }
         }
-        let mut nearest = self.candidates.nearest(places);
-        match (nearest.next(), nearest.next()) {
-            (Some(place), None) => self.ask(asker, kind, place),
-            (Some(_), Some(_)) => self.asked.notices.push(Notice::AmbiguousWord { key: key.into() }),
-            (None, _) => {}
+        // Which profile is meant may be uncertain among those that the author may leave out; the others are all meant.
+        let (forced, free): (Vec<_>, Vec<_>) =
+            places.iter().copied().partition(|place| self.candidates.is_forced(*place));
+        for place in forced {
+            self.ask(asker, kind, place);
+        }
+        match free.as_slice() {
+            [place] => self.ask(asker, kind, *place),
+            [] => {}
+            _ => self.asked.notices.push(Notice::AmbiguousWord { key: key.into() }),
         }
     }
 
-    fn named_by_namespace(&self, kind: KeyKind, key: &str, group: &KeyGroup) -> Vec<Place> {
+    fn named_by_namespace(&self, kind: KeyKind, key: &str, groups: Groups<'_>) -> Vec<Place> {
         let value = self.candidates.namespace_values.iter().find(|(k, name, _)| *k == kind && **name == *key);
         let words = value.into_iter().flat_map(|(_, _, value)| words(value));
-        words.filter_map(|word| group.words.get(&*word)).flat_map(|places| self.candidates.nearest(places)).collect()
+        words.flat_map(|word| groups.named(&word)).collect()
     }
 
-    /// Asks for a profile, unless a place that comes before this one decides for it.
+    /// Asks for a profile, unless a place that comes before this one decides for it. Whoever asks for a profile that
+    /// cannot be dropped, nobody can take that back.
     fn ask(&mut self, asker: Asker, kind: KeyKind, place: Place) {
-        if self.decider(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (asker, kind)) {
+        let decides = self.decider(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (asker, kind));
+        if decides || self.candidates.is_forced(place) {
             self.asked.places.push(place);
         }
     }
@@ -154,8 +158,11 @@ impl Reader<'_, '_> {
         for name in names(&on_pod) {
             match name.strip_prefix('-') {
                 Some(name) => {
-                    let place = candidates.by_name(name);
-                    self.asked.dropped.extend(place);
+                    let before = self.asked.dropped.len();
+                    self.asked.dropped.extend(candidates.by_name(name));
+                    if self.asked.dropped.len() == before {
+                        self.unknown(PROFILES_ANNOTATION, name, false);
+                    }
                 }
                 None => self.name(name),
             }
@@ -163,9 +170,10 @@ impl Reader<'_, '_> {
     }
 
     fn name(&mut self, name: &str) {
-        match self.candidates.by_name(name) {
-            Some(place) => self.asked.places.push(place),
-            None => self.unknown(PROFILES_ANNOTATION, name, false),
+        let before = self.asked.places.len();
+        self.asked.places.extend(self.candidates.by_name(name));
+        if self.asked.places.len() == before {
+            self.unknown(PROFILES_ANNOTATION, name, false);
         }
     }
 
@@ -180,17 +188,16 @@ impl Reader<'_, '_> {
 
     /// A profile that applies to all is dropped by a falsy word, or an empty value, where its key decides.
     fn falsy_for_always(&mut self) {
-        for place in &self.candidates.always {
-            let Some(request) = self.candidates.profile(*place).and_then(|profile| profile.request.as_ref()) else {
+        for place in self.candidates.always() {
+            let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
                 continue;
             };
-            let declined = self.decider(*place).is_some_and(|(_, _, value)| {
+            let declined = self.decider(place).is_some_and(|(_, _, value)| {
                 let mut words = words(&value).peekable();
                 words.peek().is_none() || words.all(|word| request.falsy.iter().any(|falsy| **falsy == *word))
             });
-            let droppable = self.candidates.profile(*place).is_some_and(|profile| profile.opt_out == OptOut::Allowed);
-            if declined && droppable {
-                self.asked.dropped.push(*place);
+            if declined {
+                self.asked.dropped.push(place);
             }
         }
     }

@@ -147,6 +147,22 @@ fn profiles_are_asked_for_by_name_on_both_and_taken_away_on_the_pod() {
 }
 
 #[test]
+fn nobody_gets_round_a_profile_that_cannot_be_dropped() {
+    let forced = || profile("agent", json!({"optOut": "Forbidden", "request": {"annotation": KEY}}));
+    // The namespace asks for it by its key, whatever the pod says there.
+    let case = Case::new([forced()]).namespace(&[(KEY, "true")]);
+    for value in ["true", "false", "", "bogus"] {
+        assert_eq!(case.applied(&json!({}), &json!({KEY: value})), ["agent"], "{value:?}");
+    }
+    // A tenant cannot put a profile of the same name, or of the same key, in its place.
+    let shadow = || profile("team-a/agent", json!({"activation": "Requested", "request": {"annotation": KEY}}));
+    for asks in [(KEY, "true"), (KEY, "agent"), ("pillion.dev/profiles", "agent")] {
+        let case = Case::new([forced(), shadow()]).namespace(&[asks]);
+        assert_eq!(case.applied(&json!({}), &json!({})), ["agent", "team-a/agent"], "{asks:?}");
+    }
+}
+
+#[test]
 fn the_opt_out_label_drops_what_may_be_dropped() {
     let case = Case::new([
         profile("a", json!({"activation": "Always"})),

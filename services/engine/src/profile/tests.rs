@@ -1,0 +1,145 @@
+//! Profiles that compile, and what is said of those that do not.
+
+use serde_json::{Value as Json, json};
+
+use super::*;
+
+fn faults(name: &ProfileName, spec: &Json) -> Vec<String> {
+    match compile(name, &serde_json::from_value(spec.clone()).unwrap()) {
+        Ok(_) => Vec::new(),
+        Err(faults) => faults.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn container(more: &Json) -> Json {
+    let mut container = json!({"name": "a", "image": "i"});
+    container.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json!({"template": {"spec": {"containers": [container]}}})
+}
+
+#[test]
+fn every_mistake_is_reported_with_its_place() {
+    let spec = json!({
+        "request": {"truthy": ["a,b", "no"]},
+        "objectSelector": {"matchExpressions": [{"key": "k", "operator": "In"}]},
+        "template": {
+            "metadata": {"labels": {"bad key": "x", "n": 1, "pillion.dev/x": "y"}, "name": "x"},
+            "status": {},
+            "spec": {
+                "containers": [{"name": "A", "image": "i"}, {"image": "i"}, {"name": "b"}, {"name": "b", "image": "i"}],
+                "initContainers": [{"name": "c", "image": "i", "restartPolicy": "Never"}],
+                "volumes": [{"name": "v"}, {"name": "w", "emptyDir": {}, "configMap": {}}],
+            },
+        },
+    });
+    let faults = faults(&ProfileName::cluster("p"), &spec);
+    for expected in [
+        "spec.request: request needs an annotation or a label",
+        "spec.request.truthy[0]: a word",
+        "spec.request: the word \"no\" is both",
+        "spec.objectSelector.matchExpressions[0].values: ",
+        "spec.template.metadata.labels[\"bad key\"]: ",
+        "spec.template.metadata.labels[\"n\"]: expected a string",
+        "spec.template.metadata.labels[\"pillion.dev/x\"]: ",
+        "spec.template.metadata.name: ",
+        "spec.template.status: ",
+        "spec.template.spec.containers[0].name: ",
+        "spec.template.spec.containers[1]: an element of this list needs a name",
+        "spec.template.spec.containers[2]: a container that is added needs an image",
+        "spec.template.spec.containers[3].name: the name \"b\" stands at spec.template.spec.containers[2] too",
+        "spec.template.spec.initContainers[0].restartPolicy: expected Always",
+        "spec.template.spec.volumes[0]: a volume has exactly one source, found none",
+        "spec.template.spec.volumes[1]: a volume has exactly one source",
+    ] {
+        assert!(faults.iter().any(|fault| fault.starts_with(expected)), "{expected:?} is not among {faults:#?}");
+    }
+}
+
+#[test]
+fn what_every_pod_would_be_refused_for_does_not_compile() {
+    for more in [
+        json!({"env": [{"name": "PORT", "value": 8080}]}),
+        json!({"command": "sh"}),
+        json!({"ports": [{"containerPort": "80"}]}),
+        json!({"ports": [{"containerPort": 70_000}]}),
+        json!({"imagePullpolicy": "Always"}),
+        json!({"restartPolicy": "Always"}),
+    ] {
+        assert!(!faults(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
+    }
+}
+
+#[test]
+fn what_this_build_does_not_run_is_refused_and_not_left_out() {
+    for (field, value) in [
+        ("extends", json!({"name": "x"})),
+        ("matchConditions", json!([{"name": "x", "expression": "true"}])),
+        ("parameters", json!([{"name": "x", "type": "string"}])),
+        ("variables", json!([{"name": "x", "expression": "1"}])),
+        ("containers", json!([{"name": "x", "template": {}}])),
+        ("validations", json!([{"expression": "true"}])),
+        ("rollout", json!({"percent": 10})),
+        ("lookups", json!([{"name": "x", "version": "v1", "resource": "configmaps"}])),
+        ("target", json!({"version": "v1", "resources": ["pods"]})),
+    ] {
+        let mut spec = container(&json!({}));
+        spec[field] = value;
+        let faults = faults(&ProfileName::cluster("p"), &spec);
+        assert!(faults.iter().any(|fault| fault.starts_with(&format!("spec.{field}: "))), "{field}: {faults:?}");
+    }
+    for more in [json!({"$when": "true"}), json!({"args": ["${x}"]}), json!({"$forEech": "x"})] {
+        assert!(!faults(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
+    }
+}
+
+#[test]
+fn directives_are_checked() {
+    for (more, told) in [
+        (json!({"$conflict": "Sometimes"}), "expected Merge, Keep, Replace or Fail"),
+        (json!({"$position": "Middle"}), "expected First, Last"),
+        (json!({"$position": {"before": "a", "after": "b"}}), "expected First, Last"),
+        (json!({"args": {"$value": ["a"], "$join": {"seperator": ","}}}), "$join has no seperator"),
+        (json!({"args": {"$value": ["a"], "$position": "First"}}), "stands on an element"),
+        (json!({"args": {"$value": ["a"], "$join": {}, "$conflict": "Keep"}}), "exclude one another"),
+        (json!({"$forEech": "x"}), "there is no directive $forEech"),
+    ] {
+        let faults = faults(&ProfileName::cluster("p"), &container(&more));
+        assert!(faults.iter().any(|fault| fault.contains(told)), "{more}: {faults:?}");
+    }
+}
+
+#[test]
+fn a_tenants_profile_is_held_to_its_limits() {
+    let own = ProfileName::namespaced("team-a", "p");
+    let privileged = container(&json!({"securityContext": {"privileged": true}}));
+    assert!(faults(&ProfileName::cluster("p"), &privileged).is_empty());
+    assert!(!faults(&own, &privileged).is_empty());
+    let mut hidden = container(&json!({}));
+    hidden["template"]["spec"]["containers"][0]["securityContext"] = json!({"$value": {"privileged": true}});
+    assert!(!faults(&own, &hidden).is_empty(), "a directive hides nothing");
+    for field in ["namespaceSelector", "optOut"] {
+        let mut spec = container(&json!({}));
+        spec[field] = if field == "optOut" { json!("Forbidden") } else { json!({}) };
+        assert!(!faults(&own, &spec).is_empty(), "{field}");
+    }
+}
+
+#[test]
+fn a_template_is_bounded() {
+    let deep = (0..200).fold(json!("x"), |inner, _| json!({"a": inner}));
+    assert!(faults(&ProfileName::cluster("p"), &json!({"template": {"spec": deep}}))[0].contains("levels deep"));
+    let large = container(&json!({"args": ["x".repeat(MAX_TEMPLATE_BYTES)]}));
+    assert!(faults(&ProfileName::cluster("p"), &large)[0].contains("are allowed"));
+}
+
+#[test]
+fn a_revision_is_of_the_text_and_not_of_its_order() {
+    let name = ProfileName::cluster("p");
+    let revision = |json: &str| compile(&name, &serde_json::from_str(json).unwrap()).unwrap().revision().to_owned();
+    let one = revision(r#"{"order": 1, "template": {"metadata": {"labels": {"a": "1", "b": "2"}}}}"#);
+    let same = revision(r#"{"template": {"metadata": {"labels": {"b": "2", "a": "1"}}}, "order": 1}"#);
+    let other = revision(r#"{"template": {"metadata": {"labels": {"b": "3", "a": "1"}}}, "order": 1}"#);
+    assert_eq!(one, same);
+    assert_ne!(one, other);
+    assert_eq!(one.len(), 10);
+}

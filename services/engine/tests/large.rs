@@ -1,0 +1,79 @@
+//! Objects and bodies that somebody made large on purpose. Work grows with their size and not with its square: a replica
+//! answers others meanwhile. Times here are a hundred times what is needed, and a hundredth of what a square would take.
+
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use common::{answer, captured_by_name, sidecar, snapshot};
+use pillion_engine::report::Outcome;
+use pillion_engine::review::Review;
+use serde_json::{Value as Json, json};
+
+const LIMIT: Duration = Duration::from_secs(2);
+
+fn within_limit<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    let taken = start.elapsed();
+    assert!(taken < LIMIT, "{what} took {taken:?}");
+    result
+}
+
+fn review(change: impl FnOnce(&mut Json)) -> Vec<u8> {
+    let mut review: Json = serde_json::from_slice(&captured_by_name("create-bare-pod.json")).unwrap();
+    change(&mut review["request"]["object"]);
+    serde_json::to_vec(&review).unwrap()
+}
+
+#[test]
+fn a_hundred_thousand_annotations() {
+    let body = review(|object| {
+        let annotations = (0..100_000).map(|number| (format!("key-{number}"), json!("")));
+        object["metadata"]["annotations"] = Json::Object(annotations.collect());
+        object["metadata"]["labels"] = object["metadata"]["annotations"].clone();
+    });
+    let mut profile = sidecar("logger");
+    profile["request"] = json!({"annotation": "key-99999", "label": "key-1"});
+    let snapshot = snapshot(&[("logger", profile)]);
+    within_limit("a pod with 200,000 labels and annotations", || answer(&body, &snapshot));
+}
+
+#[test]
+fn ten_thousand_containers_and_variables() {
+    let body = review(|object| {
+        let container = object["spec"]["containers"][0].clone();
+        let containers = (0..10_000).map(|number| {
+            let mut container = container.clone();
+            container["name"] = json!(format!("c-{number}"));
+            container
+        });
+        object["spec"]["containers"] = containers.collect();
+        let env = (0..10_000).map(|number| json!({"name": format!("V{number}"), "value": "x"}));
+        object["spec"]["containers"][0]["env"] = env.collect();
+    });
+    let snapshot = snapshot(&[("logger", sidecar("logger")), ("tracer", sidecar("tracer"))]);
+    let (decided, _) = within_limit("a pod with 10,000 containers", || answer(&body, &snapshot));
+    assert_eq!(decided.decision.outcome, Outcome::Skipped, "the result would be too large");
+}
+
+#[test]
+fn an_envelope_with_half_a_million_keys() {
+    let mut body = String::from("{\"apiVersion\":\"admission.k8s.io/v1\",\"kind\":\"AdmissionReview\"");
+    for number in 0..500_000 {
+        write!(body, ",\"k{number}\":1").unwrap();
+    }
+    body.push('}');
+    let error = within_limit("500,000 keys", || Review::parse(body.as_bytes()).unwrap_err());
+    assert!(error.to_string().contains("more than 64 keys"), "{error}");
+}
+
+#[test]
+fn strings_of_nothing_but_escapes() {
+    let body = review(|object| object["metadata"]["annotations"] = json!({"a": "\n\"\\".repeat(500_000)}));
+    let snapshot = snapshot(&[("logger", sidecar("logger"))]);
+    within_limit("three megabytes of escapes", || answer(&body, &snapshot));
+}

@@ -1,0 +1,112 @@
+//! The load: `h2load` over TLS and HTTP/1.1, as the API server speaks to a webhook that is a Service.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::process::Command;
+
+use crate::machine::Machine;
+
+/// How long a load may take: more than a hundred times what it does.
+const LIMIT: Duration = Duration::from_mins(5);
+
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load<'l> {
+    pub(crate) url: &'l str,
+    /// The file that is posted.
+    pub(crate) body: &'l Path,
+    pub(crate) requests: u32,
+    pub(crate) connections: u16,
+    /// A file that is not there yet.
+    pub(crate) log: &'l Path,
+}
+
+/// What the clients saw.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) requests_per_second: f64,
+    /// Microseconds from the first byte of a request to the last of its answer.
+    pub(crate) p50_us: u32,
+    pub(crate) p99_us: u32,
+}
+
+impl Load<'_> {
+    /// Sends it, and waits until all is answered.
+    ///
+    /// # Errors
+    /// A request was not answered by 200, or all of it took too long.
+    pub(crate) async fn run(self, machine: &Machine) -> anyhow::Result<Seen> {
+        let mut command = machine.load_command("h2load");
+        command.args(["--h1", "--threads=1", "--header=content-type: application/json"]);
+        command.arg(format!("--requests={}", self.requests)).arg(format!("--clients={}", self.connections));
+        command.arg("--data").arg(self.body).arg("--log-file").arg(self.log).arg(self.url);
+        let mut command = Command::from(command);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let ended = tokio::time::timeout(LIMIT, command.output()).await;
+        let output = ended.with_context(|| format!("h2load was not done within {LIMIT:?}"))?.context("h2load")?;
+        let told = || String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            bail!("h2load failed ({}): {}", output.status, told());
+        }
+        let log = std::fs::read_to_string(self.log).context("the log of h2load")?;
+        seen(&log, self.requests).with_context(told)
+    }
+}
+
+/// Reads h2load's log: start in microseconds, status, duration in microseconds, tab between tab.
+fn seen(log: &str, requests: u32) -> anyhow::Result<Seen> {
+    let mut durations = Vec::new();
+    let (mut first, mut last) = (u64::MAX, 0);
+    for line in log.lines() {
+        let fields: Vec<_> = line.split('\t').collect();
+        let [start, status, duration, ..] = fields.as_slice() else { bail!("{line:?} in h2load's log") };
+        if *status != "200" {
+            bail!("a request was answered by status {status}: expected 200");
+        }
+        let (start, duration): (u64, u32) = (start.parse()?, duration.parse()?);
+        first = first.min(start);
+        last = last.max(start + u64::from(duration));
+        durations.push(duration);
+    }
+    if u32::try_from(durations.len()).ok() != Some(requests) {
+        bail!("{} of {requests} requests were answered", durations.len());
+    }
+    durations.sort_unstable();
+    let percentile = |percent: usize| durations.get((durations.len() * percent / 100).min(durations.len() - 1));
+    let took = Duration::from_micros(last.saturating_sub(first).max(1));
+    Ok(Seen {
+        requests_per_second: f64::from(requests) / took.as_secs_f64(),
+        p50_us: percentile(50).copied().context("no request")?,
+        p99_us: percentile(99).copied().context("no request")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_clients_saw_is_read_from_the_log() {
+        let lines: Vec<_> = (0..100).map(|n| format!("{}\t200\t{}", 1_000_000 + n * 10, 100 - n)).collect();
+        let seen = seen(&lines.join("\n"), 100).unwrap();
+        assert_eq!((seen.p50_us, seen.p99_us), (51, 100));
+        // From 1,000,000 to 1,000,990 + 1.
+        assert!((seen.requests_per_second - 100.0 / 991e-6).abs() < 1.0, "{seen:?}");
+    }
+
+    #[test]
+    fn a_request_that_failed_or_is_missing_is_an_error() {
+        for (log, expected) in [
+            ("1\t200\t5\n2\t500\t5\n", "status 500"),
+            ("1\t200\t5\n2\t-1\t5\n", "status -1"),
+            ("1\t200\t5\n", "1 of 2"),
+            ("1 200 5\n", "in h2load's log"),
+        ] {
+            let error = seen(log, 2).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The benchmark: what a request costs the webhook, beside the least that a server of its kind can cost, in one run.
+//!
+//! ```text
+//! cargo build --release -p pillion -p pillion-testkit && cargo build --release -p pillion-engine --example instructions
+//! target/release/bench [--quick]
+//! ```
+//!
+//! Figures for people come first; the last line is one JSON object for programs. docs/benchmarks.md says what each figure
+//! means. Everything stays on this machine's loopback.
+
+mod client;
+mod instructions;
+mod load;
+mod machine;
+mod memory;
+mod profiles;
+mod report;
+mod rounds;
+mod server;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::machine::Machine;
+use crate::report::Report;
+use crate::rounds::Effort;
+
+/// The captured review that everything is measured on.
+const REVIEW: &str = include_str!("../../../../engine/tests/reviews/create-deployment-pod.json");
+
+/// The exit code for a machine on which nothing can be measured.
+const CANNOT_MEASURE: u8 = 2;
+
+/// Measures what a request costs the webhook, beside the least that a server of its kind can cost.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Rounds; in each, every server is measured once.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: u16,
+    /// Requests to each server in each round.
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    requests: u32,
+    /// Connections over which they come.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    connections: u16,
+    /// Three rounds of 4,000 requests: good enough to see a gate broken, not to compare two builds.
+    #[arg(long, conflicts_with_all = ["rounds", "requests"])]
+    quick: bool,
+}
+
+impl Arguments {
+    fn effort(&self) -> Effort {
+        let (rounds, requests) = if self.quick { (3, 4_000) } else { (self.rounds, self.requests) };
+        Effort { rounds, requests, connections: self.connections }
+    }
+}
+
+/// The folder of this run, which goes away at its end, and the files in it.
+#[derive(Debug)]
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("pillion-bench-").tempdir().context("cannot make a folder")?;
+        Ok(Self(folder))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Writes a file, in folders that are made if need be.
+    fn write(&self, name: &str, text: impl AsRef<[u8]>) -> anyhow::Result<PathBuf> {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap_or_else(|| Path::new(".")))
+            .and_then(|()| std::fs::write(&path, text))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let machine = match Machine::find() {
+        Ok(machine) => machine,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::from(CANNOT_MEASURE);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = runtime.context("cannot build a Tokio runtime").and_then(|runtime| {
+        runtime.block_on(async {
+            // Whichever way this ends, what was started is dropped, and so killed.
+            tokio::select! {
+                measured = measure(&machine, arguments.effort()) => measured,
+                asked = asked_to_end() => asked,
+            }
+        })
+    });
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn asked_to_end() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    tokio::select! {
+        _ = terminate.recv() => bail!("asked to end"),
+        interrupted = tokio::signal::ctrl_c() => {
+            interrupted.context("cannot wait for SIGINT")?;
+            bail!("interrupted")
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "figures are what it is for")]
+async fn measure(machine: &Machine, effort: Effort) -> anyhow::Result<()> {
+    let folder = Folder::new()?;
+    println!("{}", machine.describe());
+    println!("{}", effort.describe());
+    let works = rounds::measure(machine, &folder, effort).await.context("measuring time")?;
+    let counts = instructions::measure(machine, &folder).await.context("counting instructions")?;
+    let memory = memory::measure(machine, &folder).await.context("measuring memory")?;
+    let report = Report::new(&works, &counts, &memory)?;
+    println!("\n{}", report.table(&works, &counts, &memory));
+    println!("{}", report.line()?);
+    Ok(())
+}

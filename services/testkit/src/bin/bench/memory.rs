@@ -1,0 +1,73 @@
+//! Memory of a replica: with next to nothing to do, and with a cluster full of tenants.
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::Folder;
+use crate::client::expect_containers;
+use crate::load::Load;
+use crate::machine::Machine;
+use crate::profiles::{self, Full, NAMESPACE};
+use crate::server::{Dev, Server};
+
+/// The cluster that is full.
+pub(crate) const FULL: Full = Full { namespaces: 10_000, profiles: 2_000 };
+
+/// Requests before memory is looked at; in the full cluster each in another namespace.
+const REQUESTS: u32 = 100;
+
+/// Worker threads: as many as a replica has whose limit is two cores. Each has an arena of its own.
+const THREADS: u32 = 2;
+
+/// Anonymous memory in MiB.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) idle: f64,
+    pub(crate) full: f64,
+}
+
+/// Starts both replicas, one after the other.
+///
+/// # Errors
+/// One cannot be started, or does not answer what it should.
+pub(crate) async fn measure(machine: &Machine, folder: &Folder) -> anyhow::Result<Memory> {
+    Ok(Memory { idle: idle(machine, folder).await?, full: full(machine, folder).await? })
+}
+
+async fn idle(machine: &Machine, folder: &Folder) -> anyhow::Result<f64> {
+    let body = folder.write("review.json", crate::REVIEW)?;
+    let arguments = [format!("--namespace={NAMESPACE}=enabled")];
+    let dev = Dev { name: "idle", profiles: profiles::ONE, arguments: &arguments, threads: THREADS };
+    let server = Server::dev(machine, folder, dev).await?;
+    let log = folder.path("load-idle");
+    Load { url: &server.url(), body: &body, requests: REQUESTS, connections: 8, log: &log }.run(machine).await?;
+    server.anonymous_memory()
+}
+
+async fn full(machine: &Machine, folder: &Folder) -> anyhow::Result<f64> {
+    for (number, text) in FULL.tenants_profiles().enumerate() {
+        folder.write(&format!("full/profiles/tenant-{number:05}.json"), text)?;
+    }
+    let namespaces = folder.write("full/namespaces.json", FULL.namespaces_file())?;
+    let arguments = [format!("--namespaces-file={}", namespaces.display())];
+    let dev = Dev { name: "full", profiles: profiles::ONE, arguments: &arguments, threads: THREADS };
+    let server = Server::dev(machine, folder, dev).await?;
+    for request in 0..REQUESTS {
+        // Evenly over those with a profile of their own.
+        let number = request * ((FULL.profiles - 1) / REQUESTS);
+        let review = review_of(&Full::namespace(number))?;
+        let cluster = profiles::ONE.iter().map(|(name, _)| *name);
+        let expected: Vec<_> = cluster.chain(["proxy"]).collect();
+        expect_containers(&server, &review, &expected).await?;
+    }
+    server.anonymous_memory()
+}
+
+/// The captured review, of another namespace.
+fn review_of(namespace: &str) -> anyhow::Result<Value> {
+    let mut review: Value = serde_json::from_str(crate::REVIEW)?;
+    for pointer in ["/request/namespace", "/request/object/metadata/namespace"] {
+        *review.pointer_mut(pointer).with_context(|| format!("the review has no {pointer}"))? = namespace.into();
+    }
+    Ok(review)
+}

@@ -1,0 +1,123 @@
+//! What is injected. Each work is a list of cluster profiles, as `kubectl` would apply them.
+
+use serde_json::{Value, json};
+
+/// The name and the text of a profile.
+pub(crate) type ProfileText = (&'static str, &'static str);
+
+const LOG_SHIPPER: ProfileText = ("log-shipper", include_str!("profiles/log-shipper.json"));
+const TRACE_AGENT: ProfileText = ("trace-agent", include_str!("profiles/trace-agent.json"));
+const SECRET_AGENT: ProfileText = ("secret-agent", include_str!("profiles/secret-agent.json"));
+
+/// A sidecar, its volume and an annotation.
+pub(crate) const ONE: &[ProfileText] = &[LOG_SHIPPER];
+/// Three of them.
+pub(crate) const THREE: &[ProfileText] = &[LOG_SHIPPER, TRACE_AGENT, SECRET_AGENT];
+
+/// The namespace of [`crate::REVIEW`].
+pub(crate) const NAMESPACE: &str = "team-a";
+
+/// A cluster full of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Full {
+    pub(crate) namespaces: u32,
+    /// One is the cluster's; all others belong to a tenant each.
+    pub(crate) profiles: u32,
+}
+
+impl Full {
+    /// The namespace with a number.
+    pub(crate) fn namespace(number: u32) -> String {
+        format!("tenant-{number:05}")
+    }
+
+    /// Namespaces with the labels and annotations that such have, by name.
+    pub(crate) fn namespaces_file(self) -> String {
+        let entries = (0..self.namespaces).map(|number| {
+            let name = Self::namespace(number);
+            let metadata = json!({
+                "labels": {
+                    "kubernetes.io/metadata.name": name,
+                    "pillion.dev/injection": "enabled",
+                    "pod-security.kubernetes.io/enforce": "baseline",
+                    "team": format!("team-{}", number % 200),
+                },
+                "annotations": {"example.com/cost-center": format!("{:06}", number % 1_000)},
+            });
+            (name, metadata)
+        });
+        Value::Object(entries.collect()).to_string()
+    }
+
+    /// The tenants' profiles, beside [`ONE`].
+    pub(crate) fn tenants_profiles(self) -> impl Iterator<Item = String> {
+        (1..self.profiles).map(|number| tenants_profile(number - 1).to_string())
+    }
+}
+
+/// 1.5 KB, as a tenant writes it: a sidecar with its environment, a volume, an annotation.
+fn tenants_profile(number: u32) -> Value {
+    let env =
+        (0..12).map(|index| json!({"name": format!("PROXY_SETTING_{index}"), "value": format!("{number}-{index}")}));
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1",
+        "kind": "InjectionProfile",
+        "metadata": {"name": "proxy", "namespace": Full::namespace(number)},
+        "spec": {
+            "description": format!("The proxy of tenant {number}, in front of every pod of its own"),
+            "template": {
+                "metadata": {"annotations": {"proxy.example.com/status": "injected"}},
+                "spec": {
+                    "containers": [{
+                        "name": "proxy",
+                        "image": format!("registry.example.com/tenant-{number}/proxy:2.{}.0", number % 40),
+                        "imagePullPolicy": "IfNotPresent",
+                        "args": ["--config=/etc/proxy/config.yaml", "--admin=127.0.0.1:9901", "--log-level=warn"],
+                        "env": env.collect::<Vec<_>>(),
+                        "ports": [{"name": "proxy", "containerPort": 15_001}],
+                        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
+                        "readinessProbe": {"httpGet": {"path": "/ready", "port": 15_021}, "periodSeconds": 5},
+                        "securityContext": {
+                            "allowPrivilegeEscalation": false,
+                            "readOnlyRootFilesystem": true,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                        "volumeMounts": [{"name": "proxy-config", "mountPath": "/etc/proxy", "readOnly": true}],
+                    }],
+                    "volumes": [{"name": "proxy-config", "configMap": {"name": "proxy-config"}}],
+                },
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles_have_the_size_that_is_told() {
+        let full = Full { namespaces: 3, profiles: 3 };
+        let texts: Vec<_> = full.tenants_profiles().collect();
+        assert_eq!(texts.len(), 2);
+        for text in &texts {
+            assert!((1_400..1_600).contains(&text.len()), "{} bytes: {text}", text.len());
+        }
+        assert_ne!(texts[0], texts[1]);
+    }
+
+    #[test]
+    fn names_of_profiles_are_those_in_their_texts() {
+        for (name, text) in THREE {
+            let profile: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(profile["metadata"]["name"], *name);
+            assert_eq!(profile["spec"]["template"]["spec"]["containers"][0]["name"], *name);
+        }
+    }
+
+    #[test]
+    fn the_review_is_of_the_namespace() {
+        let review: Value = serde_json::from_str(crate::REVIEW).unwrap();
+        assert_eq!(review["request"]["namespace"], NAMESPACE);
+    }
+}

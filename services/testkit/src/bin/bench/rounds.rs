@@ -1,0 +1,89 @@
+//! Processor time of a request: every server is measured once in each round, so that whatever else the machine does meets
+//! all of them alike.
+
+use std::path::Path;
+
+use crate::Folder;
+use crate::client::expect_containers;
+use crate::load::{Load, Seen};
+use crate::machine::Machine;
+use crate::profiles::{self, NAMESPACE, ProfileText};
+use crate::server::{Dev, Server};
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    pub(crate) rounds: u16,
+    pub(crate) requests: u32,
+    pub(crate) connections: u16,
+}
+
+/// One server in one round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Microseconds of processor time for a request.
+    pub(crate) us: f64,
+    pub(crate) seen: Seen,
+}
+
+/// The samples of each server, round by round.
+#[derive(Debug, Default)]
+pub(crate) struct Works {
+    pub(crate) floor: Vec<Sample>,
+    pub(crate) one: Vec<Sample>,
+    pub(crate) three: Vec<Sample>,
+}
+
+impl Effort {
+    /// A line about it, for people.
+    pub(crate) fn describe(self) -> String {
+        let Self { rounds, requests, connections } = self;
+        let bytes = crate::REVIEW.len();
+        format!(
+            "load: {rounds} rounds of {requests} requests of {bytes} bytes, TLS, HTTP/1.1, {connections} connections"
+        )
+    }
+}
+
+/// Starts the servers, looks at an answer of each, and measures.
+///
+/// # Errors
+/// A server cannot be started, does not answer what it should, or fails under the load.
+pub(crate) async fn measure(machine: &Machine, folder: &Folder, effort: Effort) -> anyhow::Result<Works> {
+    let body = folder.write("review.json", crate::REVIEW)?;
+    let floor = Server::floor(machine, folder).await?;
+    let one = webhook(machine, folder, "one", profiles::ONE).await?;
+    let three = webhook(machine, folder, "three", profiles::THREE).await?;
+
+    let mut works = Works::default();
+    for (server, name) in [(&floor, "floor"), (&one, "one"), (&three, "three")] {
+        let warm_up = Effort { requests: (effort.requests / 5).max(100), ..effort };
+        sample(machine, server, &body, warm_up, &folder.path(&format!("load-{name}-warm-up"))).await?;
+    }
+    for round in 0..effort.rounds {
+        for (server, name, samples) in
+            [(&floor, "floor", &mut works.floor), (&one, "one", &mut works.one), (&three, "three", &mut works.three)]
+        {
+            let log = folder.path(&format!("load-{name}-{round}"));
+            samples.push(sample(machine, server, &body, effort, &log).await?);
+        }
+    }
+    Ok(works)
+}
+
+/// One worker thread, as the floor has and as its one core can run.
+async fn webhook(machine: &Machine, folder: &Folder, name: &str, profiles: &[ProfileText]) -> anyhow::Result<Server> {
+    let arguments = [format!("--namespace={NAMESPACE}=enabled")];
+    let server = Server::dev(machine, folder, Dev { name, profiles, arguments: &arguments, threads: 1 }).await?;
+    let sidecars: Vec<_> = profiles.iter().map(|(profile, _)| *profile).collect();
+    expect_containers(&server, &serde_json::from_str(crate::REVIEW)?, &sidecars).await?;
+    Ok(server)
+}
+
+async fn sample(machine: &Machine, server: &Server, body: &Path, effort: Effort, log: &Path) -> anyhow::Result<Sample> {
+    let Effort { requests, connections, .. } = effort;
+    let before = server.processor_time()?;
+    let seen = Load { url: &server.url(), body, requests, connections, log }.run(machine).await?;
+    let used = server.processor_time()?.saturating_sub(before);
+    Ok(Sample { us: used.as_secs_f64() * 1e6 / f64::from(requests), seen })
+}
