@@ -14,7 +14,7 @@ build:
     cargo build {{ cargo_flags }} -p pillion
 
 # All checks and tests, on real parts; installs or builds what they need
-test: tools fmt-check lint doc
+test: tools fmt-check lint doc deny
     cargo test {{ cargo_flags }} --workspace
 
 # Only the tests against the real control plane; FILTER is a part of their names
@@ -39,12 +39,12 @@ doc:
 
 # Checks licences, sources and duplicates of the dependencies
 deny:
-    cargo install --locked cargo-deny@0.20.2
+    command -v cargo-deny >/dev/null || cargo install --locked cargo-deny@0.20.2
     cargo deny --locked check bans licenses sources
 
 # Floor and webhook side by side; the last line is one JSON object
-bench *arguments: build
-    cargo build {{ cargo_flags }} -p pillion-testkit --bins
+bench *arguments:
+    cargo build {{ cargo_flags }} -p pillion -p pillion-testkit --bins
     cargo build {{ cargo_flags }} -p pillion-engine --example instructions
     cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin bench -- {{ arguments }}
 

@@ -78,22 +78,19 @@ fn run_session(session: &str, folder: &Path, document: &Path) {
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
     let mut commands: Vec<(&str, String)> = Vec::new();
     for line in session.lines() {
-        match line.strip_prefix("$ ") {
-            Some(command) => commands.push((command, String::new())),
-            None => {
-                let (_, expected) = commands.last_mut().expect("a session begins with a command");
-                expected.push_str(line);
-                expected.push('\n');
-            }
+        if let Some(command) = line.strip_prefix("$ ") {
+            commands.push((command, String::new()));
+        } else {
+            let (_, expected) = commands.last_mut().expect("a session begins with a command");
+            expected.push_str(line);
+            expected.push('\n');
         }
     }
     for (command, expected) in commands {
-        let output =
-            Command::new("sh").args(["-c", command]).current_dir(folder).env("PATH", &path).output().unwrap();
+        let output = Command::new("sh").args(["-c", command]).current_dir(folder).env("PATH", &path).output().unwrap();
         // What was decided goes to standard error beside the result; a session shows the result, or what was wrong.
         let shown = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let shown = String::from_utf8(shown).unwrap();
-        // The comment that names a file is no part of what is printed.
         assert_eq!(shown.trim_end(), expected.trim_end(), "{}: $ {command}", document.display());
     }
 }
@@ -111,7 +108,9 @@ fn ci_runs_the_readmes_test_command_and_nothing_else() {
     let script = fs::read_to_string(root().join(".ci/run")).unwrap();
     let commands: Vec<_> = script
         .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#') && !line.starts_with("set ") && !line.starts_with("cd "))
+        .filter(|line| {
+            !line.is_empty() && !line.starts_with('#') && !line.starts_with("set ") && !line.starts_with("cd ")
+        })
         .collect();
     let [command] = commands.as_slice() else { panic!("one command, found {commands:?}") };
     assert!(command.ends_with("just test"), "{command}");

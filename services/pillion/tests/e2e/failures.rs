@@ -20,10 +20,8 @@ fn without_replicas_an_enabled_namespace_goes_on_and_a_required_one_refuses() {
         ensure!(refused.contains("required.pillion.dev"), "{refused}");
         // The namespace's owner is not locked out: taking the label away stops the calls with every replica dead.
         rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
-        eventually(SOON, "the label was taken away", async || {
-            rig.create("strict", &bare_pod("after")).await.map(drop)
-        })
-        .await
+        eventually(SOON, "the label was taken away", async || rig.create("strict", &bare_pod("after")).await.map(drop))
+            .await
     });
 }
 

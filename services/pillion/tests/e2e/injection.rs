@@ -43,7 +43,11 @@ fn pods_of_every_origin_get_their_sidecar() {
             let after = rig.patch("team-a", name, &label).await?;
             assert_eq!(after["metadata"]["labels"]["new"], "label");
             assert_eq!(after["spec"], before["spec"], "{name}");
-            assert_eq!(annotation(&after, "pillion.dev/injected"), annotation(before, "pillion.dev/injected"), "{name}");
+            assert_eq!(
+                annotation(&after, "pillion.dev/injected"),
+                annotation(before, "pillion.dev/injected"),
+                "{name}"
+            );
         }
         Ok(())
     });

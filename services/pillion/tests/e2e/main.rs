@@ -8,4 +8,5 @@
 mod failures;
 mod injection;
 mod profiles;
+mod reinvocation;
 mod rig;

@@ -7,9 +7,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
-use pillion_testkit::{
-    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, register_service, register_webhook,
-};
+use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, TestCa, eventually, register_service, register_webhook};
 use serde_json::{Value as Json, json};
 
 /// How long the cluster may take to show what was asked of it.
@@ -35,7 +33,8 @@ impl Rig {
         let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
         ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
         // Client-side, as most people do it: the definitions have to be small enough for it.
-        let applied = control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
+        let applied =
+            control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
         ensure!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
         let names = ["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"];
         control_plane.wait_for_crds(&names).await?;

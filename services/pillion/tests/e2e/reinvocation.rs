@@ -1,0 +1,93 @@
+//! Another webhook that changes the pod after us: the API server calls us again, and what we did stands once.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::{TestCa, eventually, https, isolated, register_webhook};
+use serde_json::{Value as Json, json};
+use tokio::net::TcpListener;
+
+use crate::rig::{Rig, SOON, annotation, bare_pod, names};
+
+/// The other webhook adds a container of its own, changes ours, and takes our volume away.
+fn meddle(pod: &Json) -> Json {
+    let ours = pod["spec"]["containers"].as_array().unwrap().iter().position(|c| c["name"] == "sidecar-nginx");
+    let volume = pod["spec"]["volumes"].as_array().unwrap().iter().position(|v| v["name"] == "nginx-conf");
+    let mut patch =
+        vec![json!({"op": "add", "path": "/spec/containers/0", "value": {"name": "other", "image": "other:1"}})];
+    if let (Some(ours), Some(volume)) = (ours, volume) {
+        let path = format!("/spec/containers/{}/imagePullPolicy", ours + 1);
+        patch.push(json!({"op": "replace", "path": path, "value": "Never"}));
+        patch.push(json!({"op": "remove", "path": format!("/spec/volumes/{volume}")}));
+    }
+    json!(patch)
+}
+
+async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
+    let ca = TestCa::new()?;
+    let (cert, key) = ca.serving(&[&address.to_string()])?;
+    let tls = https::server_config(cert.as_bytes(), key.as_bytes())?;
+    let answer = async |body: Bytes| {
+        let review: Json = serde_json::from_slice(&body).unwrap();
+        let pod = &review["request"]["object"];
+        let done = names(pod).contains(&"other".to_owned());
+        let patch = if done { json!([]) } else { meddle(pod) };
+        let answer = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "response": {
+                "uid": review["request"]["uid"], "allowed": true,
+                "patchType": "JSONPatch", "patch": STANDARD.encode(patch.to_string()),
+            },
+        });
+        answer.to_string()
+    };
+    let listener = TcpListener::bind((address, 8443)).await?;
+    tokio::spawn(https::serve(listener, tls, Router::new().route("/", post(answer))));
+    let configuration = json!({
+        // Configurations are called in the order of their names: this one after ours.
+        "metadata": {"name": "zz-meddler"},
+        "webhooks": [{
+            "name": "meddler.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "failurePolicy": "Fail", "reinvocationPolicy": "IfNeeded",
+            "clientConfig": {"url": format!("https://{address}:8443/"), "caBundle": STANDARD.encode(ca.bundle_pem())},
+            "namespaceSelector": {"matchLabels": {"meddled": "yes"}},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        }],
+    });
+    register_webhook(&rig.control_plane.client(), &serde_json::from_value(configuration)?).await
+}
+
+#[test]
+fn what_we_did_stands_once_when_the_api_server_calls_again() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        rig.label_namespace("team-a", "meddled", "yes").await?;
+        serve_meddler(&rig, replica_address(9)).await?;
+        let pod = eventually(SOON, "both webhooks are called", async || {
+            let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
+            ensure!(names(&pod).contains(&"other".to_owned()), "not meddled with: {:?}", names(&pod));
+            Ok(pod)
+        })
+        .await?;
+        assert_eq!(names(&pod), ["other", "app", "sidecar-nginx"]);
+        let ours = &pod["spec"]["containers"][2];
+        assert_eq!(ours["imagePullPolicy"], "Never", "what others made of ours is left alone");
+        let volumes = pod["spec"]["volumes"].as_array().context("volumes")?;
+        assert_eq!(volumes.len(), 1, "what is missing is added again, once: {volumes:?}");
+        let record = annotation(&pod, "pillion.dev/injected").context("the record")?;
+        assert_eq!(record.matches("/spec/volumes/nginx-conf").count(), 1, "{record}");
+
+        // It was a second call: the first of the two injected all, the second what had gone.
+        let log = rig.replicas[0].log_text()?;
+        let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));
+        ensure!(calls.clone().last().is_some_and(|line| line.contains("injected")), "{log}");
+        ensure!(calls.count() >= 3, "{log}");
+        Ok(())
+    });
+}
