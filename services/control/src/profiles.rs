@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
-use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName, compile};
+use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName, ProfileSet, compile};
 use serde_json::Value;
 
 use crate::change::Change;
@@ -43,6 +43,27 @@ pub fn name(metadata: ObjectMeta) -> ProfileName {
     ProfileName { namespace: metadata.namespace.map(Into::into), name: metadata.name.unwrap_or_default().into() }
 }
 
+/// What is at work now that was not before, by name.
+#[must_use]
+pub fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
+    if std::ptr::eq(before, now) {
+        return Vec::new();
+    }
+    let mut all: BTreeMap<&ProfileName, (Option<&str>, Option<&str>)> =
+        before.iter().map(|profile| (profile.name(), (Some(profile.revision()), None))).collect();
+    for profile in now.iter() {
+        all.entry(profile.name()).or_default().1 = Some(profile.revision());
+    }
+    let changed = all.into_iter().filter(|(_, (before, now))| before != now);
+    changed
+        .map(|(name, (before, now))| News {
+            name: name.clone(),
+            before: before.map(Into::into),
+            now: now.map(Into::into),
+        })
+        .collect()
+}
+
 /// What a watch of profiles says.
 pub type ProfileChange = Change<ProfileName, StoredProfile>;
 
@@ -66,6 +87,17 @@ pub struct Updated {
     pub changed: bool,
     /// A profile that is broken, and was not known to be.
     pub broken: Option<Broken>,
+}
+
+/// A profile that is at work with another revision than before, or not any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    /// Which one.
+    pub name: ProfileName,
+    /// The revision that was at work; `None` if it is new.
+    pub before: Option<Box<str>>,
+    /// The revision that is; `None` if it is gone.
+    pub now: Option<Box<str>>,
 }
 
 #[derive(Clone, Debug)]

@@ -24,10 +24,13 @@ use tracing::{debug, info, warn};
 use crate::change::Change;
 use crate::index::{Index, Status, Update};
 use crate::namespaces;
-use crate::profiles::{self, Broken, ProfileChange, StoredProfile};
+use crate::profiles::{self, Broken, News, ProfileChange, StoredProfile};
 
 /// How many changes one publication takes at most, so that a publication comes also if changes never stop.
 const BATCH: usize = 1024;
+
+/// Of how many profiles one publication tells in the log, each on a line: a first list may have thousands.
+const TOLD: usize = 100;
 
 /// The watches ended, though nobody asked them to: a mistake in this program. Who runs them should end too.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +94,8 @@ impl Publisher {
     fn publish(&mut self) {
         let first = !self.status.borrow().synced;
         if let Some(snapshot) = self.index.publish() {
-            self.published.store(snapshot);
+            let before = self.published.swap(Arc::clone(&snapshot));
+            tell(&profiles::news(before.profiles(), snapshot.profiles()));
         }
         let status = self.index.status();
         let changed = self.status.send_if_modified(|known| std::mem::replace(known, status) != status);
@@ -166,7 +170,7 @@ fn described(error: &watcher::Error) -> String {
 }
 
 /// An error with its causes, as far as they are not part of its own text.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     for cause in causes.map(ToString::to_string) {
@@ -190,6 +194,21 @@ fn help(error: &watcher::Error) -> Option<&'static str> {
         403 => Some("the service account needs a role with the verbs list and watch for this kind"),
         404 => Some("the custom resource definitions are not installed: pillion crds | kubectl apply -f -"),
         _ => None,
+    }
+}
+
+/// Tells which profiles are at work from now on: nobody has to ask a replica for it.
+fn tell(news: &[News]) {
+    for News { name, before, now } in news.iter().take(TOLD) {
+        let (old_revision, revision) = (before.as_deref(), now.as_deref());
+        if revision.is_some() {
+            info!(profile = %name, old_revision, revision, "the profile is at work");
+        } else {
+            info!(profile = %name, old_revision, "the profile is gone");
+        }
+    }
+    if let Some(more) = news.len().checked_sub(TOLD).filter(|more| *more > 0) {
+        info!(more, "more profiles are at work or gone");
     }
 }
 
@@ -242,6 +261,75 @@ mod tests {
         let ended = publisher.follow(stream::iter(empty_lists()), CancellationToken::new()).await;
         assert!(ended.is_err());
         assert!(status.borrow().synced, "what came before was taken");
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn profile(name: &str, generation: i64, image: &str) -> StoredProfile {
+        let metadata = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+            name: Some(name.to_owned()),
+            generation: Some(generation),
+            ..Default::default()
+        };
+        let spec = serde_json::json!({"template": {"spec": {"containers": [{"name": "sidecar", "image": image}]}}});
+        StoredProfile::new(metadata, spec)
+    }
+
+    #[test]
+    fn a_profile_that_is_taken_up_changed_or_gone_is_told_with_its_revisions() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let told = move || String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
+        let snapshots = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+        let (mut publisher, _status) = Publisher::new(Arc::clone(&snapshots));
+        let revision = || snapshots.load().profiles().iter().next().map(|profile| profile.revision().to_owned());
+
+        for update in
+            empty_lists().into_iter().chain([Update::Cluster(Change::Applied(profile("proxy", 1, "proxy:1")))])
+        {
+            publisher.index.update(update);
+        }
+        publisher.publish();
+        let (text, first) = (told(), revision().unwrap());
+        assert!(text.contains(&format!("the profile is at work profile=proxy revision=\"{first}\"")), "{text}");
+
+        publisher.index.update(Update::Cluster(Change::Applied(profile("proxy", 2, "proxy:2"))));
+        publisher.publish();
+        let (text, second) = (told(), revision().unwrap());
+        let expected = format!("profile=proxy old_revision=\"{first}\" revision=\"{second}\"");
+        assert!(text.contains(&expected) && text.lines().count() == 1, "{text}");
+
+        let other = ("other".into(), pillion_engine::snapshot::Namespace::default());
+        publisher.index.update(Update::Namespace(Change::Applied(other)));
+        publisher.publish();
+        assert_eq!(told(), "", "a namespace is no news");
+
+        publisher.index.update(Update::Cluster(Change::Deleted(profile("proxy", 2, "proxy:2").name)));
+        publisher.publish();
+        let text = told();
+        assert!(text.contains(&format!("the profile is gone profile=proxy old_revision=\"{second}\"")), "{text}");
+
+        for number in 0..TOLD + 5 {
+            let stored = profile(&format!("p{number}"), 1, "p:1");
+            publisher.index.update(Update::Cluster(Change::Applied(stored)));
+        }
+        publisher.publish();
+        let text = told();
+        assert!(text.lines().count() == TOLD + 1 && text.contains("more=5"), "{text}");
     }
 
     type Told = watcher::Result<Event<&'static str>>;

@@ -14,6 +14,8 @@
 //! [`profile`] compiles what an author wrote into what the engine runs, [`snapshot`] holds all compiled profiles and what
 //! is known of the namespaces, and [`json`] is how all of them read and edit objects.
 
+mod compute;
+pub mod expression;
 pub mod inject;
 pub mod json;
 mod patch;

@@ -125,6 +125,10 @@ reasons! {
     Ambiguous => "ambiguous", "more than one profile is asked for by this key; say which one by its name";
     /// The request names a profile that is not there.
     UnknownProfile => "unknown_profile", "a profile is asked for that is not there";
+    /// A condition of the profile's is not true.
+    MatchCondition => "match_condition", "a condition of the profile's does not hold";
+    /// An expression of the profile's could not be evaluated.
+    ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
     /// Another profile of the same exclusive group stands before it.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
     /// A container or volume of the profile's has a name that is taken.

@@ -125,6 +125,7 @@ mod tests {
         assert_eq!(args.listen.to_string(), "0.0.0.0:8443");
         assert_eq!(args.metrics_listen.to_string(), "0.0.0.0:9090");
         assert_eq!(args.kubeconfig, None);
+        assert_eq!(args.max_body_memory, 64);
         assert_eq!(args.traces.otlp_endpoint, None);
 
         let error = parse("pillion webhook --tls-cert c.pem").unwrap_err();
@@ -165,6 +166,7 @@ mod tests {
             ("pillion dev --otlp-endpoint collector:4317", "http://"),
             ("pillion dev --otlp-endpoint https://c:4317", "without TLS"),
             ("pillion dev --trace-ratio 2", "from 0 to 1"),
+            ("pillion webhook --tls-cert c --tls-key k --max-body-memory 8", "from 16 to 65536"),
             ("pillion --log-format xml crds", "text, json"),
         ] {
             let error = parse(line).unwrap_err();

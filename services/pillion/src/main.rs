@@ -3,6 +3,7 @@
 //! The command line becomes values ([`args`]), and each command is a module that takes its own.
 
 mod args;
+mod causes;
 mod crds;
 mod inject;
 mod lint;
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
     match run(Arguments::parse()) {
         Ok(code) => code,
         Err(error) => {
-            anstream::eprintln!("error: {error:#}");
+            anstream::eprintln!("error: {}", causes::told(&error));
             ExitCode::FAILURE
         }
     }

@@ -1,7 +1,7 @@
 //! What the program tells of itself: log lines to standard error, and traces by OTLP if somebody wants them.
 //!
-//! Each has a filter of its own, so that a quiet log does not take the spans away. Without an endpoint there is no
-//! tracing layer at all, and a span costs nothing.
+//! Each has a filter of its own, so that a quiet log does not take the spans away, and the log does not ask for spans.
+//! Without an endpoint there is no tracing layer at all, and a span costs nothing.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use anyhow::Context;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use pillion_webhook::trace;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -26,8 +26,8 @@ use crate::args::{LogArgs, LogFormat, TraceArgs};
 const DEFAULT_LEVEL: &str = "info";
 
 /// Logged only if somebody asks for it by its name: the client tells of each failed request once more, without what it was
-/// for.
-const QUIET: &str = "kube_client=off";
+/// for; and the spans of requests are for traces.
+const QUIET: &str = "kube_client=off,pillion_trace=off";
 
 /// How long the last spans may take to be sent.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -56,9 +56,10 @@ impl Telemetry {
         let provider =
             traces.otlp_endpoint.as_deref().map(|endpoint| provider(endpoint, traces.trace_ratio)).transpose()?;
         let spans = provider.as_ref().map(|provider| {
-            opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
-            let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("pillion"));
-            layer.with_filter(Targets::new().with_target("pillion", LevelFilter::DEBUG))
+            let layer = tracing_opentelemetry::layer().with_location(false).with_threads(false);
+            // What is told while a request is answered belongs to its span, but not each decision: the span says it.
+            let wanted = [(trace::TARGET, LevelFilter::INFO), ("pillion", LevelFilter::WARN)];
+            layer.with_tracer(provider.tracer("pillion")).with_filter(Targets::new().with_targets(wanted))
         });
         Registry::default().with(log_layer(logs)?).with(spans).try_init().context("logs are set up already")?;
         Ok(Self { provider })

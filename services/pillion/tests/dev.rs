@@ -5,6 +5,7 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use support::{Program, eventually, patch, post};
 
@@ -74,20 +75,40 @@ fn without_arguments_a_profile_of_its_own_is_shown() {
     assert!(sample.send().unwrap().contains("nginx"));
 }
 
+/// Runs a line as it is pasted into a shell that finds nothing of ours by name.
+fn pasted(line: &str, folder: &Path) -> String {
+    let output = Command::new("sh").args(["-c", line]).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{line}\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The line of standard output that holds this.
+fn line_with(dev: &Program, text: &str) -> String {
+    dev.tells(text);
+    let told = dev.stdout();
+    told.lines().find(|line| line.contains(text)).unwrap().trim().to_owned()
+}
+
 #[test]
-fn the_inject_line_works_when_it_is_pasted() {
+fn the_curl_line_shows_the_patch_when_it_is_pasted() {
+    let there = |tool: &str| Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !there("curl") || !there("base64") {
+        eprintln!("skipped: there is no curl or no base64 here to paste the line for");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    write_profile(folder.path(), "helper:1");
+    let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
+    let patch: serde_json::Value = serde_json::from_str(&pasted(&line_with(&dev, "curl "), folder.path())).unwrap();
+    assert!(patch.is_array() && patch.to_string().contains("helper:1"), "{patch}");
+}
+
+#[test]
+fn the_inject_line_works_though_the_program_is_not_on_the_search_path() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "helper.yaml"]].concat(), folder.path());
-    Sample::told_by(&dev);
-    dev.word_behind("pillion inject ");
-    let told = dev.stdout();
-    let (_, line) = told.split_once("pillion inject ").unwrap();
-    let words = line.lines().next().unwrap().split_whitespace();
-    let arguments: Vec<_> = std::iter::once("inject").chain(words).collect();
-    let mut inject = Program::start(&arguments, folder.path());
-    assert_eq!(inject.ended().code(), Some(0), "{}", inject.stderr());
-    inject.tells("helper:1");
+    assert!(pasted(&line_with(&dev, " inject "), folder.path()).contains("helper:1"));
 }
 
 #[test]

@@ -70,6 +70,35 @@ fn an_api_server_that_refuses_is_told_and_asked_again() {
     });
 }
 
+/// Whether a text says anything of some length twice: `what: why: why`.
+fn says_a_part_twice(text: &str) -> Option<String> {
+    let parts: Vec<_> = text.trim().split(": ").filter(|part| part.len() > 8).collect();
+    let twice = |(index, part): (usize, &&str)| parts.iter().skip(index + 1).any(|other| other.contains(*part));
+    parts.iter().enumerate().find(|(index, part)| twice((*index, part))).map(|(_, part)| (*part).to_owned())
+}
+
+#[test]
+fn each_cause_is_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    write_files(folder.path(), "http://127.0.0.1:1");
+    let certificate = ["webhook", "--tls-cert", "tls.crt", "--tls-key", "tls.key"];
+    for (more, expected) in [
+        (&[][..], "environment variable not found"),
+        (&["--kubeconfig", "nowhere.yaml"], "nowhere.yaml"),
+        (&["--kubeconfig", "tls.crt"], "tls.crt"),
+        (&["--kubeconfig", "kubeconfig", "--log-level", "pillion=loud"], "pillion=loud"),
+        (&["--kubeconfig", "kubeconfig", "--log-level", "info,,=,"], "--log-level"),
+        (&["--kubeconfig", "kubeconfig", "--listen", "192.0.2.1:0"], "192.0.2.1:0"),
+    ] {
+        let mut replica = Program::start(&[&certificate[..], more].concat(), folder.path());
+        assert_eq!(replica.ended().code(), Some(1), "{more:?}");
+        replica.tells(expected);
+        let told = replica.stderr();
+        let error = told.lines().find_map(|line| line.strip_prefix("error: ")).unwrap();
+        assert_eq!(says_a_part_twice(error), None, "{told}");
+    }
+}
+
 #[test]
 fn what_is_wrong_is_found_before_a_port_is_bound() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,14 +1,28 @@
-//! Reads a request's body into one piece, within a limit of bytes and of time.
+//! Reads a request's body into one piece, within a limit of bytes, of time, and of what all bodies may take together.
+//!
+//! Memory is taken for what has arrived, never on the word of a `Content-Length`.
 
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-/// No more is reserved on the word of a `Content-Length`; the rest grows as it comes.
-const RESERVE: usize = 256 * 1024;
+use crate::budget::{Budget, Exhausted, Share};
+
+/// The least that is taken for a body of more than one piece.
+const FIRST_STEP: usize = 16 * 1024;
+/// How long a client is listened to after its body was refused for want of memory.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A body, and the memory that it takes of the budget.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) bytes: Bytes,
+    /// Given back when it is dropped, with the bytes.
+    _share: Share,
+}
 
 /// Why a body is not there.
 #[derive(Debug)]
@@ -19,6 +33,8 @@ pub(crate) enum BodyError {
     TooSlow,
     /// It broke off, or was malformed.
     Broken(axum::Error),
+    /// All bodies together take as much memory as they may.
+    Exhausted,
 }
 
 /// Limits of a body.
@@ -28,38 +44,76 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
 }
 
+impl From<Exhausted> for BodyError {
+    fn from(Exhausted: Exhausted) -> Self {
+        Self::Exhausted
+    }
+}
+
 /// Reads a body. One that came in a single piece is not copied.
 ///
-/// Of one that is too large the rest is read and thrown away, within twice the limits' bytes and the same time, so that
-/// the client has written what it wanted to and reads the answer. It `waits` if it sends a body only when told to.
-pub(crate) async fn read(mut body: Body, limits: Limits, waits: bool) -> Result<Bytes, BodyError> {
-    let deadline = Instant::now() + limits.time;
-    let collected = timeout_at(deadline, collect(&mut body, limits.bytes)).await.unwrap_or(Err(BodyError::TooSlow));
-    if matches!(collected, Err(BodyError::TooLarge)) && !waits {
-        let _ = timeout_at(deadline, discard(&mut body, limits.bytes.saturating_mul(2))).await;
+/// Of one that is refused the rest is read and thrown away, within twice the limits' bytes and the same time (or a short
+/// one, if there is no memory), so that the client has written what it wanted to and reads the answer. It `waits` if it
+/// sends a body only when told to.
+pub(crate) async fn read(
+    mut body: Body,
+    limits: Limits,
+    budget: &std::sync::Arc<Budget>,
+    waits: bool,
+) -> Result<Whole, BodyError> {
+    let began = Instant::now();
+    let deadline = began + limits.time;
+    // What was collected is given back here if it is not whole.
+    let collected = timeout_at(deadline, collect(&mut body, limits.bytes, budget.share())).await;
+    let collected = collected.unwrap_or(Err(BodyError::TooSlow));
+    let listen_until = match collected {
+        Err(BodyError::TooLarge) => deadline,
+        Err(BodyError::Exhausted) => deadline.min(Instant::now() + LINGER),
+        _ => return collected,
+    };
+    if !waits {
+        let _ = timeout_at(listen_until, discard(&mut body, limits.bytes.saturating_mul(2))).await;
     }
     collected
 }
 
-async fn collect(body: &mut Body, limit: usize) -> Result<Bytes, BodyError> {
+async fn collect(body: &mut Body, limit: usize, mut share: Share) -> Result<Whole, BodyError> {
     let fits = |bytes: usize| if bytes <= limit { Ok(()) } else { Err(BodyError::TooLarge) };
     fits(lower_bound(body))?;
-    let Some(first) = next(body).await? else { return Ok(Bytes::new()) };
+    let Some(first) = next(body).await? else { return Ok(Whole { bytes: Bytes::new(), _share: share }) };
     fits(first.len())?;
+    share.grow_to(first.len())?;
     if body.is_end_stream() {
-        return Ok(first);
+        return Ok(Whole { bytes: first, _share: share });
     }
-    let rest = lower_bound(body);
-    let Some(second) = next(body).await? else { return Ok(first) };
-    let mut whole = BytesMut::with_capacity(first.len() + second.len().max(rest.min(RESERVE)));
-    whole.extend_from_slice(&first);
+    let Some(second) = next(body).await? else { return Ok(Whole { bytes: first, _share: share }) };
+    let mut whole = Vec::new();
+    append(&mut whole, &first, body, limit, &mut share)?;
+    drop(first);
     let mut piece = Some(second);
     while let Some(bytes) = piece {
-        fits(whole.len() + bytes.len())?;
-        whole.extend_from_slice(&bytes);
+        append(&mut whole, &bytes, body, limit, &mut share)?;
         piece = if body.is_end_stream() { None } else { next(body).await? };
     }
-    Ok(whole.freeze())
+    Ok(Whole { bytes: whole.into(), _share: share })
+}
+
+/// Appends a piece. Where there is no room for it, half as much again is taken, but no more than the body can need.
+fn append(whole: &mut Vec<u8>, piece: &[u8], body: &Body, limit: usize, share: &mut Share) -> Result<(), BodyError> {
+    let needed = whole.len().saturating_add(piece.len());
+    if needed > limit {
+        return Err(BodyError::TooLarge);
+    }
+    if needed > whole.capacity() {
+        let rest = body.size_hint().upper().and_then(|rest| usize::try_from(rest).ok());
+        let most = rest.map_or(limit, |rest| needed.saturating_add(rest).min(limit));
+        let step = whole.capacity() + whole.capacity() / 2;
+        let room = needed.max(step).max(FIRST_STEP).min(most).max(needed);
+        share.grow_to(room)?;
+        whole.reserve_exact(room - whole.len());
+    }
+    whole.extend_from_slice(piece);
+    Ok(())
 }
 
 async fn discard(body: &mut Body, limit: usize) {
@@ -94,9 +148,18 @@ mod tests {
 
     use futures::stream::{self, StreamExt};
 
+    use prometheus_client::metrics::gauge::Gauge;
+
     use super::*;
+    use crate::budget::SMALL;
 
     const LIMITS: Limits = Limits { bytes: 10, time: Duration::from_secs(5) };
+
+    /// [`super::read`] with plenty of memory.
+    async fn read(body: Body, limits: Limits, waits: bool) -> Result<Bytes, BodyError> {
+        let budget = Budget::new(64 * SMALL, Gauge::default());
+        super::read(body, limits, &budget, waits).await.map(|whole| whole.bytes)
+    }
 
     /// A body of unknown length, piece by piece.
     fn pieces(pieces: &[&'static str]) -> Body {
@@ -160,5 +223,47 @@ mod tests {
         }
         assert_eq!(pulled(true).await, 11);
         assert_eq!(pulled(false).await, 11 + 21);
+    }
+
+    /// Takes a body piece by piece, and what is taken of the budget after each.
+    async fn taken(length: usize, pieces: usize) -> Vec<usize> {
+        let gauge = Gauge::default();
+        let budget = Budget::new(64 * SMALL, gauge.clone());
+        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seeing = std::sync::Arc::clone(&seen);
+        let piece = Bytes::from(vec![b'x'; length / pieces]);
+        let pieces = stream::iter(0..pieces).map(move |_| {
+            seeing.lock().unwrap().push(usize::try_from(gauge.get()).unwrap());
+            Ok::<_, Infallible>(piece.clone())
+        });
+        let limits = Limits { bytes: length, time: Duration::from_secs(5) };
+        let whole = super::read(Body::from_stream(pieces), limits, &budget, false).await.unwrap();
+        assert_eq!(whole.bytes.len(), length);
+        seen.lock().unwrap().clone()
+    }
+
+    #[tokio::test]
+    async fn memory_is_taken_for_what_has_arrived_and_half_as_much_at_most() {
+        let (length, pieces) = (4 * SMALL, 64);
+        for (arrived, taken) in taken(length, pieces).await.into_iter().enumerate() {
+            let arrived = arrived * length / pieces;
+            let bound = (arrived + arrived / 2).max(FIRST_STEP);
+            assert!(taken <= bound && taken + length / pieces >= arrived, "{taken} for {arrived}");
+        }
+    }
+
+    #[tokio::test]
+    async fn without_memory_a_body_is_refused_and_what_it_had_is_given_back() {
+        let gauge = Gauge::default();
+        let budget = Budget::new(SMALL, gauge.clone());
+        let limits = Limits { bytes: 2 * SMALL, time: Duration::from_secs(5) };
+        let piece = Bytes::from(vec![b'x'; SMALL / 4]);
+        let body = Body::from_stream(stream::iter(vec![Ok::<_, Infallible>(piece); 8]));
+        assert!(matches!(super::read(body, limits, &budget, false).await, Err(BodyError::Exhausted)));
+        assert_eq!(gauge.get(), 0);
+        let whole = super::read(Body::from("abc"), limits, &budget, false).await.unwrap();
+        assert_eq!(gauge.get(), 3);
+        drop(whole);
+        assert_eq!(gauge.get(), 0);
     }
 }

@@ -8,6 +8,7 @@
 //! [`router::router`], [`serve::Server`].
 
 mod body;
+mod budget;
 mod connection;
 pub mod health;
 pub mod metrics;
@@ -15,3 +16,4 @@ mod refusal;
 pub mod router;
 pub mod serve;
 pub mod tls;
+pub mod trace;

@@ -34,19 +34,22 @@ pub enum RequestOutcome {
     Decided(Outcome),
     /// The request is not an admission review that can be decided: HTTP 4xx.
     BadRequest,
-    /// Pillion failed: HTTP 5xx.
+    /// Pillion failed: HTTP 500.
     Error,
+    /// There was no memory for the request's body: HTTP 503.
+    Shed,
 }
 
 impl RequestOutcome {
     /// All outcomes.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Decided(Outcome::Injected),
         Self::Decided(Outcome::Unchanged),
         Self::Decided(Outcome::Skipped),
         Self::Decided(Outcome::Denied),
         Self::BadRequest,
         Self::Error,
+        Self::Shed,
     ];
 
     /// The outcome as it stands in metrics and logs.
@@ -56,6 +59,7 @@ impl RequestOutcome {
             Self::Decided(outcome) => outcome.as_str(),
             Self::BadRequest => "bad_request",
             Self::Error => "error",
+            Self::Shed => "shed",
         }
     }
 
@@ -68,6 +72,7 @@ impl RequestOutcome {
             Self::Decided(Outcome::Denied) => 3,
             Self::BadRequest => 4,
             Self::Error => 5,
+            Self::Shed => 6,
         }
     }
 }
@@ -141,6 +146,8 @@ pub struct Metrics {
     pub request_bytes: Histogram,
     /// Bytes of the patches, before base64.
     pub patch_bytes: Histogram,
+    /// Bytes that the bodies of the requests that are being answered take.
+    pub body_bytes: Gauge,
     /// Requests that are being answered.
     pub inflight: Gauge,
     /// Panics that were caught.
@@ -183,6 +190,12 @@ impl Metrics {
         registry.register("request_bytes", "Size of the requests' bodies, in bytes", request_bytes.clone());
         let patch_bytes = Histogram::new(PATCH_BUCKETS);
         registry.register("patch_bytes", "Size of the patches before base64, in bytes", patch_bytes.clone());
+        let body_bytes = Gauge::default();
+        registry.register(
+            "body_bytes",
+            "Memory that the bodies of the requests being answered take, in bytes",
+            body_bytes.clone(),
+        );
         let inflight = Gauge::default();
         registry.register("inflight", "Admission requests that are being answered", inflight.clone());
         let panics = Counter::default();
@@ -192,7 +205,7 @@ impl Metrics {
         registry.register("build", "The version of Pillion", build);
 
         let connections = ConnectionMetrics::register(registry);
-        Self { requests, durations, decisions, request_bytes, patch_bytes, inflight, panics, connections }
+        Self { requests, durations, decisions, request_bytes, patch_bytes, body_bytes, inflight, panics, connections }
     }
 
     /// Adds the sizes of the snapshot, computed at each scrape.

@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use axum::body::Body;
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode, Version};
 use pillion_engine::review::{Fault, ReviewError};
 
@@ -33,6 +33,8 @@ pub(crate) enum Refusal {
     TooSlow(Duration),
     /// Its body broke off.
     Broken(axum::Error),
+    /// There is no memory for its body at present.
+    Shed,
     /// Its body is no review.
     Review(ReviewError),
     /// The engine failed.
@@ -47,6 +49,7 @@ impl Refusal {
             BodyError::TooLarge => Self::TooLarge(limits.bytes),
             BodyError::TooSlow => Self::TooSlow(limits.time),
             BodyError::Broken(error) => Self::Broken(error),
+            BodyError::Exhausted => Self::Shed,
         }
     }
 
@@ -61,14 +64,31 @@ impl Refusal {
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Broken(_) | Self::Review(_) => StatusCode::BAD_REQUEST,
+            Self::Shed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Fault(_) | Self::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
     pub(crate) const fn outcome(&self) -> RequestOutcome {
         match self {
+            Self::Shed => RequestOutcome::Shed,
             Self::Fault(_) | Self::Panic(_) => RequestOutcome::Error,
             _ => RequestOutcome::BadRequest,
+        }
+    }
+
+    /// Why, as it stands in traces.
+    pub(crate) const fn reason(&self) -> &'static str {
+        match self {
+            Self::ContentType(_) => "content_type",
+            Self::ContentEncoding(_) => "content_encoding",
+            Self::TooLarge(_) => "body_too_large",
+            Self::TooSlow(_) => "body_too_slow",
+            Self::Broken(_) => "body_broken",
+            Self::Shed => "no_memory",
+            Self::Review(_) => "no_review",
+            Self::Fault(_) => "fault",
+            Self::Panic(_) => "panic",
         }
     }
 
@@ -79,8 +99,12 @@ impl Refusal {
         *response.status_mut() = self.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         // What is left of the body is in the way of the next request. HTTP/2 has streams, and no such header.
-        if matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_)) && version < Version::HTTP_2 {
+        let left = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed);
+        if left && version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if matches!(self, Self::Shed) {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }
@@ -103,6 +127,8 @@ impl fmt::Display for Refusal {
                 write!(formatter, "the request's body had not come to its end after {} ms", limit.as_millis())
             }
             Self::Broken(error) => write!(formatter, "the request's body broke off: {error}"),
+            Self::Shed => formatter
+                .write_str("the bodies of the requests that are being read take as much memory as they may: try again"),
             Self::Review(error) => write!(formatter, "not an AdmissionReview that can be answered: {error}"),
             Self::Fault(fault) => write!(formatter, "Pillion failed: {fault}"),
             // What a panic says is for the log.

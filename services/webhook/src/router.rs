@@ -22,16 +22,20 @@ use pillion_engine::report::ProfileDecision;
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use prometheus_client::metrics::gauge::Gauge;
+use tracing::Instrument;
 
-use crate::body::{self, Limits};
+use crate::body::{self, Limits, Whole};
+use crate::budget::Budget;
 use crate::metrics::{Metrics, RequestOutcome};
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
+use crate::trace::RequestSpan;
 
 /// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
 /// `None`: it is not known there either, or cannot be looked up now.
 ///
-/// The router bounds the time of one look-up. Whoever gives the function bounds their number: it takes calls for the same
-/// name together, and remembers names that do not exist.
+/// The router bounds the time of one look-up. The name is whatever a client wrote, of any length. Whoever gives the
+/// function makes sure that it can be one, and bounds the look-ups' number: it takes calls for the same name together, and
+/// remembers names that do not exist.
 pub type LiveNamespace = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Arc<Namespace>>> + Send + Sync>;
 
 /// The limits of one request.
@@ -40,6 +44,9 @@ pub type LiveNamespace = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Arc<Names
 pub struct RequestSettings {
     /// Bytes of a body. A review of an update holds two objects of up to 3 MiB.
     pub body_limit: usize,
+    /// Bytes that the bodies of all requests may take together; what would be more is answered with 503. Large bodies
+    /// leave a quarter of it to small ones.
+    pub body_budget: usize,
     /// From the end of a request's head to the end of its body.
     pub body_timeout: Duration,
     /// How long a look-up of a namespace may take.
@@ -50,6 +57,7 @@ impl Default for RequestSettings {
     fn default() -> Self {
         Self {
             body_limit: 7 * 1024 * 1024,
+            body_budget: 64 * 1024 * 1024,
             body_timeout: Duration::from_secs(5),
             live_timeout: Duration::from_millis(300),
         }
@@ -69,6 +77,12 @@ pub struct Admission {
     pub settings: RequestSettings,
 }
 
+/// [`Admission`], and what all requests share besides.
+struct Service {
+    admission: Admission,
+    budget: Arc<Budget>,
+}
+
 impl fmt::Debug for Admission {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
@@ -81,10 +95,11 @@ impl fmt::Debug for Admission {
 
 /// The routes: POST to `/mutate` and to the path of each injection level.
 pub fn router(admission: Admission) -> Router {
+    let budget = Budget::new(admission.settings.body_budget, admission.metrics.body_bytes.clone());
     let mut router = Router::new();
     for endpoint in Endpoint::ALL {
-        let answer = move |State(admission): State<Arc<Admission>>, request: Request| async move {
-            admission.answer(endpoint, request).await
+        let answer = move |State(service): State<Arc<Service>>, request: Request| async move {
+            service.answer(endpoint, request).await
         };
         router = router.route(endpoint.path(), post(answer));
     }
@@ -93,62 +108,89 @@ pub fn router(admission: Admission) -> Router {
         .method_not_allowed_fallback(async || {
             (StatusCode::METHOD_NOT_ALLOWED, "expected a POST of an AdmissionReview\n")
         })
-        .with_state(Arc::new(admission))
+        .with_state(Arc::new(Service { admission, budget }))
 }
 
-impl Admission {
+impl Service {
     async fn answer(&self, endpoint: Endpoint, request: Request) -> Response<Body> {
         let began = Instant::now();
-        let _inflight = InFlight::new(&self.metrics.inflight);
+        let metrics = &self.admission.metrics;
+        let _inflight = InFlight::new(&metrics.inflight);
         let version = request.version();
+        let span = RequestSpan::begin(endpoint, request.headers());
         // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
-        let result = AssertUnwindSafe(self.decide(endpoint, request)).catch_unwind().await;
+        let result = AssertUnwindSafe(self.decide(endpoint, request, &span)).catch_unwind().await;
         let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
         let (outcome, response) = match result {
             Ok((outcome, body)) => (outcome, review_answer(body)),
             Err(refusal) => {
-                self.report(endpoint, &refusal);
+                span.refused(&refusal);
+                self.admission.report(endpoint, &refusal);
                 (refusal.outcome(), refusal.answer(version))
             }
         };
-        self.metrics.answered(endpoint, outcome, began.elapsed());
+        span.answered(outcome, response.status());
+        metrics.answered(endpoint, outcome, began.elapsed());
         response
     }
 
-    async fn decide(&self, endpoint: Endpoint, request: Request) -> Result<(RequestOutcome, Vec<u8>), Refusal> {
-        check_content(request.headers())?;
-        let waits = request.headers().contains_key(EXPECT);
-        let limits = Limits { bytes: self.settings.body_limit, time: self.settings.body_timeout };
-        let body =
-            body::read(request.into_body(), limits, waits).await.map_err(|error| Refusal::from_body(error, limits))?;
-        #[expect(clippy::cast_precision_loss, reason = "a body is far smaller than 2^52 bytes")]
-        self.metrics.request_bytes.observe(body.len() as f64);
+    async fn decide(
+        &self,
+        endpoint: Endpoint,
+        request: Request,
+        span: &RequestSpan,
+    ) -> Result<(RequestOutcome, Vec<u8>), Refusal> {
+        let Admission { snapshot, metrics, .. } = &self.admission;
+        let receive = span.receive();
+        let body = self.receive(request).instrument(receive.clone()).await?;
+        let review = receive.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review)?;
+        drop(receive);
+        span.review(&review);
 
-        let review = Review::parse(&body).map_err(Refusal::Review)?;
+        let decide = span.decide();
         // One state of the cluster from here to the answer, also across a look-up.
-        let snapshot = self.snapshot.load();
+        let snapshot = snapshot.load();
         let namespace = match snapshot.namespace(review.namespace()) {
             Some(known) => Some(known),
-            None => self.look_up(review.namespace()).await,
+            None => self.admission.look_up(review.namespace()).instrument(decide.clone()).await,
         };
         let facts = Facts { namespace, ..Facts::default() };
-        let decided = review.decide(endpoint, &snapshot, &facts).map_err(Refusal::Fault)?;
-        self.metrics.decided(&decided.decision);
+        let decided = decide.in_scope(|| review.decide(endpoint, &snapshot, &facts)).map_err(Refusal::Fault)?;
+        drop(decide);
+        span.decided(&decided.decision);
+        metrics.decided(&decided.decision);
         if let Some(patch) = &decided.patch {
             #[expect(clippy::cast_precision_loss, reason = "a patch is far smaller than 2^52 bytes")]
-            self.metrics.patch_bytes.observe(patch.len() as f64);
+            metrics.patch_bytes.observe(patch.len() as f64);
         }
         log(endpoint, &review, &decided);
-        Ok((RequestOutcome::Decided(decided.decision.outcome), review.respond(&decided)))
+        let answer = span.respond().in_scope(|| review.respond(&decided));
+        Ok((RequestOutcome::Decided(decided.decision.outcome), answer))
     }
 
+    /// The body of a request that may be a review.
+    async fn receive(&self, request: Request) -> Result<Whole, Refusal> {
+        let Admission { metrics, settings, .. } = &self.admission;
+        check_content(request.headers())?;
+        let waits = request.headers().contains_key(EXPECT);
+        let limits = Limits { bytes: settings.body_limit, time: settings.body_timeout };
+        let body = body::read(request.into_body(), limits, &self.budget, waits).await;
+        let body = body.map_err(|error| Refusal::from_body(error, limits))?;
+        #[expect(clippy::cast_precision_loss, reason = "a body is far smaller than 2^52 bytes")]
+        metrics.request_bytes.observe(body.bytes.len() as f64);
+        Ok(body)
+    }
+}
+
+impl Admission {
     /// A namespace that the snapshot does not know, if it is to be found in time.
     async fn look_up(&self, name: &str) -> Option<Arc<Namespace>> {
         // Objects of the cluster's own have no namespace.
         let look_up = self.live_namespace.as_ref().filter(|_| !name.is_empty())?;
         let found = tokio::time::timeout(self.settings.live_timeout, look_up(name)).await;
         if found.is_err() {
-            tracing::warn!(
+            // A client can bring this about with each request: whoever gives the function tells of it, now and then.
+            tracing::debug!(
                 namespace = %Bounded(name, LOGGED_BYTES),
                 timeout = ?self.settings.live_timeout,
                 "a namespace that is not known yet could not be looked up in time"

@@ -315,7 +315,7 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
         self.document.open(list)?;
         part.for_each_item(&mut |element| {
             let length = self.pointer.len();
-            push_keys(&mut self.pointer, element.value(), keyed);
+            push_keys(&mut self.pointer, keyed, |key| element.value().get(key));
             self.element(parent, list, element, keyed, length)?;
             self.pointer.truncate(length);
             Ok(())
@@ -491,9 +491,10 @@ fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Opti
     default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
 }
 
-fn push_keys(pointer: &mut String, element: Value<'_>, keyed: &KeyedList) {
+/// Writes the token of an element by the values of its key fields.
+pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
     for (index, key) in keyed.keys.iter().enumerate() {
-        let value = key_of(element.get(key), key, keyed).unwrap_or_default();
+        let value = key_of(value(key), key, keyed).unwrap_or_default();
         if index == 0 {
             push_token(pointer, &value);
         } else {

@@ -2,6 +2,7 @@
 //! the record of what was added.
 
 mod join;
+mod locate;
 mod merge;
 mod record;
 
@@ -12,6 +13,7 @@ use crate::json::{Content, Document, Key, Kind, Malformed};
 use crate::profile::CompiledProfile;
 use crate::report::{ProfileDecision, ProfileOutcome, Reason};
 
+pub(crate) use locate::without_record;
 use merge::{Conflict, Fault, Merge, Places};
 pub(crate) use record::{Record, RecordWriter, is_genuine};
 

@@ -24,8 +24,6 @@ const VERSION: &str = "1";
 #[derive(Debug)]
 pub(crate) struct Record {
     tape: OwnedTape,
-    /// Entries of maps in `metadata` that were added or replaced: field and key, sorted, with what stood there before.
-    entries: Vec<(Box<str>, Box<str>, Option<OwnedTape>)>,
 }
 
 /// What one profile did in an earlier pass, by pointers.
@@ -54,24 +52,17 @@ impl Record {
             return None;
         }
         let tape = OwnedTape::parse(text).ok()?;
-        (tape.root().get("version")?.raw() == VERSION).then(|| Self { entries: Vec::new(), tape }.with_entries())
+        (tape.root().get("version")?.raw() == VERSION).then_some(Self { tape })
     }
 
-    /// Every label and annotation of a pod is looked up here, so that is prepared.
-    fn with_entries(mut self) -> Self {
-        let original = |value: Value<'_>| OwnedTape::parse(value.raw()).ok();
-        let added = self.profiles().flat_map(Self::added).map(|pointer| (pointer, None));
-        let replaced = self.profiles().flat_map(Self::replaced);
-        let all = added.chain(replaced.map(|(pointer, value)| (pointer, original(value))));
-        let mut entries: Vec<_> = all
-            .filter_map(|(pointer, original)| {
-                let (field, token) = pointer.strip_prefix("/metadata/")?.split_once('/')?;
-                Some((field.into(), token.replace("~1", "/").replace("~0", "~").into(), original))
-            })
-            .collect();
-        entries.sort_by(|a: &(Box<str>, Box<str>, _), b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
-        self.entries = entries;
-        self
+    /// The elements that any profile added.
+    pub(crate) fn all_added(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        self.profiles().flat_map(Self::added)
+    }
+
+    /// The places whose values any profile replaced, and what stood there.
+    pub(crate) fn all_replaced(&self) -> impl Iterator<Item = (Cow<'_, str>, Value<'_>)> {
+        self.profiles().flat_map(Self::replaced)
     }
 
     /// The elements that a profile added, and the places whose values it replaced.
@@ -80,16 +71,6 @@ impl Record {
         Earlier {
             added: entry.into_iter().flat_map(Self::added).collect(),
             replaced: entry.into_iter().flat_map(Self::replaced).map(|(pointer, _)| pointer).collect(),
-        }
-    }
-
-    /// What the author has at the entry of a map in `metadata` where `now` stands: nothing where Pillion added it, and
-    /// what stood there where Pillion replaced it.
-    pub(crate) fn authors<'v>(&'v self, field: &str, key: &str, now: Value<'v>) -> Option<Value<'v>> {
-        let place = self.entries.binary_search_by(|(f, k, _)| (&**f, &**k).cmp(&(field, key)));
-        match place.ok().and_then(|place| self.entries.get(place)) {
-            Some((_, _, original)) => original.as_ref().map(OwnedTape::root),
-            None => Some(now),
         }
     }
 
@@ -254,9 +235,6 @@ mod tests {
         let read = record(&text);
         assert_eq!(read.of("a").added, ["/spec/containers/x", "/metadata/annotations/example.com~1y"]);
         assert!(read.of("b").added.is_empty());
-        let now = OwnedTape::parse("1").unwrap();
-        assert!(read.authors("annotations", "example.com/y", now.root()).is_none());
-        assert!(read.authors("labels", "example.com/y", now.root()).is_some());
     }
 
     #[test]

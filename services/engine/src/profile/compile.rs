@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::check::{check_key, check_template};
 use super::template::{self, Node};
 use super::tenant::check_tenant;
-use super::{CompiledProfile, Diagnostic, ProfileName, Request};
+use super::{CompiledProfile, Diagnostic, ProfileName, Request, expressions};
 use crate::json::Value;
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
@@ -44,6 +44,7 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
     let template = compile_template(name, spec, &mut faults);
+    let (variables, conditions) = expressions::compile(spec, &mut faults);
     let revision = revision(spec);
     match (template, revision) {
         (Some(template), Some(revision)) if faults.is_empty() => {
@@ -68,6 +69,8 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                 }),
                 adds_linux_containers: adds_linux_containers(&template),
                 foreign_volumes: foreign_volumes(&template),
+                variables,
+                conditions,
                 template,
             })
         }
@@ -81,10 +84,8 @@ fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     let parts = [
         ("extends", spec.extends.is_some()),
         ("target", spec.target.is_some()),
-        ("matchConditions", !spec.match_conditions.is_empty()),
         ("parameters", !spec.parameters.is_empty()),
         ("lookups", !spec.lookups.is_empty()),
-        ("variables", !spec.variables.is_empty()),
         ("containers", !spec.containers.is_empty()),
         ("validations", !spec.validations.is_empty()),
         ("rollout", spec.rollout.is_some()),

@@ -6,6 +6,7 @@
 mod check;
 mod compile;
 mod diagnostic;
+pub(crate) mod expressions;
 mod set;
 pub(crate) mod template;
 mod tenant;
@@ -15,6 +16,8 @@ use std::fmt;
 
 use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut};
 use pillion_api::selector::LabelSelector;
+
+use crate::compute::Variable;
 
 pub use compile::{MAX_TEMPLATE_BYTES, compile};
 pub use diagnostic::Diagnostic;
@@ -78,6 +81,8 @@ pub struct CompiledProfile {
     pub(crate) exclusive_group: Option<Box<str>>,
     pub(crate) order: i32,
     pub(crate) on_error: OnError,
+    pub(crate) variables: Box<[Variable]>,
+    pub(crate) conditions: Box<[expressions::Condition]>,
     template: template::Node,
     /// Whether it adds containers that are not said to be for Windows.
     pub(crate) adds_linux_containers: bool,

@@ -73,9 +73,7 @@ fn what_every_pod_would_be_refused_for_does_not_compile() {
 fn what_this_build_does_not_run_is_refused_and_not_left_out() {
     for (field, value) in [
         ("extends", json!({"name": "x"})),
-        ("matchConditions", json!([{"name": "x", "expression": "true"}])),
         ("parameters", json!([{"name": "x", "type": "string"}])),
-        ("variables", json!([{"name": "x", "expression": "1"}])),
         ("containers", json!([{"name": "x", "template": {}}])),
         ("validations", json!([{"expression": "true"}])),
         ("rollout", json!({"percent": 10})),
@@ -90,6 +88,32 @@ fn what_this_build_does_not_run_is_refused_and_not_left_out() {
     for more in [json!({"$when": "true"}), json!({"args": ["${x}"]}), json!({"$forEech": "x"})] {
         assert!(!faults(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
     }
+}
+
+#[test]
+fn expressions_are_checked() {
+    let conditions = |expression: &str| {
+        let mut spec = container(&json!({}));
+        spec["variables"] = json!([{"name": "team", "expression": "object.metadata.labels.team"}]);
+        spec["matchConditions"] = json!([{"name": "c", "expression": expression}]);
+        faults(&ProfileName::cluster("p"), &spec)
+    };
+    assert_eq!(conditions("variables.team == 'a'"), Vec::<String>::new());
+    for (expression, told) in [
+        ("objct.spec == 1", "objct"),
+        ("variables.taem == 'a'", "taem"),
+        ("object.spec.contains(", "spec.matchConditions[0].expression"),
+        ("nosuch(object)", "nosuch"),
+        (&format!("1{}", "+1".repeat(5_000)), "spec.matchConditions[0].expression"),
+        (&"(".repeat(900), "spec.matchConditions[0].expression"),
+    ] {
+        let faults = conditions(expression);
+        assert!(faults.iter().any(|fault| fault.contains(told)), "{expression:.40}: {faults:?}");
+    }
+    let mut circular = container(&json!({}));
+    circular["variables"] =
+        json!([{"name": "a", "expression": "variables.b"}, {"name": "b", "expression": "variables.a"}]);
+    assert!(faults(&ProfileName::cluster("p"), &circular)[0].contains("needed for its own value"));
 }
 
 #[test]

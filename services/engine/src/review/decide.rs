@@ -7,11 +7,11 @@ use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
 use super::{Decided, Endpoint, Facts, Fault, RecordTrust};
+use crate::compute::World;
 use crate::inject::{self, Record, RecordWriter, Verdict};
-use crate::json::{BorrowedTape, Document, Malformed, Value};
+use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
 use crate::patch::{self, CheckFault};
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
-use crate::select::pod::Pod;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 
@@ -54,8 +54,17 @@ pub(super) fn decide(
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let found = FoundRecord::find(object, facts.record_trust);
-    let selection = select(&candidates, level, Pod::new(object, found.genuine()));
-    match inject(object, selection, &found) {
+    let decided = found.authors(object).and_then(|authors| {
+        let world = World {
+            object: authors.as_ref().map_or(object, OwnedTape::root),
+            request: tape.root().get("request").unwrap_or(object),
+            namespace_name: &envelope.namespace,
+            namespace: &namespace,
+            uid: &envelope.uid,
+        };
+        inject(object, select(&candidates, level, world), &found)
+    });
+    match decided {
         Ok(decided) => decided,
         // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
         Err(Malformed { key }) => {
@@ -89,6 +98,14 @@ impl FoundRecord {
         match annotation.as_str().and_then(|text| Record::read(&text)) {
             Some(record) => Self::Genuine(record),
             None => Self::Foreign,
+        }
+    }
+
+    /// The object as its author wrote it, where that is not how it is.
+    fn authors(&self, object: Value<'_>) -> Result<Option<OwnedTape>, Malformed> {
+        match self {
+            Self::Genuine(record) => inject::without_record(object, record),
+            Self::None | Self::Foreign => Ok(None),
         }
     }
 

@@ -145,6 +145,35 @@ fn a_second_pass_decides_by_what_the_author_wrote() {
 }
 
 #[test]
+fn conditions_see_the_object_as_its_author_wrote_it() {
+    let mut profile = sidecar();
+    profile["template"]["metadata"]["labels"] = json!({"tier": {"$value": "gold", "$conflict": "Replace"}});
+    profile["matchConditions"] = json!([
+        {"name": "alone", "expression": "containers.size() == 1 && primary.name == 'app'"},
+        {"name": "tier", "expression": "object.metadata.labels.tier == 'silver'"},
+        {"name": "fresh", "expression": "!has(object.spec.volumes) && !has(object.metadata.annotations)"},
+        {"name": "user", "expression": "request.userInfo.username == 'somebody' && request.operation == 'CREATE'"},
+    ]);
+    let mut object = as_stored(pod());
+    object["metadata"]["labels"] = json!({"tier": "silver"});
+    let first = inject(&object, &[("p", profile.clone())]);
+    assert_eq!(first.decided.decision.outcome, Outcome::Injected, "{:?}", first.decided.decision.profiles[0].detail);
+    let second = inject(&first.object, &[("p", profile)]);
+    assert_eq!(second.decided.decision.reason, Reason::AlreadyInjected, "{:?}", second.decided.decision.profiles[0]);
+    assert_eq!(second.decided.patch, None);
+}
+
+#[test]
+fn a_refusal_by_a_condition_says_why() {
+    let mut profile = sidecar();
+    profile["matchConditions"] =
+        json!([{"name": "c", "expression": "false", "otherwise": "Deny", "message": "ask the platform team"}]);
+    let refused = inject(&pod(), &[("p", profile)]);
+    assert_eq!(refused.answer["response"]["allowed"], false);
+    assert!(refused.answer["response"]["status"]["message"].as_str().unwrap().contains("ask the platform team"));
+}
+
+#[test]
 fn a_profile_that_was_not_applied_again_keeps_its_entry() {
     let first = inject(&as_stored(pod()), &[("nginx", sidecar())]);
     let other = json!({"activation": "Always", "template": {"metadata": {"labels": {"x": "y"}}}});

@@ -5,6 +5,7 @@
 //! are asked for are looked at.
 
 pub(crate) mod candidates;
+mod conditions;
 pub(crate) mod index;
 pub(crate) mod pod;
 mod request;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::OptOut;
 
+use crate::compute::World;
 use crate::profile::CompiledProfile;
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
@@ -33,8 +35,16 @@ pub(crate) struct Selection {
     pub(crate) reason: Reason,
 }
 
+/// Why a profile is not for an object.
+pub(crate) struct Refusal {
+    pub(crate) outcome: ProfileOutcome,
+    pub(crate) reason: Reason,
+    pub(crate) detail: Option<Box<str>>,
+}
+
 /// Selects the profiles of a pod.
-pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, pod: Pod<'_>) -> Selection {
+pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, world: World<'_>) -> Selection {
+    let pod = Pod::new(world.object);
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
@@ -43,21 +53,24 @@ pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, pod: Pod<'_
     let mut profiles: Vec<ProfileDecision> = Vec::with_capacity(places.len());
     for place in places {
         let Some(profile) = candidates.profile(place) else { continue };
-        let reason = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
-            Some(Reason::OptedOut)
+        let not_matched = |reason| Some(Refusal { outcome: ProfileOutcome::NotMatched, reason, detail: None });
+        let refusal = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
+            not_matched(Reason::OptedOut)
         } else if !object_matches(profile, pod) {
-            Some(Reason::ObjectSelector)
+            not_matched(Reason::ObjectSelector)
+        } else if let Some(refusal) = conditions::check(profile, world) {
+            Some(refusal)
         } else if group_is_taken(profile, &profiles) {
-            Some(Reason::ExclusiveGroup)
+            not_matched(Reason::ExclusiveGroup)
         } else {
             None
         };
-        profiles.push(ProfileDecision {
-            profile: Arc::clone(profile),
-            outcome: if reason.is_some() { ProfileOutcome::NotMatched } else { ProfileOutcome::Unchanged },
-            reason: reason.unwrap_or(Reason::AlreadyInjected),
+        let Refusal { outcome, reason, detail } = refusal.unwrap_or(Refusal {
+            outcome: ProfileOutcome::Unchanged,
+            reason: Reason::AlreadyInjected,
             detail: None,
         });
+        profiles.push(ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail });
     }
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }

@@ -6,8 +6,8 @@ use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
 use super::candidates::Candidates;
-use super::pod::Pod;
 use super::{Selection, select};
+use crate::compute::World;
 use crate::json::OwnedTape;
 use crate::profile::{ProfileName, ProfileSet, compile};
 use crate::report::{Notice, ProfileOutcome, Reason};
@@ -48,7 +48,14 @@ impl Case {
         let candidates = Candidates::find(&ProfileSet::new(compiled), "team-a", &self.namespace);
         let pod = json!({"metadata": {"labels": labels, "annotations": annotations}});
         let tape = OwnedTape::parse(pod.to_string()).unwrap();
-        select(&candidates, self.level, Pod::new(tape.root(), None))
+        let world = World {
+            object: tape.root(),
+            request: tape.root(),
+            namespace_name: "team-a",
+            namespace: &self.namespace,
+            uid: "u",
+        };
+        select(&candidates, self.level, world)
     }
 
     /// The profiles that are for a pod, in their order.
@@ -218,4 +225,57 @@ fn of_an_exclusive_group_the_first_that_got_there_is_applied() {
 fn a_profile_that_is_only_to_be_extended_is_never_applied() {
     let case = Case::new([profile("base", json!({"activation": "Never", "request": {"annotation": KEY}}))]);
     assert_eq!(case.select(&json!({}), &json!({KEY: "base"})).reason, Reason::NoProfile);
+}
+
+/// A condition of one profile, and what becomes of the profile.
+fn conditional(conditions: &Json, labels: &Json) -> (ProfileOutcome, Reason, Option<String>) {
+    let spec = json!({
+        "activation": "Always",
+        "variables": [
+            {"name": "team", "expression": "object.metadata.labels[?'team'].orValue('nobody')"},
+            {"name": "known", "expression": "variables.team in ['red', 'blue']"},
+        ],
+        "matchConditions": conditions,
+    });
+    let case = Case::new([profile("p", spec)]).namespace(&[("tier", "gold")]);
+    let decision = case.select(labels, &json!({})).profiles.remove(0);
+    (decision.outcome, decision.reason, decision.detail.map(Into::into))
+}
+
+#[test]
+fn conditions_decide_with_the_object_the_namespace_and_variables() {
+    let condition = |expression: &str| json!([{"name": "c", "expression": expression}]);
+    let holds = |expression: &str| conditional(&condition(expression), &json!({"team": "red"})).0;
+    for expression in [
+        "variables.known",
+        "variables.team == 'red' && namespaceObject.metadata.labels.env == 'prod'",
+        "namespaceObject.metadata.annotations.tier == 'gold' && namespaceObject.metadata.name == 'team-a'",
+        "containers.size() == 0 && !has(object.spec)",
+    ] {
+        assert_eq!(holds(expression), ProfileOutcome::Unchanged, "{expression}");
+    }
+    assert_eq!(holds("!variables.known"), ProfileOutcome::NotMatched);
+}
+
+#[test]
+fn a_condition_that_does_not_hold_says_what_it_was_told_to_say() {
+    let labels = json!({});
+    let known = |otherwise: &str| json!({"name": "known", "expression": "variables.known", "otherwise": otherwise, "message": "which team?"});
+    let skip = json!([known("Skip")]);
+    let told = (ProfileOutcome::Skipped, Reason::MatchCondition, Some("which team?".to_owned()));
+    assert_eq!(conditional(&skip, &labels), told);
+    let both = json!([known("Skip"), {"name": "second", "expression": "false", "otherwise": "Skip"}]);
+    assert_eq!(conditional(&both, &labels).2.as_deref(), Some("which team?; second"));
+    let silent = json!([known("Skip"), {"name": "second", "expression": "false"}]);
+    assert_eq!(conditional(&silent, &labels).0, ProfileOutcome::NotMatched);
+    let refused = json!([{"name": "second", "expression": "false"}, known("Deny")]);
+    assert_eq!(conditional(&refused, &labels).0, ProfileOutcome::Denied);
+}
+
+#[test]
+fn an_expression_that_fails_leaves_its_profile_out() {
+    let failing = json!([{"name": "c", "expression": "object.spec.nothing.here == 1"}]);
+    let (outcome, reason, detail) = conditional(&failing, &json!({}));
+    assert_eq!((outcome, reason), (ProfileOutcome::Skipped, Reason::ExpressionFailed));
+    assert!(detail.unwrap().starts_with("c: "));
 }

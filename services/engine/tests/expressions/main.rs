@@ -1,5 +1,12 @@
 //! The language of expressions: every example of its page, what must be refused, what must end, and the profiles that it
 //! was made for.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
 
 mod limits;
 mod mistakes;

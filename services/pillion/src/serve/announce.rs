@@ -13,6 +13,9 @@ use super::namespaces::Namespaces;
 use super::profile_files::Loaded;
 use super::sample::Sample;
 
+/// Takes the patch out of an answer and decodes it, with what any system has.
+const DECODE: &str = r#"sed -n 's/.*"patch":"\([^"]*\)".*/\1/p' | base64 -d"#;
+
 /// What is served, as far as it is told.
 pub(crate) struct Service<'s> {
     pub(crate) address: SocketAddr,
@@ -22,6 +25,8 @@ pub(crate) struct Service<'s> {
     pub(crate) namespaces: &'s Namespaces,
     pub(crate) folder: &'s Folder,
     pub(crate) sample: &'s Sample,
+    /// What to write for this program into a command.
+    pub(crate) program: &'s Path,
 }
 
 impl Service<'_> {
@@ -55,7 +60,10 @@ impl Service<'_> {
         if !self.sample.injected {
             writeln!(text, "\nNo profile is for a plain pod in these namespaces, so the sample is not injected.")?;
         }
-        writeln!(text, "\nTry a request")?;
+        writeln!(
+            text,
+            "\nTry a request: the answer's patch, in clear text (what comes before the first | shows all of the answer)"
+        )?;
         writeln!(text, "  {}", self.curl(&url))?;
         writeln!(text, "See the pod that comes of it")?;
         writeln!(text, "  {}", self.inject())?;
@@ -68,13 +76,13 @@ impl Service<'_> {
 
     fn curl(&self, url: &str) -> String {
         let (authority, review) = (quoted(&self.folder.authority()), quoted(&self.folder.review()));
-        format!("curl -sS --cacert {authority} -H 'content-type: application/json' --data @{review} {url}")
+        format!("curl -sS --cacert {authority} -H 'content-type: application/json' --data @{review} {url} | {DECODE}")
     }
 
     fn inject(&self) -> String {
         let profiles = self.paths.iter().map(|path| format!("-p {}", quoted(path)));
         let words: Vec<_> = profiles.chain([format!("-f {}", quoted(&self.folder.pod()))]).collect();
-        format!("pillion inject {}", words.join(" "))
+        format!("{} inject {}", quoted(self.program), words.join(" "))
     }
 }
 

@@ -12,6 +12,8 @@ use pillion_webhook::tls::{PemText, ServingCertificate};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::causes;
+
 /// How often the files are read.
 pub(crate) const POLL: Duration = Duration::from_secs(10);
 
@@ -69,7 +71,12 @@ impl CertificateFiles {
     async fn look(&mut self) {
         let fresh = match read(&self.certificate, &self.key).await {
             Ok(fresh) => fresh,
-            Err(error) => return warn!("the serving certificate cannot be read, the last good one stays: {error:#}"),
+            Err(error) => {
+                return warn!(
+                    "the serving certificate cannot be read, the last good one stays: {}",
+                    causes::told(&error)
+                );
+            }
         };
         // What could not be served is not tried again until a file changes, so it is said once. A certificate that was
         // read before its key was replaced mends itself that way too.
@@ -80,7 +87,7 @@ impl CertificateFiles {
         match self.serving.swap(certificate.as_text(), key.as_text()) {
             Ok(true) => info!(certificate = %self.certificate.display(), "a new serving certificate is served"),
             Ok(false) => {}
-            Err(error) => warn!("the new serving certificate cannot be served, the last good one stays: {error:#}"),
+            Err(error) => warn!("the new serving certificate cannot be served, the last good one stays: {error}"),
         }
         self.seen = fresh;
     }

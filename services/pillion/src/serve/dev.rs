@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use clap::Args;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::health::Readiness;
+use pillion_webhook::router::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
 use pillion_webhook::tls::{PemText, ServingCertificate};
 use prometheus_client::registry::Registry;
@@ -21,13 +22,14 @@ use tracing::{error, info};
 use super::announce::{self, Service};
 use super::folder::Folder;
 use super::namespaces::{self, NamespaceArg, Namespaces};
+use super::own_path;
 use super::profile_files::{Loaded, ProfileFiles};
 use super::sample::Sample;
 use super::self_made;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
-use crate::output;
+use crate::{causes, output};
 
 /// Where profiles are if nobody says where.
 const DEFAULT_FOLDER: &str = "profiles";
@@ -102,6 +104,7 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         readiness: readiness.clone(),
         registry: Registry::default(),
         settings,
+        requests: RequestSettings::default(),
     })
     .await?;
     let at_work = profiles.at_work();
@@ -113,6 +116,7 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         namespaces: &namespaces,
         folder: &folder,
         sample: &sample,
+        program: &own_path::own(),
     };
     output::print(&service.text())?;
 
@@ -122,12 +126,12 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
     tokio::select! {
         signal = signals.next() => info!(signal, "asked to end"),
         ended = follow.run() => match ended {},
-        ended = &mut serving => return ended.context("the servers failed"),
+        ended = &mut serving => return ended.context("the servers failed")?,
     }
     signals.abort_at_next();
     readiness.drain();
     drain.cancel();
-    serving.await.context("the servers failed")
+    serving.await.context("the servers failed")?
 }
 
 /// Follows the files of the profiles.
@@ -150,7 +154,7 @@ impl Follow<'_> {
             if let Some(loaded) = loaded
                 && let Err(error) = self.publish(&loaded)
             {
-                error!("{error:#}");
+                error!("{}", causes::told(&error));
             }
         }
     }

@@ -7,13 +7,15 @@
 //! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
 //! * [`profile_files`]: profiles from files that change.
 //! * [`namespaces`]: namespaces without a cluster.
-//! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told.
+//! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told;
+//!   [`own_path`]: how they call this program.
 
 mod announce;
 mod certificate;
 pub(crate) mod dev;
 mod folder;
 mod namespaces;
+mod own_path;
 mod profile_files;
 mod sample;
 mod self_made;

@@ -1,10 +1,15 @@
 //! The two ports and what stands behind them: admission over TLS, and operations (probes and metrics) in clear text.
+//!
+//! Operations have a thread of their own, which nothing else runs on: a replica that is busy answering must not look
+//! dead, and be killed for it, to a probe that waits behind the requests.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use axum::Router;
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{self, Readiness};
 use pillion_webhook::metrics::Metrics;
@@ -13,6 +18,7 @@ use pillion_webhook::serve::{Server, ServerSettings};
 use pillion_webhook::tls::ServingCertificate;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 /// What the servers need.
@@ -25,6 +31,7 @@ pub(crate) struct Parts {
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
     pub(crate) settings: ServerSettings,
+    pub(crate) requests: RequestSettings,
 }
 
 /// Both servers, bound and not yet running.
@@ -32,11 +39,18 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Servers {
     admission: Server,
-    operations: Server,
+    operations: Operations,
     /// Where admission reviews are taken: the port that was given, or the one that the system chose for port 0.
     pub(crate) address: SocketAddr,
     /// Where probes and metrics are.
     pub(crate) metrics_address: SocketAddr,
+}
+
+/// The operations port, bound and not yet running.
+#[derive(Debug)]
+struct Operations {
+    listener: std::net::TcpListener,
+    app: Router,
 }
 
 impl Servers {
@@ -45,38 +59,144 @@ impl Servers {
     /// # Errors
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
-        let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, mut registry, settings } =
-            parts;
+        let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
+        let Parts { mut registry, settings, requests, .. } = parts;
         let tls = certificate.server_config().context("TLS cannot be set up")?;
         let metrics = Arc::new(Metrics::register(&mut registry));
         Metrics::register_snapshot(&mut registry, Arc::clone(&snapshot));
         let connections = metrics.connections.clone();
-        let admission = Admission { snapshot, live_namespace, metrics, settings: RequestSettings::default() };
+        let admission = Admission { snapshot, live_namespace, metrics, settings: requests };
 
         let admission_port = bind("--listen", listen).await?;
-        let operations_port = bind("--metrics-listen", metrics_listen).await?;
-        let operations = health::router(readiness, Arc::new(registry));
+        // The thread that is to serve it takes it up.
+        let listener = bind("--metrics-listen", metrics_listen).await?.into_std()?;
+        let operations = Operations { listener, app: health::router(readiness, Arc::new(registry)) };
         let admission = Server::tls(admission_port, tls, router::router(admission), settings, connections);
-        let operations = Server::plain(operations_port, operations, ServerSettings::ops());
-        let (address, metrics_address) = (admission.local_addr()?, operations.local_addr()?);
+        let (address, metrics_address) = (admission.local_addr()?, operations.listener.local_addr()?);
         Ok(Self { admission, operations, address, metrics_address })
     }
 
     /// Serves until `drain` is cancelled and admission has drained. The operations port ends last: it says why the
     /// process is not ready.
-    pub(crate) async fn run(self, drain: CancellationToken) {
+    ///
+    /// # Errors
+    /// The operations port cannot be served: without it, nobody can tell how the process is.
+    pub(crate) async fn run(self, drain: CancellationToken) -> anyhow::Result<()> {
         let drained = CancellationToken::new();
-        let admission = async {
-            let ended = self.admission.run(drain).await;
-            if ended.cut > 0 {
-                tracing::warn!(connections = ended.cut, "connections were cut, as they did not end in time");
-            }
-            drained.cancel();
+        let mut operations = self.operations.start(drained.clone())?;
+        let failed = "the operations port cannot be served";
+        let ended = tokio::select! {
+            ended = self.admission.run(drain) => ended,
+            early = &mut operations => return early?.context(failed),
         };
-        tokio::join!(admission, self.operations.run(drained.clone()));
+        if ended.cut > 0 {
+            tracing::warn!(connections = ended.cut, "connections were cut, as they did not end in time");
+        }
+        drained.cancel();
+        operations.await?.context(failed)
+    }
+}
+
+impl Operations {
+    /// Serves on a thread of its own until `end` is cancelled. What is returned says how that ended.
+    fn start(self, end: CancellationToken) -> anyhow::Result<oneshot::Receiver<io::Result<()>>> {
+        let serve = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(self.listener)?;
+                Server::plain(listener, self.app, ServerSettings::ops()).run(end).await;
+                Ok(())
+            })
+        };
+        let (ended, end) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("operations".to_owned());
+        // Nobody waits any more for how it ended if the process is about to end anyway.
+        let serve = move || drop(ended.send(serve()));
+        thread.spawn(serve).context("cannot start the thread of the operations port")?;
+        Ok(end)
     }
 }
 
 async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} ({argument})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use pillion_webhook::tls::PemText;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    async fn servers() -> Servers {
+        let any = "127.0.0.1:0".parse::<SocketAddr>().unwrap();
+        let made = super::super::self_made::certificate(any.ip()).unwrap();
+        let pem = |text| PemText { source: "made for a test", text };
+        let certificate = ServingCertificate::new(pem(made.certificate.as_bytes()), pem(made.key.as_bytes())).unwrap();
+        let mut settings = ServerSettings::default();
+        settings.drain_minimum = Duration::ZERO;
+        Servers::bind(Parts {
+            listen: any,
+            metrics_listen: any,
+            certificate,
+            snapshot: Arc::default(),
+            live_namespace: None,
+            readiness: Readiness::default(),
+            registry: Registry::default(),
+            settings,
+            requests: RequestSettings::default(),
+        })
+        .await
+        .unwrap()
+    }
+
+    /// The first line of what is answered, or why there is none.
+    fn probe(address: SocketAddr) -> io::Result<String> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text.lines().next().unwrap_or_default().to_owned())
+    }
+
+    #[test]
+    fn probes_are_answered_while_every_thread_of_requests_is_busy() {
+        const THREADS: usize = 2;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().unwrap();
+        let servers = runtime.block_on(servers());
+        let address = servers.metrics_address;
+        let drain = CancellationToken::new();
+        let serving = runtime.spawn(servers.run(drain.clone()));
+        assert_eq!(probe(address).unwrap(), "HTTP/1.1 200 OK");
+
+        let (busy, is_busy) = mpsc::channel();
+        let mut holds = Vec::new();
+        for _ in 0..THREADS {
+            let (hold, until) = mpsc::channel::<()>();
+            let busy = busy.clone();
+            // It blocks its thread until `hold` is dropped.
+            runtime.spawn(async move {
+                busy.send(()).unwrap();
+                let _ = until.recv();
+            });
+            holds.push(hold);
+        }
+        for _ in 0..THREADS {
+            is_busy.recv_timeout(LIMIT).unwrap();
+        }
+        let answer = probe(address);
+        drop(holds);
+        assert_eq!(answer.unwrap(), "HTTP/1.1 200 OK");
+
+        drain.cancel();
+        runtime.block_on(async { tokio::time::timeout(LIMIT, serving).await.unwrap().unwrap().unwrap() });
+        assert!(probe(address).is_err(), "it ends with the rest");
+    }
 }

@@ -1,6 +1,7 @@
 //! `pillion webhook`: a replica as it runs in a cluster.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,10 +11,11 @@ use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
 use clap::Args;
 use futures::FutureExt;
+use pillion_control::live::LookupMetrics;
 use pillion_control::{LiveNamespaces, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
-use pillion_webhook::router::LiveNamespace;
+use pillion_webhook::router::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -51,8 +53,21 @@ pub(crate) struct WebhookArgs {
     /// After being asked to end, wait no longer than this for connections to go. The API server keeps idle ones for 90 s.
     #[arg(long, value_name = "SECONDS", default_value_t = 100, env = "PILLION_DRAIN_DEADLINE")]
     pub(crate) drain_deadline: u64,
+    /// Memory that the bodies of all requests at one time may take. What would be more is answered with 503.
+    #[arg(long, value_name = "MIB", default_value_t = 64, env = "PILLION_MAX_BODY_MEMORY", value_parser = body_memory)]
+    pub(crate) max_body_memory: usize,
     #[command(flatten)]
     pub(crate) traces: TraceArgs,
+}
+
+const MIB: usize = 1024 * 1024;
+
+/// Within what `--max-body-memory` makes sense, in MiB. The least lets one review of the largest size in beside small ones.
+const BODY_MEMORY: RangeInclusive<usize> = 16..=65_536;
+
+fn body_memory(text: &str) -> Result<usize, String> {
+    let expected = || format!("expected a whole number of MiB from {} to {}", BODY_MEMORY.start(), BODY_MEMORY.end());
+    text.parse().ok().filter(|mib| BODY_MEMORY.contains(mib)).ok_or_else(expected)
 }
 
 /// Serves until it is asked to end.
@@ -73,18 +88,22 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let known = readiness.component("the first lists of profiles and namespaces");
     let mut registry = Registry::default();
     let broken = broken_profiles(&mut registry);
+    let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry));
     let mut settings = ServerSettings::default();
     settings.drain_minimum = Duration::from_secs(args.drain_minimum);
     settings.drain_deadline = Duration::from_secs(args.drain_deadline);
+    let mut requests = RequestSettings::default();
+    requests.body_budget = args.max_body_memory * MIB;
     let servers = Servers::bind(Parts {
         listen: args.listen,
         metrics_listen: args.metrics_listen,
         certificate: files.serving(),
         snapshot,
-        live_namespace: Some(live_namespace(LiveNamespaces::new(client.clone()))),
+        live_namespace: Some(live_namespace(live)),
         readiness: readiness.clone(),
         registry,
         settings,
+        requests,
     })
     .await?;
     info!(address = %servers.address, metrics_address = %servers.metrics_address, "listening");
@@ -96,7 +115,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let following = files.follow(certificate::POLL, stop.clone());
     tasks.spawn(following.map(Ok));
     tokio::spawn(show(status, known, broken));
-    let serving = tokio::spawn(servers.run(drain.clone()));
+    let mut serving = tokio::spawn(servers.run(drain.clone()));
 
     let ended = tokio::select! {
         signal = signals.next() => {
@@ -105,11 +124,12 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
         }
         // Nothing asked them to end: a replica that does not see the cluster change must not look well.
         ended = tasks.join_next() => Err(early_end(ended)),
+        ended = &mut serving => return ended.context("the servers failed")?,
     };
     signals.abort_at_next();
     readiness.drain();
     drain.cancel();
-    let drained = serving.await.context("the servers failed");
+    let drained = serving.await.context("the servers failed").flatten();
     stop.cancel();
     info!("ended");
     ended.and(drained)

@@ -19,14 +19,14 @@ use crate::rig::{Rig, SOON, annotation, bare_pod, names};
 fn meddle(pod: &Json) -> Json {
     let ours = pod["spec"]["containers"].as_array().unwrap().iter().position(|c| c["name"] == "sidecar-nginx");
     let volume = pod["spec"]["volumes"].as_array().unwrap().iter().position(|v| v["name"] == "nginx-conf");
-    let mut patch =
+    let mut operations =
         vec![json!({"op": "add", "path": "/spec/containers/0", "value": {"name": "other", "image": "other:1"}})];
     if let (Some(ours), Some(volume)) = (ours, volume) {
         let path = format!("/spec/containers/{}/imagePullPolicy", ours + 1);
-        patch.push(json!({"op": "replace", "path": path, "value": "Never"}));
-        patch.push(json!({"op": "remove", "path": format!("/spec/volumes/{volume}")}));
+        operations.push(json!({"op": "replace", "path": path, "value": "Never"}));
+        operations.push(json!({"op": "remove", "path": format!("/spec/volumes/{volume}")}));
     }
-    json!(patch)
+    json!(operations)
 }
 
 async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
@@ -86,7 +86,7 @@ fn what_we_did_stands_once_when_the_api_server_calls_again() {
         // It was a second call: the first of the two injected all, the second what had gone.
         let log = rig.replicas[0].log_text()?;
         let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));
-        ensure!(calls.clone().last().is_some_and(|line| line.contains("injected")), "{log}");
+        ensure!(calls.clone().next_back().is_some_and(|line| line.contains("injected")), "{log}");
         ensure!(calls.count() >= 3, "{log}");
         Ok(())
     });

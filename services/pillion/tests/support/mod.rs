@@ -127,6 +127,11 @@ pub(crate) fn get(address: &str, path: &str) -> Answer {
 
 /// POSTs JSON to `https://localhost:PORT/PATH`, trusting this authority alone.
 pub(crate) fn post(url: &str, authority: &Path, body: &str) -> Answer {
+    post_with(url, authority, "", body)
+}
+
+/// [`post`] with more headers, each with its line's end.
+pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) -> Answer {
     let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let (host, port) = address.split_once(':').unwrap();
     let mut roots = RootCertStore::empty();
@@ -143,7 +148,7 @@ pub(crate) fn post(url: &str, authority: &Path, body: &str) -> Answer {
     let stream = StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp);
     let head = format!(
         "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-         connection: close\r\n\r\n",
+         {headers}connection: close\r\n\r\n",
         body.len()
     );
     exchange(stream, &(head + body))

@@ -1,0 +1,175 @@
+//! The look-up with somebody else in the API server's place.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+/// A look-up whose questions are answered by `answer`, and what it counts.
+struct World {
+    live: LiveNamespaces,
+    registry: Registry,
+    asked: Arc<AtomicUsize>,
+}
+
+impl World {
+    fn new<F>(answer: impl Fn(Box<str>) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Fetched> + Send + 'static,
+    {
+        let mut registry = Registry::default();
+        let metrics = LookupMetrics::register(&mut registry);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let fetch = move |name| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            answer(name).boxed()
+        };
+        Self { live: LiveNamespaces::by(fetch, metrics), registry, asked }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// How many look-ups ended so.
+    fn counted(&self, result: LookupResult) -> usize {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let series = format!("pillion_live_lookups_total{{result=\"{}\"}} ", result.as_str());
+        text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
+    }
+}
+
+fn nobody() -> std::future::Ready<Fetched> {
+    std::future::ready(Ok(None))
+}
+
+#[tokio::test]
+async fn many_who_ask_at_once_ask_once() {
+    let gate = Arc::new(Semaphore::new(0));
+    let closed = Arc::clone(&gate);
+    let world = World::new(move |_| {
+        let gate = Arc::clone(&closed);
+        async move {
+            gate.acquire().await?.forget();
+            Ok(Some(Namespace::new([("team", "red")], [])))
+        }
+    });
+    let waiting = futures::future::join_all((0..50).map(|_| world.live.get("shop")));
+    let open = async { gate.add_permits(1) };
+    let (answers, ()) = futures::join!(waiting, open);
+    assert!(answers.iter().flatten().all(|namespace| namespace.label("team") == Some("red")));
+    assert_eq!((answers.len(), world.asked()), (50, 1));
+
+    assert!(world.live.get("shop").await.is_some());
+    assert_eq!(world.asked(), 1, "it is remembered");
+    assert_eq!((world.counted(LookupResult::Found), world.counted(LookupResult::Hit)), (1, 50));
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_namespaces_name_is_not_asked_for() {
+    let world = World::new(|_| nobody());
+    let long = "a".repeat(64);
+    let names = ["", "-a", "a-", "A", "a.b", "a/../../secrets", "..", "a%2fb", "a?b", "a#b", "a b", "é", "a\n", &long];
+    for name in names {
+        assert_eq!(world.live.get(name).await, None);
+        assert_eq!(world.asked(), 0, "{name:?}");
+    }
+    assert_eq!(world.counted(LookupResult::Invalid), names.len());
+    let long = "a".repeat(63);
+    for (index, name) in ["a", "0", "a-0", "kube-system", &long].into_iter().enumerate() {
+        world.live.get(name).await;
+        assert_eq!(world.asked(), index + 1, "{name:?}");
+    }
+    assert_eq!(world.counted(LookupResult::Missing), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_api_server_is_asked_ten_times_in_any_second() {
+    let world = World::new(|_| nobody());
+    for number in 0..30 {
+        assert_eq!(world.live.get(&format!("n{number}")).await, None);
+    }
+    assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (A_SECOND, 20));
+    tokio::time::advance(Duration::from_millis(999)).await;
+    world.live.get("n20").await;
+    assert_eq!(world.asked(), A_SECOND, "a second is not over");
+    tokio::time::advance(Duration::from_millis(1)).await;
+    for number in 20..40 {
+        world.live.get(&format!("n{number}")).await;
+    }
+    assert_eq!(world.asked(), 2 * A_SECOND, "who was refused is asked for again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn eight_wait_for_the_api_server_at_most_and_who_waits_in_vain_is_unknown() {
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&waiting);
+    let world = World::new(move |_| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        std::future::pending()
+    });
+    let began = Instant::now();
+    let names: Vec<_> = (0..A_SECOND).map(|number| format!("n{number}")).collect();
+    let all = futures::future::join_all(names.iter().map(|name| world.live.get(name)));
+    let look = async {
+        tokio::time::sleep(ANSWER_LIMIT / 2).await;
+        waiting.load(Ordering::SeqCst)
+    };
+    let (answers, at_once) = futures::join!(all, look);
+    assert_eq!(at_once, AT_ONCE);
+    assert!(answers.iter().all(Option::is_none));
+    assert!(began.elapsed() < ANSWER_LIMIT * 2, "waiting for a turn counts: {:?}", began.elapsed());
+    assert_eq!(world.counted(LookupResult::TimedOut), A_SECOND);
+}
+
+#[tokio::test]
+async fn an_error_is_unknown_and_remembered_only_shortly() {
+    let world = World::new(|_| std::future::ready(Err("no route".into())));
+    assert_eq!(world.live.get("shop").await, None);
+    assert_eq!(world.counted(LookupResult::Failed), 1);
+    let memory =
+        |known: &Option<Arc<Namespace>>| Memory.expire_after_create(&"shop".into(), known, std::time::Instant::now());
+    assert_eq!(memory(&None), Some(UNKNOWN_FOR));
+    assert_eq!(memory(&Some(Arc::default())), Some(FOUND_FOR));
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_told_once_in_a_while_with_the_number_of_those_that_were_not() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let told = move || String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
+
+    let world = World::new(|_| std::future::ready(Err("no route".into())));
+    for number in 0..25 {
+        world.live.get(&format!("n{number}")).await;
+    }
+    let first = told();
+    assert_eq!(first.lines().count(), 1, "{first}");
+    assert!(first.contains("namespace=n0") && first.contains("no route") && first.contains("suppressed=0"), "{first}");
+
+    tokio::time::advance(QUIET_FOR).await;
+    for number in 30..32 {
+        world.live.get(&format!("n{number}")).await;
+    }
+    let second = told();
+    assert_eq!(second.lines().count(), 1, "{second}");
+    assert!(second.contains("namespace=n30") && second.contains("suppressed=24"), "{second}");
+}

@@ -1,0 +1,503 @@
+//! Evaluates compiled expressions.
+
+use std::sync::Arc;
+
+use super::budget::Budget;
+use super::compile::Expression;
+use super::error::{EvaluationError, Span};
+use super::functions::Call;
+use super::operators::{arithmetic, equal, mismatch, negate, order, whole};
+use super::output::Outcome;
+use super::program::{Access, Element, Index, Invocation, Loop, LoopKind, Member, Node, NodeKind, Select};
+use super::syntax::{Literal, Operator};
+use super::value::{Items, Map, Text, Value};
+
+/// What the names of a scope stand for in one evaluation. Each is asked for only when an expression reaches it.
+pub trait Bindings<'v> {
+    /// The value of a name that was added with [`Scope::with`](super::Scope::with).
+    fn value(&self, name: &str, budget: &mut Budget) -> Result<Value<'v>, EvaluationError>;
+
+    /// A member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if it is
+    /// absent. What this evaluates is charged to the same budget.
+    fn member(&self, name: &str, member: &str, budget: &mut Budget) -> Result<Option<Value<'v>>, EvaluationError>;
+
+    /// What the `jitter` of this evaluation is computed from: the UID of the request.
+    fn seed(&self) -> &str;
+}
+
+impl Expression {
+    /// Evaluates it. Of what it is given, it reads only what it reaches.
+    ///
+    /// # Errors
+    /// A value that is absent or of the wrong kind, and more work than the budget has.
+    pub fn evaluate<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        budget: &mut Budget,
+    ) -> Result<Value<'v>, EvaluationError> {
+        budget.enter()?;
+        let mut evaluation = Evaluation { bindings, budget, locals: Vec::new() };
+        let result = evaluation.value(self.root());
+        budget.leave();
+        result
+    }
+
+    /// Evaluates it as a condition.
+    ///
+    /// # Errors
+    /// As [`Expression::evaluate`], and a result that is no bool.
+    pub fn evaluate_bool<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        budget: &mut Budget,
+    ) -> Result<bool, EvaluationError> {
+        self.evaluate(bindings, budget)?.to_bool().map_err(|error| error.within(self.root().span))
+    }
+
+    /// Evaluates it as a part of a longer text.
+    ///
+    /// # Errors
+    /// As [`Expression::evaluate`], and a result that is no text, number or bool.
+    pub fn evaluate_text<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        budget: &mut Budget,
+    ) -> Result<String, EvaluationError> {
+        self.evaluate(bindings, budget)?.to_text().map_err(|error| error.within(self.root().span))
+    }
+
+    /// Evaluates it for a field or an element.
+    ///
+    /// # Errors
+    /// As [`Expression::evaluate`], and a result that has no form in JSON or is too large.
+    pub fn evaluate_outcome<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        budget: &mut Budget,
+    ) -> Result<Outcome, EvaluationError> {
+        self.evaluate(bindings, budget)?.to_outcome().map_err(|error| error.within(self.root().span))
+    }
+}
+
+struct Evaluation<'a, 'v> {
+    bindings: &'a dyn Bindings<'v>,
+    budget: &'a mut Budget,
+    locals: Vec<Value<'v>>,
+}
+
+type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
+
+impl<'v> Evaluation<'_, 'v> {
+    /// What takes much room on the stack is in functions of its own, because this one is in itself up to 32 times.
+    fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
+        self.budget.charge(1)?;
+        match &node.kind {
+            NodeKind::Literal(literal) => Ok(constant(literal)),
+            NodeKind::Type(name) => Ok(Value::Type(name)),
+            NodeKind::Name(name) => self.bindings.value(name, self.budget).map_err(|error| elsewhere(error, node.span)),
+            NodeKind::Member(member) => self.member(member, node.span),
+            NodeKind::Local(place) => Ok(self.locals.get(*place).cloned().unwrap_or(Value::Null)),
+            NodeKind::Select(select) => self.select(select, node.span),
+            NodeKind::Has(select) => self.has(select, node.span),
+            NodeKind::Index(index) => self.index(index, node.span),
+            NodeKind::Not(operand) => Ok(Value::Bool(!self.bool(operand)?)),
+            NodeKind::Negate(operand) => {
+                let value = self.value(operand)?;
+                negate(&value).map_err(|error| error.within(node.span))
+            }
+            NodeKind::And(operands) => self.logical(operands, false),
+            NodeKind::Or(operands) => self.logical(operands, true),
+            NodeKind::Binary(operator, operands) => self.binary(*operator, operands, node.span),
+            NodeKind::Conditional(parts) => {
+                let [condition, yes, no] = &**parts;
+                if self.bool(condition)? { self.value(yes) } else { self.value(no) }
+            }
+            NodeKind::Call(invocation) => self.call(invocation, node.span),
+            NodeKind::List(elements) => self.list(elements),
+            NodeKind::Map(entries) => self.map(entries),
+            NodeKind::Loop(looped) => self.looped(looped),
+            NodeKind::Bind(parts) => {
+                let [value, body] = &**parts;
+                let value = self.value(value)?;
+                self.with_local(value, body)
+            }
+            NodeKind::MapOptional { parts, flat } => self.map_optional(parts, *flat),
+        }
+    }
+
+    fn with_local(&mut self, value: Value<'v>, body: &'v Node) -> Evaluated<'v> {
+        self.locals.push(value);
+        let result = self.value(body);
+        self.locals.pop();
+        result
+    }
+
+    fn bool(&mut self, node: &'v Node) -> Result<bool, EvaluationError> {
+        let value = self.value(node)?;
+        value.to_bool().map_err(|error| error.within(node.span))
+    }
+
+    #[inline(never)]
+    fn member(&mut self, member: &'v Member, span: Span) -> Evaluated<'v> {
+        let found = self
+            .bindings
+            .member(&member.of, &member.name, self.budget)
+            .map_err(|error| elsewhere(error, span))?
+            .filter(|value| !matches!(value, Value::Optional(None)) || member.access == Access::Plain);
+        match (member.access, found) {
+            (Access::Plain, Some(value)) => Ok(value),
+            (Access::Plain, None) => Err(EvaluationError::new(format!("{}.{} is not set", member.of, member.name))
+                .with_help(format!("say what counts then: {}.?{}.orValue(...)", member.of, member.name))
+                .within(span)),
+            (Access::Optional, Some(value)) => Ok(match value {
+                Value::Null => Value::some(Value::Null),
+                value => value.unwrapped().map_or(Value::none(), Value::some),
+            }),
+            (Access::Optional, None) => Ok(Value::none()),
+            (Access::Has, found) => Ok(Value::Bool(found.is_some())),
+        }
+    }
+
+    #[inline(never)]
+    fn select(&mut self, select: &'v Select, span: Span) -> Evaluated<'v> {
+        let operand = self.value(&select.operand)?;
+        self.budget.charge(operand.lookup_cost())?;
+        let field = &*select.field;
+        match operand {
+            Value::Optional(None) => Ok(Value::none()),
+            // A field of an optional is optional.
+            Value::Optional(Some(value)) => Ok(value.member(field).map_or(Value::none(), Value::some)),
+            value => match value.member(field) {
+                Some(Value::Optional(inner)) if select.optional => Ok(Value::Optional(inner)),
+                Some(found) if select.optional => Ok(Value::some(found)),
+                Some(found) => Ok(found),
+                None if select.optional => Ok(Value::none()),
+                None => {
+                    self.budget.charge(FAILURE)?;
+                    Err(no_field(&value, field).within(span))
+                }
+            },
+        }
+    }
+
+    #[inline(never)]
+    fn has(&mut self, select: &'v Select, span: Span) -> Evaluated<'v> {
+        let operand = self.value(&select.operand)?;
+        self.budget.charge(operand.lookup_cost())?;
+        match operand {
+            Value::Optional(None) => Ok(Value::Bool(false)),
+            Value::Optional(Some(value)) => Ok(Value::Bool(value.member(&select.field).is_some())),
+            value if value.is_map() => Ok(Value::Bool(value.member(&select.field).is_some())),
+            value => Err(no_field(&value, &select.field).within(span)),
+        }
+    }
+
+    #[inline(never)]
+    fn index(&mut self, index: &'v Index, span: Span) -> Evaluated<'v> {
+        let operand = self.value(&index.operand)?;
+        let key = self.value(&index.key)?;
+        self.budget.charge(operand.lookup_cost())?;
+        let (operand, optional) = match operand {
+            Value::Optional(None) => return Ok(Value::none()),
+            Value::Optional(Some(value)) => ((*value).clone(), true),
+            value => (value, index.optional),
+        };
+        let found = if operand.is_list() {
+            let place = match &key {
+                Value::Int(place) => usize::try_from(*place).ok(),
+                Value::UInt(place) => usize::try_from(*place).ok(),
+                Value::Double(place) => whole(*place).and_then(|place| usize::try_from(place).ok()),
+                _ if optional => None,
+                _ => {
+                    return Err(EvaluationError::new(format!(
+                        "a list is indexed with an int, not {}",
+                        key.described()
+                    ))
+                    .within(span));
+                }
+            };
+            place.and_then(|place| operand.item(place))
+        } else {
+            key.to_key().and_then(|key| operand.entry(&key))
+        };
+        match found {
+            Some(Value::Optional(inner)) if optional => Ok(Value::Optional(inner)),
+            Some(found) if optional => Ok(Value::some(found)),
+            Some(found) => Ok(found),
+            None if optional => Ok(Value::none()),
+            None => Err(no_index(&operand, &key).within(span)),
+        }
+    }
+
+    /// `&&` and `||`: an operand that decides does so also beside one that fails.
+    fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
+        let [left, right] = operands;
+        let left = match self.bool(left) {
+            Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
+            Err(error) if error.is_exhausted() => return Err(error),
+            left => left,
+        };
+        match (left, self.bool(right)?) {
+            (_, right) if right == decisive => Ok(Value::Bool(decisive)),
+            (Ok(_), right) => Ok(Value::Bool(right)),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    #[inline(never)]
+    fn binary(&mut self, operator: Operator, operands: &'v [Node; 2], span: Span) -> Evaluated<'v> {
+        let [left, right] = operands;
+        let left = self.value(left)?;
+        let right = self.value(right)?;
+        self.operate(operator, &left, &right).map_err(|error| error.within(span))
+    }
+
+    fn operate(&mut self, operator: Operator, left: &Value<'v>, right: &Value<'v>) -> Evaluated<'v> {
+        let ordered = |wanted: fn(std::cmp::Ordering) -> bool| match order(left, right) {
+            Some(found) => Ok(Value::Bool(wanted(found))),
+            None => Err(mismatch(operator, left, right)),
+        };
+        match operator {
+            Operator::Equal | Operator::NotEqual => {
+                // Never equal, and hardly what was meant.
+                if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
+                    return Err(mismatch(operator, left, right));
+                }
+                Ok(Value::Bool(equal(left, right, self.budget)? == (operator == Operator::Equal)))
+            }
+            Operator::Less => ordered(std::cmp::Ordering::is_lt),
+            Operator::LessOrEqual => ordered(std::cmp::Ordering::is_le),
+            Operator::Greater => ordered(std::cmp::Ordering::is_gt),
+            Operator::GreaterOrEqual => ordered(std::cmp::Ordering::is_ge),
+            Operator::In => self.contains(left, right),
+            _ => arithmetic(operator, left, right, self.budget),
+        }
+    }
+
+    fn contains(&mut self, value: &Value<'v>, container: &Value<'v>) -> Evaluated<'v> {
+        if let Some(items) = container.items() {
+            self.budget.charge(items.len())?;
+            for item in items.iter() {
+                if equal(item, value, self.budget)? {
+                    return Ok(Value::Bool(true));
+                }
+            }
+            return Ok(Value::Bool(false));
+        }
+        self.budget.charge(container.lookup_cost())?;
+        if !container.is_map() {
+            return Err(mismatch(Operator::In, value, container));
+        }
+        match value.to_key() {
+            Some(key) => Ok(Value::Bool(container.entry(&key).is_some())),
+            // A key, if it were a whole number.
+            None if matches!(value, Value::Double(_)) => Ok(Value::Bool(false)),
+            None => Err(mismatch(Operator::In, value, container)),
+        }
+    }
+
+    #[inline(never)]
+    fn call(&mut self, invocation: &'v Invocation, span: Span) -> Evaluated<'v> {
+        let mut arguments = Vec::with_capacity(invocation.arguments.len());
+        for argument in &invocation.arguments {
+            arguments.push(self.value(argument)?);
+        }
+        let function = invocation.function;
+        let mut call = Call {
+            function,
+            arguments: &arguments,
+            pattern: invocation.pattern.as_ref(),
+            seed: self.bindings.seed(),
+            budget: self.budget,
+        };
+        (function.run)(&mut call).map_err(|error| error.within(span))
+    }
+
+    #[inline(never)]
+    fn list(&mut self, elements: &'v [Element]) -> Evaluated<'v> {
+        let mut items = Vec::with_capacity(elements.len());
+        for element in elements {
+            let value = self.value(&element.value)?;
+            if element.optional {
+                items.extend(value.unwrapped());
+            } else {
+                items.push(value);
+            }
+        }
+        Ok(Value::list(items))
+    }
+
+    #[inline(never)]
+    fn map(&mut self, entries: &'v [(Node, Element)]) -> Evaluated<'v> {
+        let mut map = Map::with_capacity(entries.len());
+        for (key_node, element) in entries {
+            let key = self.value(key_node)?;
+            let key = key.to_key().ok_or_else(|| {
+                EvaluationError::new(format!("the key of a map cannot be {}", key.described())).within(key_node.span)
+            })?;
+            let value = self.value(&element.value)?;
+            let value = if element.optional { value.unwrapped() } else { Some(value) };
+            if let Some(value) = value
+                && let Some(_earlier) = map.insert(key, value)
+            {
+                return Err(EvaluationError::new("this key stands in the map already").within(key_node.span));
+            }
+        }
+        Ok(Value::map(map))
+    }
+
+    #[inline(never)]
+    fn map_optional(&mut self, parts: &'v [Node; 2], flat: bool) -> Evaluated<'v> {
+        let [target, body] = parts;
+        match self.value(target)? {
+            Value::Optional(None) => Ok(Value::none()),
+            Value::Optional(Some(value)) => {
+                let result = self.with_local((*value).clone(), body)?;
+                match (flat, result) {
+                    (false, result) => Ok(Value::some(result)),
+                    (true, result @ Value::Optional(_)) => Ok(result),
+                    (true, result) => {
+                        Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.described()))
+                            .with_help("use optMap")
+                            .within(body.span))
+                    }
+                }
+            }
+            value => Err(EvaluationError::new(format!("optMap is called on an optional, not {}", value.described()))
+                .within(target.span)),
+        }
+    }
+
+    #[inline(never)]
+    fn looped(&mut self, looped: &'v Loop) -> Evaluated<'v> {
+        let range = self.value(&looped.range)?;
+        let items = if let Some(items) = range.items() {
+            items
+        } else if let Some(entries) = range.entries() {
+            Items::Own(entries.iter().map(|(key, _)| key.to_value()).collect())
+        } else {
+            let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.described()));
+            let error = match range {
+                Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue([])"),
+                _ => error,
+            };
+            return Err(error.within(looped.range.span));
+        };
+        self.budget.charge(items.len())?;
+        match looped.kind {
+            LoopKind::All => self.search(&items, &looped.body, false),
+            LoopKind::Exists => self.search(&items, &looped.body, true),
+            LoopKind::ExistsOne => {
+                let mut found = 0_usize;
+                for item in items.iter() {
+                    found += usize::from(self.test(item, &looped.body)?);
+                }
+                Ok(Value::Bool(found == 1))
+            }
+            LoopKind::Filter => {
+                let mut kept = Vec::new();
+                for item in items.iter() {
+                    if self.test(item, &looped.body)? {
+                        kept.push(item.clone());
+                    }
+                }
+                Ok(Value::list(kept))
+            }
+            LoopKind::Map => {
+                let mut mapped = Vec::with_capacity(items.len());
+                for item in items.iter() {
+                    if let Some(filter) = &looped.filter
+                        && !self.test(item, filter)?
+                    {
+                        continue;
+                    }
+                    mapped.push(self.with_local(item.clone(), &looped.body)?);
+                }
+                Ok(Value::list(mapped))
+            }
+            LoopKind::SortBy => {
+                let mut keyed = Vec::with_capacity(items.len());
+                for item in items.iter() {
+                    keyed.push((self.with_local(item.clone(), &looped.body)?, item.clone()));
+                }
+                super::functions::lists::sort(&mut keyed, |(key, _)| key, self.budget)
+                    .map_err(|error| error.within(looped.body.span))?;
+                Ok(Value::list(keyed.into_iter().map(|(_, item)| item).collect()))
+            }
+        }
+    }
+
+    fn test(&mut self, item: &Value<'v>, condition: &'v Node) -> Result<bool, EvaluationError> {
+        self.locals.push(item.clone());
+        let result = self.bool(condition);
+        self.locals.pop();
+        result
+    }
+
+    /// Looks for an item for which the condition gives the decisive answer. One that is found counts also beside items
+    /// for which the condition fails.
+    fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
+        let mut failed = None;
+        for item in items {
+            match self.test(item, condition) {
+                Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
+                Ok(_) => {}
+                Err(error) if error.is_exhausted() => return Err(error),
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        failed.map_or(Ok(Value::Bool(!decisive)), Err)
+    }
+}
+
+/// What making the error of a field that is not there costs.
+const FAILURE: usize = 100;
+
+fn constant(literal: &Literal) -> Value<'_> {
+    match literal {
+        Literal::Null => Value::Null,
+        Literal::Bool(value) => Value::Bool(*value),
+        Literal::Int(number) => Value::Int(*number),
+        Literal::UInt(number) => Value::UInt(*number),
+        Literal::Double(number) => Value::Double(*number),
+        Literal::String(text) => Value::String(Text::Borrowed(text)),
+        Literal::Bytes(bytes) => Value::Bytes(Arc::from(&**bytes)),
+    }
+}
+
+#[cold]
+fn elsewhere(error: EvaluationError, span: Span) -> EvaluationError {
+    error.elsewhere().within(span)
+}
+
+#[cold]
+fn no_field(value: &Value<'_>, field: &str) -> EvaluationError {
+    if !value.is_map() {
+        return EvaluationError::new(format!("{} has no fields; `{field}` was asked for", value.described()));
+    }
+    let error = EvaluationError::new(format!("there is no field `{field}`"));
+    // An error may be one of many in a loop, so its help is not looked for among many names.
+    let names = if value.lookup_cost() == 0 { value.entries().unwrap_or_default() } else { Vec::new() };
+    let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).take(32).collect();
+    match super::scope::closest(field, names.iter().map(|name| &**name)) {
+        Some(meant) => error.with_help(format!("did you mean `{meant}`? If it may be absent: .?{field}.orValue(...)")),
+        None => error.with_help(format!("if it may be absent: .?{field}.orValue(...), or has(...)")),
+    }
+}
+
+#[cold]
+fn no_index(operand: &Value<'_>, key: &Value<'_>) -> EvaluationError {
+    let wanted = key.to_text().unwrap_or_else(|_| key.described().to_owned());
+    if operand.is_list() {
+        let count = operand.count().unwrap_or(0);
+        return EvaluationError::new(format!("there is no item {wanted} in a list of {count}"))
+            .with_help(format!("if it may be absent: [?{wanted}].orValue(...)"));
+    }
+    if operand.is_map() {
+        return EvaluationError::new(format!("there is no key {wanted:?}"))
+            .with_help(format!("if it may be absent: [?{wanted:?}].orValue(...)"));
+    }
+    EvaluationError::new(format!("{} is neither a list nor a map and cannot be indexed", operand.described()))
+}

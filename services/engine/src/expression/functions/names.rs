@@ -1,0 +1,82 @@
+//! Names: those of images, and those that have to fit somewhere.
+
+use sha2::{Digest, Sha256};
+
+use super::{Call, Evaluated, Function, global, part_of};
+use crate::expression::value::{Key, Map, Text, Value};
+
+pub(super) const FUNCTIONS: &[Function] = &[
+    global("image", 1, 1, "image(text)", image),
+    global("short", 2, 2, "short(text, length)", |call| {
+        let (text, length) = (call.text(0)?, call.size(1)?);
+        if length <= HASH {
+            return Err(call.error(format!("the length has to be more than {HASH}")));
+        }
+        let text = short(text, length);
+        call.made(text)
+    }),
+    global("dnsLabel", 1, 1, "dnsLabel(text)", |call| {
+        let text = dns_label(call.text(0)?);
+        if text.is_empty() {
+            return Err(call.error("the text has no letter or digit"));
+        }
+        call.made(text)
+    }),
+    global("jitter", 2, 2, "jitter(minimum, maximum)", jitter),
+];
+
+/// How much a text is lengthened by a hash: a dash and eight digits.
+const HASH: usize = 9;
+
+/// Characters that a label of DNS has at most.
+const LABEL: usize = 63;
+
+/// The parts of an image's name; those that it does not have are empty.
+fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let text = call.text(0)?;
+    let (rest, digest) = text.split_once('@').unwrap_or((text, ""));
+    // A colon before a slash is that of a registry's port.
+    let (rest, tag) = match rest.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => (name, tag),
+        _ => (rest, ""),
+    };
+    let (registry, name) = match rest.split_once('/') {
+        Some((first, name)) if first.contains(['.', ':']) || first == "localhost" => (first, name),
+        _ => ("", rest),
+    };
+    let parts = [("registry", registry), ("name", name), ("tag", tag), ("digest", digest)];
+    let entry = |(key, value)| {
+        (Key::String(Text::Borrowed(key)), if str::is_empty(value) { Value::text("") } else { part_of(text, value) })
+    };
+    Ok(Value::map(parts.into_iter().map(entry).collect::<Map<'v>>()))
+}
+
+/// A text cut to so many characters; one that is longer ends in a hash of all of it, so that two do not become one.
+fn short(text: &str, length: usize) -> String {
+    if text.chars().count() <= length {
+        return text.to_owned();
+    }
+    let head: String = text.chars().take(length - HASH).collect();
+    let hash = super::encoding::hexadecimal(Sha256::digest(text.as_bytes()).get(..4).unwrap_or_default());
+    format!("{}-{hash}", head.trim_end_matches(['-', '.', '_']))
+}
+
+fn dns_label(text: &str) -> String {
+    let label = |character: char| if character.is_ascii_alphanumeric() { character.to_ascii_lowercase() } else { '-' };
+    let text: String = text.chars().map(label).collect();
+    short(text.trim_matches('-'), LABEL)
+}
+
+/// A number that is spread evenly over requests, and always the same for one.
+fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (minimum, maximum) = (call.int(0)?, call.int(1)?);
+    let span = i128::from(maximum) - i128::from(minimum) + 1;
+    if span < 1 {
+        return Err(call.error("the maximum is less than the minimum"));
+    }
+    call.budget.charge(20)?;
+    let digest = Sha256::digest(call.seed.as_bytes());
+    let hash = digest.iter().take(8).fold(0_i128, |hash, byte| (hash << 8) | i128::from(*byte));
+    let number = i128::from(minimum) + hash % span;
+    i64::try_from(number).map(Value::Int).map_err(|_| call.error("the range is too large"))
+}

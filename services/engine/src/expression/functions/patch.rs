@@ -1,0 +1,33 @@
+//! JSON Patch, for values that users may change in ways nobody thought of.
+
+use json_patch::{PatchOperation, patch};
+
+use super::{Call, Evaluated, Function, global};
+use crate::expression::MAXIMUM_RESULT;
+use crate::expression::value::Value;
+
+pub(super) const FUNCTIONS: &[Function] = &[global("jsonPatch", 2, 2, "jsonPatch(value, operations)", json_patch)];
+
+/// Operations of one patch.
+const OPERATIONS: usize = 64;
+
+fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let mut value = call.value(0).to_json()?.unwrap_or_default();
+    let operations = call.value(1).to_json()?.unwrap_or_default();
+    let operations: Vec<PatchOperation> = serde_json::from_value(operations)
+        .map_err(|error| call.error(format!("the operations are no JSON patch: {error}")))?;
+    if operations.len() > OPERATIONS {
+        return Err(call.error(format!("a patch has at most {OPERATIONS} operations")));
+    }
+    for (place, operation) in operations.iter().enumerate() {
+        patch(&mut value, std::slice::from_ref(operation))
+            .map_err(|error| call.error(format!("operation {place} cannot be applied: {}", error.kind)))?;
+        // A copy may double the value; nothing else makes more of it than it had.
+        let size = value.to_string().len();
+        if size > MAXIMUM_RESULT {
+            return Err(call.error("the result is too large"));
+        }
+        call.budget.charge(10 + size / 4)?;
+    }
+    Ok(Value::from(value))
+}

@@ -1,0 +1,257 @@
+//! Arithmetic, equality and order of values, as CEL has them.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use super::MAXIMUM_RESULT;
+use super::budget::Budget;
+use super::error::EvaluationError;
+use super::syntax::Operator;
+use super::value::{Text, Value};
+
+/// The integer that a double is; `None` if it has a fraction or is too large to be sure.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::float_cmp,
+    reason = "the range is checked, and exactness is the question"
+)]
+pub(super) fn whole(number: f64) -> Option<i64> {
+    (number.abs() < 9.0e18 && number.trunc() == number).then_some(number as i64)
+}
+
+/// An integer as the nearest double.
+#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+pub(super) fn nearest(number: i64) -> f64 {
+    number as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+fn nearest_unsigned(number: u64) -> f64 {
+    number as f64
+}
+
+/// A double as text: without a fraction if it has none, as everywhere in CEL and Kubernetes.
+pub(super) fn double_text(number: f64) -> String {
+    if number.is_nan() {
+        return "NaN".to_owned();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
+    }
+    if number.abs() >= 1e21 || (number != 0.0 && number.abs() < 1e-7) {
+        format!("{number:e}")
+    } else {
+        number.to_string()
+    }
+}
+
+/// Whether two values are equal. Numbers are compared by what they are worth, lists and maps by what is in them, and
+/// values of different kinds are never equal.
+pub(super) fn equal(left: &Value<'_>, right: &Value<'_>, budget: &mut Budget) -> Result<bool, EvaluationError> {
+    Ok(match (left, right) {
+        (Value::Null, Value::Null) => true,
+        (Value::Bool(left), Value::Bool(right)) => left == right,
+        (Value::String(left), Value::String(right)) => {
+            budget.charge_bytes(left.len().min(right.len()))?;
+            **left == **right
+        }
+        (Value::Bytes(left), Value::Bytes(right)) => left == right,
+        (Value::Duration(left), Value::Duration(right)) => left == right,
+        (Value::Quantity(left), Value::Quantity(right)) => left.worth() == right.worth(),
+        (Value::Type(left), Value::Type(right)) => left == right,
+        (Value::Optional(left), Value::Optional(right)) => match (left, right) {
+            (Some(left), Some(right)) => equal(left, right, budget)?,
+            (left, right) => left.is_none() && right.is_none(),
+        },
+        (Value::Int(_) | Value::UInt(_) | Value::Double(_), Value::Int(_) | Value::UInt(_) | Value::Double(_)) => {
+            number_order(left, right) == Some(Ordering::Equal)
+        }
+        _ if left.is_list() && right.is_list() => {
+            let (Some(left), Some(right)) = (left.items(), right.items()) else { return Ok(false) };
+            if left.len() != right.len() {
+                return Ok(false);
+            }
+            budget.charge(left.len())?;
+            for (left, right) in left.iter().zip(right.iter()) {
+                if !equal(left, right, budget)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        _ if left.is_map() && right.is_map() => {
+            let Some(entries) = left.entries() else { return Ok(false) };
+            let right = right.searchable();
+            if Some(entries.len()) != right.count() {
+                return Ok(false);
+            }
+            budget.charge(2 * entries.len())?;
+            for (key, value) in entries {
+                match right.entry(&key) {
+                    Some(other) if equal(&value, &other, budget)? => {}
+                    _ => return Ok(false),
+                }
+            }
+            true
+        }
+        _ => false,
+    })
+}
+
+/// How two values are ordered; `None` if they are not.
+pub(super) fn order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
+    match (left, right) {
+        (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
+        (Value::String(left), Value::String(right)) => Some((**left).cmp(&**right)),
+        (Value::Bytes(left), Value::Bytes(right)) => Some(left.cmp(right)),
+        (Value::Duration(left), Value::Duration(right)) => Some(left.cmp(right)),
+        (Value::Quantity(left), Value::Quantity(right)) => Some(left.worth().cmp(&right.worth())),
+        _ => number_order(left, right),
+    }
+}
+
+fn number_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
+    match (left, right) {
+        (Value::Int(left), Value::Int(right)) => Some(left.cmp(right)),
+        (Value::UInt(left), Value::UInt(right)) => Some(left.cmp(right)),
+        (Value::Int(left), Value::UInt(right)) => Some(i128::from(*left).cmp(&i128::from(*right))),
+        (Value::UInt(left), Value::Int(right)) => Some(i128::from(*left).cmp(&i128::from(*right))),
+        (Value::Double(left), Value::Double(right)) => left.partial_cmp(right),
+        (Value::Double(left), Value::Int(right)) => left.partial_cmp(&nearest(*right)),
+        (Value::Int(left), Value::Double(right)) => nearest(*left).partial_cmp(right),
+        (Value::Double(left), Value::UInt(right)) => left.partial_cmp(&nearest_unsigned(*right)),
+        (Value::UInt(left), Value::Double(right)) => nearest_unsigned(*left).partial_cmp(right),
+        _ => None,
+    }
+}
+
+/// `-x`.
+pub(super) fn negate<'v>(value: &Value<'v>) -> Result<Value<'v>, EvaluationError> {
+    match value {
+        Value::Int(number) => number.checked_neg().map(Value::Int).ok_or_else(overflow),
+        Value::Double(number) => Ok(Value::Double(-number)),
+        Value::Duration(span) => span.checked_neg().map(Value::Duration).ok_or_else(overflow),
+        _ => Err(EvaluationError::new(format!("- does not take {}", value.described()))),
+    }
+}
+
+/// `+`, `-`, `*`, `/`, `%`.
+pub(super) fn arithmetic<'v>(
+    operator: Operator,
+    left: &Value<'v>,
+    right: &Value<'v>,
+    budget: &mut Budget,
+) -> Result<Value<'v>, EvaluationError> {
+    match (left, right) {
+        (Value::Int(left), Value::Int(right)) => integers(operator, *left, *right),
+        (Value::UInt(left), Value::UInt(right)) => unsigned(operator, *left, *right),
+        (Value::Double(left), Value::Double(right)) => match operator {
+            Operator::Add => Ok(Value::Double(left + right)),
+            Operator::Subtract => Ok(Value::Double(left - right)),
+            Operator::Multiply => Ok(Value::Double(left * right)),
+            Operator::Divide => Ok(Value::Double(left / right)),
+            _ => Err(EvaluationError::new("% takes whole numbers")),
+        },
+        (Value::Duration(left), Value::Duration(right)) => match operator {
+            Operator::Add => left.checked_add(*right).map(Value::Duration).ok_or_else(overflow),
+            Operator::Subtract => left.checked_sub(*right).map(Value::Duration).ok_or_else(overflow),
+            _ => Err(EvaluationError::new(format!("{} does not take durations", operator.symbol()))),
+        },
+        (Value::Quantity(_), _) | (_, Value::Quantity(_)) => {
+            super::functions::quantity::arithmetic(operator, left, right)
+        }
+        (Value::String(left), Value::String(right)) if operator == Operator::Add => {
+            joined_length(left.len(), right.len(), budget)?;
+            let mut text = String::with_capacity(left.len() + right.len());
+            text.push_str(left);
+            text.push_str(right);
+            Ok(Value::String(Text::Shared(text.into())))
+        }
+        (Value::Bytes(left), Value::Bytes(right)) if operator == Operator::Add => {
+            joined_length(left.len(), right.len(), budget)?;
+            Ok(Value::Bytes(Arc::from([&**left, &**right].concat())))
+        }
+        _ if operator == Operator::Add && left.is_list() && right.is_list() => {
+            let (Some(left), Some(right)) = (left.items(), right.items()) else {
+                return Err(mismatch(operator, left, right));
+            };
+            budget.charge(left.len() + right.len())?;
+            Ok(Value::list(left.iter().chain(right.iter()).cloned().collect()))
+        }
+        _ => Err(mismatch(operator, left, right)),
+    }
+}
+
+fn integers<'v>(operator: Operator, left: i64, right: i64) -> Result<Value<'v>, EvaluationError> {
+    let result = match operator {
+        Operator::Add => left.checked_add(right),
+        Operator::Subtract => left.checked_sub(right),
+        Operator::Multiply => left.checked_mul(right),
+        _ if right == 0 => return Err(by_zero()),
+        Operator::Divide => left.checked_div(right),
+        _ => left.checked_rem(right),
+    };
+    result.map(Value::Int).ok_or_else(overflow)
+}
+
+fn unsigned<'v>(operator: Operator, left: u64, right: u64) -> Result<Value<'v>, EvaluationError> {
+    let result = match operator {
+        Operator::Add => left.checked_add(right),
+        Operator::Subtract => left.checked_sub(right),
+        Operator::Multiply => left.checked_mul(right),
+        _ if right == 0 => return Err(by_zero()),
+        Operator::Divide => left.checked_div(right),
+        _ => left.checked_rem(right),
+    };
+    result.map(Value::UInt).ok_or_else(overflow)
+}
+
+/// Charges for a text that is made of two, and refuses one that is too long.
+fn joined_length(left: usize, right: usize, budget: &mut Budget) -> Result<(), EvaluationError> {
+    check_length(left + right)?;
+    budget.charge_bytes(left + right)
+}
+
+/// Refuses a text that is too long to be made.
+pub(super) fn check_length(bytes: usize) -> Result<(), EvaluationError> {
+    if bytes > MAXIMUM_RESULT {
+        return Err(EvaluationError::new(format!(
+            "a text of {bytes} bytes is longer than {} KiB",
+            MAXIMUM_RESULT / 1024
+        )));
+    }
+    Ok(())
+}
+
+#[cold]
+fn overflow() -> EvaluationError {
+    EvaluationError::new("the result is too large for its type")
+}
+
+#[cold]
+fn by_zero() -> EvaluationError {
+    EvaluationError::new("a number is divided by zero")
+}
+
+/// The error of an operator that does not take these values together.
+#[cold]
+pub(super) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) -> EvaluationError {
+    let error = EvaluationError::new(format!(
+        "{} does not take {} and {}",
+        operator.symbol(),
+        left.described(),
+        right.described()
+    ));
+    match (left, right) {
+        (Value::Optional(_), _) | (_, Value::Optional(_)) => {
+            error.with_help("say what counts if the optional is empty: .orValue(...)")
+        }
+        (Value::String(_), _) | (_, Value::String(_)) if operator == Operator::Add => {
+            error.with_help("numbers become text with string(...)")
+        }
+        (Value::Int(_), Value::Double(_)) | (Value::Double(_), Value::Int(_)) => {
+            error.with_help("make both the same with double(...) or int(...)")
+        }
+        _ => error,
+    }
+}

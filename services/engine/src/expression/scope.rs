@@ -1,0 +1,125 @@
+//! The names that an expression may use, and the one that was meant where it uses another.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is in scope where an expression stands.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    names: BTreeMap<String, Contents>,
+}
+
+/// What is below a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Contents {
+    /// A value like any other.
+    Value,
+    /// Members that are asked for one by one, such as variables: these, or any if it is not known which there are.
+    Members(Option<BTreeSet<String>>),
+}
+
+impl Scope {
+    /// A scope with no names.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a name for a value, such as `object`.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>) -> Self {
+        self.names.insert(name.into(), Contents::Value);
+        self
+    }
+
+    /// Adds a name whose members are asked for one by one, such as `variables`, with all the members that there are.
+    #[must_use]
+    pub fn with_members<M: Into<String>>(
+        mut self,
+        name: impl Into<String>,
+        members: impl IntoIterator<Item = M>,
+    ) -> Self {
+        let members = members.into_iter().map(Into::into).collect();
+        self.names.insert(name.into(), Contents::Members(Some(members)));
+        self
+    }
+
+    /// Adds a name whose members are asked for one by one and are not known yet.
+    #[must_use]
+    pub fn with_any_members(mut self, name: impl Into<String>) -> Self {
+        self.names.insert(name.into(), Contents::Members(None));
+        self
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.names.contains_key(name)
+    }
+
+    pub(super) fn has_members(&self, name: &str) -> bool {
+        matches!(self.names.get(name), Some(Contents::Members(_)))
+    }
+
+    /// Whether a name may have this member; if not, those that it has.
+    pub(super) fn check_member(&self, name: &str, member: &str) -> Result<(), &BTreeSet<String>> {
+        match self.names.get(name) {
+            Some(Contents::Members(Some(members))) if !members.contains(member) => Err(members),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.keys().map(String::as_str)
+    }
+}
+
+/// The candidate that is most like a name, if one is like it at all.
+pub(super) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+    let allowed = (name.chars().count() / 3).max(1);
+    candidates
+        .into_iter()
+        .map(|candidate| (distance(&name.to_ascii_lowercase(), &candidate.to_ascii_lowercase()), candidate))
+        .filter(|(distance, _)| *distance <= allowed)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// How many letters have to be added, removed, changed or swapped with their neighbour.
+fn distance(left: &str, right: &str) -> usize {
+    let right: Vec<_> = right.chars().collect();
+    let mut before: Vec<usize> = Vec::new();
+    let mut above: Vec<usize> = (0..=right.len()).collect();
+    let mut last = None;
+    for (row, letter) in left.chars().enumerate() {
+        let mut current = vec![row + 1];
+        for (column, other) in right.iter().enumerate() {
+            let at = |cells: &[usize], index: usize| cells.get(index).copied().unwrap_or(usize::MAX / 2);
+            let mut best = (at(&above, column) + usize::from(letter != *other))
+                .min(at(&above, column + 1) + 1)
+                .min(at(&current, column) + 1);
+            let previous = column.checked_sub(1).and_then(|previous| right.get(previous));
+            if last == Some(*other) && previous == Some(&letter) {
+                best = best.min(at(&before, column.wrapping_sub(1)) + 1);
+            }
+            current.push(best);
+        }
+        before = std::mem::replace(&mut above, current);
+        last = Some(letter);
+    }
+    above.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closest_name_is_found_if_one_is_close() {
+        let names = ["object", "oldObject", "params", "namespaceObject"];
+        assert_eq!(closest("objekt", names), Some("object"));
+        assert_eq!(closest("Params", names), Some("params"));
+        assert_eq!(closest("parmas", names), Some("params"));
+        assert_eq!(closest("zzz", names), None);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("abc", "abc"), 0);
+        assert_eq!(distance("ab", "ba"), 1);
+    }
+}

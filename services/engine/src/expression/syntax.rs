@@ -1,0 +1,144 @@
+//! An expression as it was written: the tree that the parser builds and the compiler reads.
+
+use super::error::Span;
+
+/// A node of the tree. It knows how deep the tree below it is, so that no tree becomes too deep for those who walk it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ast {
+    pub(super) kind: AstKind,
+    pub(super) span: Span,
+    pub(super) depth: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum AstKind {
+    Literal(Literal),
+    Name(String),
+    /// `a.b`, `a.?b`.
+    Select {
+        operand: Box<Ast>,
+        field: String,
+        optional: bool,
+    },
+    /// `a[b]`, `a[?b]`.
+    Index {
+        operand: Box<Ast>,
+        index: Box<Ast>,
+        optional: bool,
+    },
+    /// `f(a)`, `x.f(a)`.
+    Call {
+        target: Option<Box<Ast>>,
+        name: String,
+        name_span: Span,
+        arguments: Vec<Ast>,
+    },
+    List(Vec<Item>),
+    Map(Vec<Entry>),
+    Not(Box<Ast>),
+    Negate(Box<Ast>),
+    Binary(Operator, Box<Ast>, Box<Ast>),
+    Conditional(Box<Ast>, Box<Ast>, Box<Ast>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Literal {
+    Null,
+    Bool(bool),
+    Int(i64),
+    UInt(u64),
+    Double(f64),
+    String(Box<str>),
+    Bytes(Box<[u8]>),
+}
+
+/// An element of a list literal; `?x` is optional.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Item {
+    pub(super) optional: bool,
+    pub(super) value: Ast,
+}
+
+/// An entry of a map literal; `?k: v` is optional.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    pub(super) optional: bool,
+    pub(super) key: Ast,
+    pub(super) value: Ast,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operator {
+    Or,
+    And,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    Equal,
+    NotEqual,
+    In,
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Remainder,
+}
+
+impl Operator {
+    pub(super) fn symbol(self) -> &'static str {
+        match self {
+            Self::Or => "||",
+            Self::And => "&&",
+            Self::Less => "<",
+            Self::LessOrEqual => "<=",
+            Self::Greater => ">",
+            Self::GreaterOrEqual => ">=",
+            Self::Equal => "==",
+            Self::NotEqual => "!=",
+            Self::In => "in",
+            Self::Add => "+",
+            Self::Subtract => "-",
+            Self::Multiply => "*",
+            Self::Divide => "/",
+            Self::Remainder => "%",
+        }
+    }
+
+    pub(super) fn of(symbol: &str) -> Option<Self> {
+        const ALL: [Operator; 14] = [
+            Operator::Or,
+            Operator::And,
+            Operator::Less,
+            Operator::LessOrEqual,
+            Operator::Greater,
+            Operator::GreaterOrEqual,
+            Operator::Equal,
+            Operator::NotEqual,
+            Operator::In,
+            Operator::Add,
+            Operator::Subtract,
+            Operator::Multiply,
+            Operator::Divide,
+            Operator::Remainder,
+        ];
+        ALL.into_iter().find(|operator| operator.symbol() == symbol)
+    }
+
+    /// How tightly it binds; all of them bind to the left.
+    pub(super) fn precedence(self) -> u8 {
+        match self {
+            Self::Or => 1,
+            Self::And => 2,
+            Self::Less
+            | Self::LessOrEqual
+            | Self::Greater
+            | Self::GreaterOrEqual
+            | Self::Equal
+            | Self::NotEqual
+            | Self::In => 3,
+            Self::Add | Self::Subtract => 4,
+            Self::Multiply | Self::Divide | Self::Remainder => 5,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The strings of templates: text in which `${...}` are expressions.
+//!
+//! `$${` stands for a literal `${`. `$(NAME)`, which Kubernetes itself replaces, is text like any other.
+
+use super::error::ExpressionError;
+use super::lexer::{Lexer, TokenKind};
+
+/// A string of a template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Text {
+    /// It holds no expression; what it stands for, with `$${` replaced.
+    Literal(String),
+    /// It is exactly one `${...}` and keeps the type of the expression's value.
+    Whole(Source),
+    /// Text and expressions side by side; the values are put in as text.
+    Mixed(Vec<Part>),
+}
+
+/// A part of a string with expressions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Text as it is.
+    Text(String),
+    /// An expression whose value is put in.
+    Expression(Source),
+}
+
+/// The source of an expression inside a string.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// What stands between `${` and `}`.
+    pub text: String,
+    /// The byte of the string at which it begins: what has to be added to the places of its errors.
+    pub offset: usize,
+}
+
+impl Text {
+    /// Reads a string.
+    ///
+    /// # Errors
+    /// A `${` that is not closed, with its place in the string.
+    pub fn parse(text: &str) -> Result<Self, ExpressionError> {
+        let mut parts = Vec::new();
+        let mut literal = String::new();
+        let mut at = 0;
+        while let Some(found) = text.get(at..).and_then(|rest| rest.find("${")) {
+            let start = at + found;
+            if start > at && text.as_bytes().get(start - 1) == Some(&b'$') {
+                literal.push_str(text.get(at..start - 1).unwrap_or_default());
+                literal.push_str("${");
+                at = start + 2;
+                continue;
+            }
+            literal.push_str(text.get(at..start).unwrap_or_default());
+            if !literal.is_empty() {
+                parts.push(Part::Text(std::mem::take(&mut literal)));
+            }
+            let end = end_of_expression(text, start)?;
+            let source = text.get(start + 2..end).unwrap_or_default().to_owned();
+            parts.push(Part::Expression(Source { text: source, offset: start + 2 }));
+            at = end + 1;
+        }
+        literal.push_str(text.get(at..).unwrap_or_default());
+        if !literal.is_empty() || parts.is_empty() {
+            parts.push(Part::Text(literal));
+        }
+        Ok(match (parts.len(), parts.pop()) {
+            (1, Some(Part::Text(text))) => Self::Literal(text),
+            (1, Some(Part::Expression(source))) => Self::Whole(source),
+            (_, last) => {
+                parts.extend(last);
+                Self::Mixed(parts)
+            }
+        })
+    }
+}
+
+/// The place of the brace that closes the `${` at `start`.
+fn end_of_expression(text: &str, start: usize) -> Result<usize, ExpressionError> {
+    let unterminated = || {
+        ExpressionError::new(start..text.len(), "this `${` is not closed")
+            .with_help("close it with `}`, or write `$${` for a literal `${`")
+    };
+    let mut lexer = Lexer::new(text, start + 2);
+    let mut open = 0_usize;
+    loop {
+        // What is wrong inside is told when the expression is compiled, unless it hides the end.
+        let token = lexer.next().map_err(|error| if error.range.end == text.len() { unterminated() } else { error })?;
+        match token.kind {
+            TokenKind::End => return Err(unterminated()),
+            TokenKind::Symbol("{") => open += 1,
+            TokenKind::Symbol("}") if open == 0 => return Ok(token.start),
+            TokenKind::Symbol("}") => open -= 1,
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(text: &str, offset: usize) -> Source {
+        Source { text: text.to_owned(), offset }
+    }
+
+    fn literal(text: &str) -> Text {
+        Text::Literal(text.to_owned())
+    }
+
+    #[test]
+    fn text_without_expressions_is_text() {
+        for text in ["", "plain", "$", "$(POD_NAME)", "a $ b { c }", "$$", "}"] {
+            assert_eq!(Text::parse(text).unwrap(), literal(text));
+        }
+        assert_eq!(Text::parse("$${x}").unwrap(), literal("${x}"));
+        assert_eq!(Text::parse("a $${x} $$${y} b").unwrap(), literal("a ${x} $${y} b"));
+    }
+
+    #[test]
+    fn one_expression_alone_keeps_its_type() {
+        assert_eq!(Text::parse("${a.b}").unwrap(), Text::Whole(source("a.b", 2)));
+        for inner in [
+            "{'a': {'b': 1}}",
+            "'}'",
+            r"'\'}'",
+            "\"}\"",
+            "'''}'}'''",
+            "r'\\}'",
+            "R\"}\"",
+            "b'}'",
+            "a // }\n + b",
+            "'${x}'",
+            "a['}'].map(x, {'k': x})",
+        ] {
+            assert_eq!(Text::parse(&format!("${{{inner}}}")).unwrap(), Text::Whole(source(inner, 2)), "{inner}");
+        }
+    }
+
+    #[test]
+    fn text_and_expressions_are_told_apart() {
+        let text = "a-${x}-$(Y)-$${z}-${ {'b': 1}.b }";
+        assert_eq!(
+            Text::parse(text).unwrap(),
+            Text::Mixed(vec![
+                Part::Text("a-".into()),
+                Part::Expression(source("x", 4)),
+                Part::Text("-$(Y)-${z}-".into()),
+                Part::Expression(source(" {'b': 1}.b ", 20)),
+            ])
+        );
+        assert_eq!(
+            Text::parse("${a}${b}").unwrap(),
+            Text::Mixed(vec![Part::Expression(source("a", 2)), Part::Expression(source("b", 6)),])
+        );
+        assert!(matches!(Text::parse(" ${a}").unwrap(), Text::Mixed(_)));
+    }
+
+    #[test]
+    fn what_is_not_closed_is_told_with_its_place() {
+        for (text, range) in [
+            ("${", 0..2),
+            ("ab ${c", 3..6),
+            ("é${'}", 2..6),
+            ("${{}", 0..4),
+            ("x ${a // }", 2..10),
+            ("${a} ${'''}'", 5..12),
+        ] {
+            let error = Text::parse(text).unwrap_err();
+            assert_eq!(error.range, range, "{text}");
+            assert_eq!(error.message, "this `${` is not closed", "{text}");
+        }
+        // What is wrong inside is told at its own place.
+        assert_eq!(Text::parse(r"ab ${'\q'} c").unwrap_err().range, 6..8);
+    }
+}

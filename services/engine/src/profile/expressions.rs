@@ -1,0 +1,104 @@
+//! A profile's variables and conditions, compiled.
+
+use std::collections::HashMap;
+
+use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
+
+use super::Diagnostic;
+use crate::compute::{self, Variable};
+use crate::expression::{Expression, ExpressionError, Scope};
+
+/// A condition that was found to be right.
+#[derive(Debug)]
+pub(crate) struct Condition {
+    pub(crate) name: Box<str>,
+    pub(crate) expression: Expression,
+    pub(crate) otherwise: Otherwise,
+    pub(crate) message: Option<Box<str>>,
+}
+
+/// Compiles variables and conditions. What is wrong goes to `faults`.
+pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> (Box<[Variable]>, Box<[Condition]>) {
+    let scope = compute::scope(spec.variables.iter().map(|variable| variable.name.as_str()));
+    let mut names = HashMap::new();
+    let mut variables = Vec::new();
+    for (index, variable) in spec.variables.iter().enumerate() {
+        let path = format!("spec.variables[{index}]");
+        check_name(&path, &variable.name, &mut names, faults);
+        if let Some(expression) = expression(&path, &variable.expression, &scope, faults) {
+            variables.push(Variable { name: variable.name.as_str().into(), expression });
+        }
+    }
+    check_cycles(&variables, faults);
+    let mut names = HashMap::new();
+    let conditions = spec.match_conditions.iter().enumerate().filter_map(|(index, condition)| {
+        let path = format!("spec.matchConditions[{index}]");
+        check_name(&path, &condition.name, &mut names, faults);
+        compile_condition(&path, condition, &scope, faults)
+    });
+    let conditions = conditions.collect();
+    (variables.into(), conditions)
+}
+
+fn compile_condition(
+    path: &str,
+    condition: &MatchCondition,
+    scope: &Scope,
+    faults: &mut Vec<Diagnostic>,
+) -> Option<Condition> {
+    Some(Condition {
+        name: condition.name.as_str().into(),
+        expression: expression(path, &condition.expression, scope, faults)?,
+        otherwise: condition.otherwise.unwrap_or(Otherwise::NotMatched),
+        message: condition.message.as_deref().map(Box::from),
+    })
+}
+
+fn expression(path: &str, source: &str, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Expression> {
+    match Expression::compile(source, scope) {
+        Ok(expression) => Some(expression),
+        Err(error) => {
+            faults.push(diagnostic(format!("{path}.expression"), source, &error));
+            None
+        }
+    }
+}
+
+/// An expression's mistake with the piece of source that it is about.
+fn diagnostic(path: String, source: &str, error: &ExpressionError) -> Diagnostic {
+    let piece = source.get(error.range.clone()).filter(|piece| !piece.is_empty());
+    let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
+    Diagnostic { path, message, help: error.help.clone() }
+}
+
+fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, faults: &mut Vec<Diagnostic>) {
+    if let Some(first) = names.insert(name.to_owned(), path.to_owned()) {
+        faults.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
+    }
+}
+
+/// A variable that is needed for its own value has none.
+fn check_cycles(variables: &[Variable], faults: &mut Vec<Diagnostic>) {
+    for (index, start) in variables.iter().enumerate() {
+        let mut seen = vec![false; variables.len()];
+        let mut waiting = vec![index];
+        while let Some(place) = waiting.pop() {
+            let Some(variable) = variables.get(place) else { continue };
+            for used in variable.expression.members("variables") {
+                let Some(next) = variables.iter().position(|variable| *variable.name == *used) else { continue };
+                if next == index {
+                    let path = format!("spec.variables[{index}].expression");
+                    faults.push(Diagnostic::new(
+                        path,
+                        format!("the variable {:?} is needed for its own value", start.name),
+                    ));
+                    return;
+                }
+                if let Some(seen) = seen.get_mut(next).filter(|seen| !**seen) {
+                    *seen = true;
+                    waiting.push(next);
+                }
+            }
+        }
+    }
+}

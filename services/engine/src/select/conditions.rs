@@ -1,0 +1,59 @@
+//! A profile's conditions: all are looked at, so that every reason is told.
+
+use pillion_api::profile::{OnError, Otherwise};
+
+use super::Refusal;
+use crate::compute::{Computation, World};
+use crate::expression::Budget;
+use crate::profile::CompiledProfile;
+use crate::report::{ProfileOutcome, Reason};
+
+/// Why a profile's conditions do not hold; `None` if they do. The gravest of several counts, with the reasons of all that
+/// are as grave.
+pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refusal> {
+    if profile.conditions.is_empty() {
+        return None;
+    }
+    let computation = Computation::new(world, &profile.variables);
+    let mut budget = Budget::new();
+    let mut refusals: Vec<Refusal> = Vec::new();
+    for condition in &profile.conditions {
+        let refusal = match condition.expression.evaluate_bool(&computation, &mut budget) {
+            Ok(true) => continue,
+            Ok(false) => Refusal {
+                outcome: match condition.otherwise {
+                    Otherwise::NotMatched => ProfileOutcome::NotMatched,
+                    Otherwise::Skip => ProfileOutcome::Skipped,
+                    Otherwise::Deny => ProfileOutcome::Denied,
+                },
+                reason: Reason::MatchCondition,
+                detail: Some(condition.message.clone().unwrap_or_else(|| condition.name.clone())),
+            },
+            Err(error) => Refusal {
+                outcome: match profile.on_error {
+                    OnError::Skip => ProfileOutcome::Skipped,
+                    OnError::Deny => ProfileOutcome::Denied,
+                },
+                reason: Reason::ExpressionFailed,
+                detail: Some(format!("{}: {}", condition.name, error.message()).into()),
+            },
+        };
+        refusals.push(refusal);
+    }
+    let gravest = refusals.iter().map(|refusal| gravity(refusal.outcome)).max()?;
+    refusals.retain(|refusal| gravity(refusal.outcome) == gravest);
+    refusals.into_iter().reduce(|first, next| Refusal {
+        detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
+        ..first
+    })
+}
+
+const fn gravity(outcome: ProfileOutcome) -> u8 {
+    match outcome {
+        ProfileOutcome::Applied | ProfileOutcome::Unchanged => 0,
+        ProfileOutcome::Skipped => 1,
+        // What is silently not for an object needs no word about what else is wrong.
+        ProfileOutcome::NotMatched => 2,
+        ProfileOutcome::Denied => 3,
+    }
+}

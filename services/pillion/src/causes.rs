@@ -1,0 +1,32 @@
+//! Errors in words: what went wrong with its causes, each told once.
+//!
+//! Some libraries write the cause into an error's own text and also name it as the source; told naively, it comes twice.
+
+/// An error with its causes on one line, without those that are part of what was told already.
+pub(crate) fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(cause.trim_end()) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn each_cause_is_told_once() {
+        let error = anyhow!("no such file").context("cannot read a.yaml: no such file").context("cannot start");
+        assert_eq!(told(&error), "cannot start: cannot read a.yaml: no such file");
+        assert_eq!(told(&anyhow!("b").context("a")), "a: b");
+        assert_eq!(told(&anyhow!("alone")), "alone");
+    }
+}

@@ -1,0 +1,99 @@
+//! The memory that bodies of requests may take together, over all connections.
+//!
+//! Each body is bounded, and so are the connections; but the product of both is more than any machine has. So a body
+//! takes its share of one budget as its bytes arrive, never before, and gives it back when the request is answered. A
+//! large body may take only what leaves a part of the budget to small ones: most reviews are a few kilobytes, and should
+//! be answered while somebody sends huge ones slowly.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use prometheus_client::metrics::gauge::Gauge;
+
+/// Bytes of a body that may have the whole budget. A pod's review is some 8 KiB.
+pub(crate) const SMALL: usize = 128 * 1024;
+
+/// Bytes that bodies may take together.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: usize,
+    /// What a body that is not [`SMALL`] may find taken, itself included.
+    large_limit: usize,
+    taken: AtomicUsize,
+    /// The same as `taken`, for people.
+    gauge: Gauge,
+}
+
+/// What one body has of the budget. Dropped, it is given back.
+#[derive(Debug)]
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+/// There is no more to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exhausted;
+
+impl Budget {
+    pub(crate) fn new(limit: usize, gauge: Gauge) -> Arc<Self> {
+        Arc::new(Self { limit, large_limit: limit / 4 * 3, taken: AtomicUsize::new(0), gauge })
+    }
+
+    /// A share of nothing, to begin with.
+    pub(crate) fn share(self: &Arc<Self>) -> Share {
+        Share { budget: Arc::clone(self), bytes: 0 }
+    }
+}
+
+impl Share {
+    /// Makes it so large, if it is not. If that is more than there is, it stays as it was.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return Ok(()) };
+        let Budget { limit, large_limit, taken, gauge } = &*self.budget;
+        let limit = if bytes <= SMALL { *limit } else { *large_limit };
+        let fits = |taken: usize| taken.checked_add(more).filter(|taken| *taken <= limit);
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| Exhausted)?;
+        gauge.inc_by(i64::try_from(more).unwrap_or(i64::MAX));
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.gauge.dec_by(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_never_exceed_the_limit_and_are_given_back() {
+        let gauge = Gauge::default();
+        let budget = Budget::new(4 * SMALL, gauge.clone());
+        let (mut one, mut other, mut small) = (budget.share(), budget.share(), budget.share());
+        one.grow_to(2 * SMALL).unwrap();
+        other.grow_to(SMALL).unwrap();
+        assert_eq!(other.grow_to(SMALL + 1), Err(Exhausted), "a large one leaves a quarter");
+        assert_eq!(gauge.get(), i64::try_from(3 * SMALL).unwrap(), "what was refused was not taken");
+        small.grow_to(SMALL).unwrap();
+        assert_eq!(budget.share().grow_to(1), Err(Exhausted));
+        small.grow_to(1).unwrap();
+        drop(one);
+        other.grow_to(2 * SMALL).unwrap();
+        drop((other, small));
+        assert_eq!(gauge.get(), 0);
+    }
+
+    #[test]
+    fn no_size_overflows() {
+        let budget = Budget::new(usize::MAX, Gauge::default());
+        let mut one = budget.share();
+        one.grow_to(1).unwrap();
+        assert_eq!(budget.share().grow_to(usize::MAX), Err(Exhausted));
+    }
+}
