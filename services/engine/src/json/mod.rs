@@ -2,7 +2,7 @@
 //!
 //! An admission review is a few kilobytes of which the engine looks at a few hundred bytes and changes fewer. So a text
 //! becomes a [`Tape`]: a table of where every value begins and ends. Whatever nobody looks at stays the slice of the
-//! request that it is, to the byte, whether this build knows the field or not. A [`Document`] lays edits over a tape and
+//! request that it is, to the byte, whether this build knows the field or not. A `Document` lays edits over a tape and
 //! can say as a JSON patch what they are.
 
 mod document;
