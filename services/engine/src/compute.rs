@@ -33,21 +33,29 @@ pub(crate) struct World<'v> {
     pub(crate) uid: &'v str,
 }
 
+/// The values of a profile's parameters by their names; those that nobody set and that have no default are absent.
+pub(crate) type Parameters = Vec<(Box<str>, serde_json::Value)>;
+
 /// What the names in one profile's expressions stand for.
 pub(crate) struct Computation<'v> {
     world: World<'v>,
+    parameters: &'v Parameters,
     variables: &'v [Variable],
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
 }
 
 /// The scope of a profile's expressions.
-pub(crate) fn scope<'n>(variables: impl IntoIterator<Item = &'n str>) -> Scope {
-    NAMES.into_iter().fold(Scope::new(), Scope::with).with_members("variables", variables)
+pub(crate) fn scope<'n>(
+    parameters: impl IntoIterator<Item = &'n str>,
+    variables: impl IntoIterator<Item = &'n str>,
+) -> Scope {
+    let scope = NAMES.into_iter().fold(Scope::new(), Scope::with);
+    scope.with_members("params", parameters).with_members("variables", variables)
 }
 
 impl<'v> Computation<'v> {
-    pub(crate) fn new(world: World<'v>, variables: &'v [Variable]) -> Self {
-        Self { world, variables, values: RefCell::new(vec![None; variables.len()]) }
+    pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, variables: &'v [Variable]) -> Self {
+        Self { world, parameters, variables, values: RefCell::new(vec![None; variables.len()]) }
     }
 
     fn containers(&self) -> impl Iterator<Item = Value<'v>> {
@@ -107,7 +115,11 @@ impl<'v> Bindings<'v> for Computation<'v> {
         }
     }
 
-    fn member(&self, _: &str, member: &str, budget: &mut Budget) -> Result<Option<Value<'v>>, EvaluationError> {
+    fn member(&self, name: &str, member: &str, budget: &mut Budget) -> Result<Option<Value<'v>>, EvaluationError> {
+        if name == "params" {
+            let parameter = self.parameters.iter().find(|(name, _)| **name == *member);
+            return Ok(parameter.map(|(_, value)| Value::from(value)));
+        }
         let Some(place) = self.variables.iter().position(|variable| *variable.name == *member) else { return Ok(None) };
         if let Some(value) = self.values.borrow().get(place).cloned().flatten() {
             return value.map(Some);

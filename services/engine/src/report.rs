@@ -127,6 +127,8 @@ reasons! {
     UnknownProfile => "unknown_profile", "a profile is asked for that is not there";
     /// A condition of the profile's is not true.
     MatchCondition => "match_condition", "a condition of the profile's does not hold";
+    /// A parameter was set to a value that the profile does not allow.
+    InvalidParameter => "invalid_parameter", "a parameter was set to a value that the profile does not allow";
     /// An expression of the profile's could not be evaluated.
     ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
     /// Another profile of the same exclusive group stands before it.

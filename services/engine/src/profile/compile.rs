@@ -9,9 +9,10 @@ use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
+use super::expressions::{self, Computed};
 use super::template::{self, Node};
 use super::tenant::check_tenant;
-use super::{CompiledProfile, Diagnostic, ProfileName, Request, expressions};
+use super::{CompiledProfile, Diagnostic, ProfileName, Request};
 use crate::json::Value;
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
@@ -44,7 +45,7 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
     let template = compile_template(name, spec, &mut faults);
-    let (variables, conditions) = expressions::compile(spec, &mut faults);
+    let Computed { parameters, variables, conditions } = expressions::compile(spec, &mut faults);
     let revision = revision(spec);
     match (template, revision) {
         (Some(template), Some(revision)) if faults.is_empty() => {
@@ -69,6 +70,7 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                 }),
                 adds_linux_containers: adds_linux_containers(&template),
                 foreign_volumes: foreign_volumes(&template),
+                parameters,
                 variables,
                 conditions,
                 template,
@@ -84,7 +86,6 @@ fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     let parts = [
         ("extends", spec.extends.is_some()),
         ("target", spec.target.is_some()),
-        ("parameters", !spec.parameters.is_empty()),
         ("lookups", !spec.lookups.is_empty()),
         ("containers", !spec.containers.is_empty()),
         ("validations", !spec.validations.is_empty()),

@@ -7,6 +7,7 @@ use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 use super::Diagnostic;
 use crate::compute::{self, Variable};
 use crate::expression::{Expression, ExpressionError, Scope};
+use crate::parameter::{self, Parameter};
 
 /// A condition that was found to be right.
 #[derive(Debug)]
@@ -17,9 +18,29 @@ pub(crate) struct Condition {
     pub(crate) message: Option<Box<str>>,
 }
 
-/// Compiles variables and conditions. What is wrong goes to `faults`.
-pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> (Box<[Variable]>, Box<[Condition]>) {
-    let scope = compute::scope(spec.variables.iter().map(|variable| variable.name.as_str()));
+/// All that a profile computes.
+pub(super) struct Computed {
+    pub(super) parameters: Box<[Parameter]>,
+    pub(super) variables: Box<[Variable]>,
+    pub(super) conditions: Box<[Condition]>,
+}
+
+/// Compiles parameters, variables and conditions. What is wrong goes to `faults`.
+pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Computed {
+    let mut names = HashMap::new();
+    let mut parameters = Vec::new();
+    for (index, text) in spec.parameters.iter().enumerate() {
+        let path = format!("spec.parameters[{index}]");
+        check_name(&path, &text.name, &mut names, faults);
+        match parameter::compile(&path, text) {
+            Ok(parameter) => parameters.push(parameter),
+            Err(wrong) => faults.extend(wrong),
+        }
+    }
+    let scope = compute::scope(
+        spec.parameters.iter().map(|parameter| parameter.name.as_str()),
+        spec.variables.iter().map(|variable| variable.name.as_str()),
+    );
     let mut names = HashMap::new();
     let mut variables = Vec::new();
     for (index, variable) in spec.variables.iter().enumerate() {
@@ -37,7 +58,7 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> (Box<
         compile_condition(&path, condition, &scope, faults)
     });
     let conditions = conditions.collect();
-    (variables.into(), conditions)
+    Computed { parameters: parameters.into(), variables: variables.into(), conditions }
 }
 
 fn compile_condition(

@@ -18,6 +18,7 @@ use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut};
 use pillion_api::selector::LabelSelector;
 
 use crate::compute::Variable;
+use crate::parameter::Parameter;
 
 pub use compile::{MAX_TEMPLATE_BYTES, compile};
 pub use diagnostic::Diagnostic;
@@ -81,6 +82,7 @@ pub struct CompiledProfile {
     pub(crate) exclusive_group: Option<Box<str>>,
     pub(crate) order: i32,
     pub(crate) on_error: OnError,
+    pub(crate) parameters: Box<[Parameter]>,
     pub(crate) variables: Box<[Variable]>,
     pub(crate) conditions: Box<[expressions::Condition]>,
     template: template::Node,

@@ -73,7 +73,6 @@ fn what_every_pod_would_be_refused_for_does_not_compile() {
 fn what_this_build_does_not_run_is_refused_and_not_left_out() {
     for (field, value) in [
         ("extends", json!({"name": "x"})),
-        ("parameters", json!([{"name": "x", "type": "string"}])),
         ("containers", json!([{"name": "x", "template": {}}])),
         ("validations", json!([{"expression": "true"}])),
         ("rollout", json!({"percent": 10})),

@@ -279,3 +279,37 @@ fn an_expression_that_fails_leaves_its_profile_out() {
     assert_eq!((outcome, reason), (ProfileOutcome::Skipped, Reason::ExpressionFailed));
     assert!(detail.unwrap().starts_with("c: "));
 }
+
+#[test]
+fn parameters_are_set_by_pod_and_namespace_within_their_bounds() {
+    let spec = |on_invalid: &str| {
+        json!({
+            "activation": "Always",
+            "parameters": [
+                {"name": "level", "type": "integer", "minimum": 1, "maximum": 9, "default": 5, "onInvalid": on_invalid,
+                 "annotation": "example.com/level", "sources": ["Pod", "Namespace"]},
+                {"name": "fixed", "type": "string", "default": "x"},
+                {"name": "open", "type": "string", "annotation": "example.com/open", "sources": ["Pod"]},
+            ],
+            "matchConditions": [
+                {"name": "level", "expression": "params.level == 3 && params.fixed == 'x' && !has(params.open)"},
+            ],
+        })
+    };
+    let select = |on_invalid: &str, namespace: &[(&'static str, &'static str)], pod: Json| {
+        let case = Case::new([profile("p", spec(on_invalid))]).namespace(namespace);
+        let decision = case.select(&json!({}), &pod).profiles.remove(0);
+        (decision.outcome, decision.reason)
+    };
+    let holds = (ProfileOutcome::Unchanged, Reason::AlreadyInjected);
+    let fails = (ProfileOutcome::NotMatched, Reason::MatchCondition);
+    let level = |value: &str| json!({"example.com/level": value});
+    assert_eq!(select("Skip", &[("example.com/level", "3")], json!({})), holds);
+    assert_eq!(select("Skip", &[("example.com/level", "4")], level("3")), holds);
+    assert_eq!(select("Skip", &[("example.com/level", "3")], level("4")), fails);
+    assert_eq!(select("Skip", &[], json!({})), fails);
+    let wrong = Reason::InvalidParameter;
+    assert_eq!(select("Skip", &[], level("10")), (ProfileOutcome::Skipped, wrong));
+    assert_eq!(select("Deny", &[], level("three")), (ProfileOutcome::Denied, wrong));
+    assert_eq!(select("Default", &[("example.com/level", "3")], level("three")), fails, "the default is 5");
+}

@@ -44,28 +44,11 @@ pub(super) const FUNCTIONS: &[Function] = &[
         let text = readable(call)?;
         // It is read much more slowly than JSON.
         call.budget.charge(text.len())?;
-        let value: serde_json::Value = serde_saphyr::from_str_with_options(text, yaml()).map_err(|error| {
-            let message = error.to_string();
-            call.error(format!("the text is not YAML: {}", message.lines().next().unwrap_or_default()))
-        })?;
+        let value = crate::yaml::parse(text).map_err(|message| call.error(message))?;
         counted(call, &value)?;
         Ok(Value::from(value))
     }),
 ];
-
-/// As Kubernetes reads YAML. An alias may not make much of little.
-fn yaml() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        legacy_octal_numbers: true,
-        with_snippet: false,
-        budget: serde_saphyr::budget! {
-            max_documents: 1,
-            max_events: 40_000,
-            max_nodes: 20_000,
-            max_depth: 64,
-        },
-    }
-}
 
 fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
     let bytes: &[u8] = match call.value(0) {

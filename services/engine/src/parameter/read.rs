@@ -1,0 +1,172 @@
+//! From the text of an annotation to a typed value, and from there to one that is allowed.
+
+use pillion_api::parameter::{ParameterType, TextFormat};
+use serde_json::{Map, Number, Value as Json};
+
+use super::quantity::{duration, quantity};
+use super::{Bound, Kind};
+
+/// Words that are true and false, beside those of Go's `ParseBool`.
+const TRUE: [&str; 7] = ["true", "t", "1", "yes", "y", "on", "enabled"];
+const FALSE: [&str; 7] = ["false", "f", "0", "no", "n", "off", "disabled"];
+
+impl Kind {
+    /// Reads a text, and checks what it says.
+    pub(super) fn read(&self, text: &str) -> Result<Json, String> {
+        self.check(self.parse(text)?)
+    }
+
+    fn parse(&self, text: &str) -> Result<Json, String> {
+        let trimmed = text.trim();
+        match self.type_ {
+            ParameterType::String => Ok(Json::from(text)),
+            ParameterType::Quantity | ParameterType::Duration => Ok(Json::from(trimmed)),
+            ParameterType::Integer => {
+                trimmed.parse::<i64>().map(Json::from).map_err(|_| expected("a whole number", text))
+            }
+            ParameterType::Number => {
+                let number = trimmed.parse::<f64>().ok().and_then(Number::from_f64);
+                number.map(Json::Number).ok_or_else(|| expected("a number", text))
+            }
+            ParameterType::Boolean => {
+                let word = trimmed.to_lowercase();
+                match (TRUE.contains(&&*word), FALSE.contains(&&*word)) {
+                    (true, _) => Ok(Json::from(true)),
+                    (_, true) => Ok(Json::from(false)),
+                    _ => Err(expected("true or false", text)),
+                }
+            }
+            ParameterType::List => self.list(trimmed),
+            ParameterType::Map => match self.format {
+                TextFormat::Json | TextFormat::Yaml => structured(trimmed, self.format),
+                TextFormat::Pairs | TextFormat::Csv => pairs(trimmed),
+            },
+            ParameterType::Object => structured(trimmed, self.format),
+            ParameterType::Records => Err("records are read from families of annotations".to_owned()),
+        }
+    }
+
+    fn list(&self, text: &str) -> Result<Json, String> {
+        if matches!(self.format, TextFormat::Json | TextFormat::Yaml) {
+            return structured(text, self.format);
+        }
+        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        let items = items.map(|item| match &self.items {
+            Some(kind) => kind.parse(item),
+            None => Ok(Json::from(item)),
+        });
+        items.collect::<Result<_, _>>().map(Json::Array)
+    }
+
+    /// Checks a value, whoever said it; moves it into its range if the parameter says so.
+    pub(super) fn check(&self, value: Json) -> Result<Json, String> {
+        let value = self.fit_range(self.fit_type(value)?)?;
+        if !self.enum_.is_empty() && !self.enum_.contains(&value) {
+            let allowed: Vec<_> = self.enum_.iter().map(Json::to_string).collect();
+            return Err(format!("{value} is not one of {}", allowed.join(", ")));
+        }
+        if let (Some(text), Some(longest)) = (value.as_str(), self.max_length)
+            && text.len() > longest
+        {
+            return Err(format!("{} bytes are more than {longest}", text.len()));
+        }
+        if let (Some(text), Some(pattern)) = (value.as_str(), &self.pattern)
+            && !pattern.is_match(text)
+        {
+            return Err(format!("{} does not match {:?}", shown(text), pattern.as_str()));
+        }
+        Ok(value)
+    }
+
+    fn fit_type(&self, value: Json) -> Result<Json, String> {
+        let name = match self.type_ {
+            ParameterType::String if value.is_string() => return Ok(value),
+            ParameterType::Integer if value.is_i64() || value.is_u64() => return Ok(value),
+            ParameterType::Number if value.is_number() => return Ok(value),
+            ParameterType::Boolean if value.is_boolean() => return Ok(value),
+            ParameterType::Object if value.is_object() => return Ok(value),
+            ParameterType::Records if value.is_array() => return Ok(value),
+            ParameterType::Quantity | ParameterType::Duration => {
+                // A number is a quantity too, as everywhere in Kubernetes.
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                match self.size(&Json::from(text.as_str())) {
+                    Some(_) => return Ok(Json::from(text)),
+                    None if self.type_ == ParameterType::Quantity => "a quantity such as 100m or 1Gi",
+                    None => "a duration such as 1h30m",
+                }
+            }
+            ParameterType::List => match value {
+                Json::Array(items) => {
+                    let check = |item| self.items.as_ref().map_or(Ok(None), |kind| kind.check(item).map(Some));
+                    let checked = items.into_iter().map(|item| Ok(check(item.clone())?.unwrap_or(item)));
+                    return checked.collect::<Result<_, String>>().map(Json::Array);
+                }
+                _ => "a list",
+            },
+            ParameterType::Map if value.as_object().is_some_and(|map| map.values().all(Json::is_string)) => {
+                return Ok(value);
+            }
+            ParameterType::String => "text",
+            ParameterType::Integer => "a whole number",
+            ParameterType::Number => "a number",
+            ParameterType::Boolean => "true or false",
+            ParameterType::Map => "a map from text to text",
+            ParameterType::Object => "an object",
+            ParameterType::Records => "a list of records",
+        };
+        Err(expected(name, &value.to_string()))
+    }
+
+    fn fit_range(&self, value: Json) -> Result<Json, String> {
+        let Some(size) = self.size(&value) else { return Ok(value) };
+        let below = self.minimum.as_ref().filter(|bound| size < bound.size);
+        let above = self.maximum.as_ref().filter(|bound| size > bound.size);
+        match (below, above) {
+            (Some(Bound { value: bound, .. }), _) | (None, Some(Bound { value: bound, .. })) if self.clamp => {
+                Ok(bound.clone())
+            }
+            (Some(bound), _) => Err(format!("{value} is less than {}", bound.value)),
+            (None, Some(bound)) => Err(format!("{value} is more than {}", bound.value)),
+            (None, None) => Ok(value),
+        }
+    }
+
+    /// The size of a value that has one, in the base unit of its type.
+    pub(super) fn size(&self, value: &Json) -> Option<f64> {
+        match self.type_ {
+            ParameterType::Integer | ParameterType::Number => value.as_f64(),
+            ParameterType::Quantity => match value {
+                Json::String(text) => quantity(text),
+                other => other.as_f64(),
+            },
+            ParameterType::Duration => value.as_str().and_then(duration),
+            _ => None,
+        }
+    }
+}
+
+fn structured(text: &str, format: TextFormat) -> Result<Json, String> {
+    match format {
+        TextFormat::Yaml => crate::yaml::parse(text),
+        _ => serde_json::from_str(text).map_err(|error| format!("not JSON: {error}")),
+    }
+}
+
+fn pairs(text: &str) -> Result<Json, String> {
+    let pieces = text.split(',').map(str::trim).filter(|piece| !piece.is_empty());
+    let pairs = pieces.map(|piece| match piece.split_once('=') {
+        Some((key, value)) => Ok((key.trim().to_owned(), Json::from(value.trim()))),
+        None => Err(expected("key=value", piece)),
+    });
+    pairs.collect::<Result<Map<_, _>, _>>().map(Json::Object)
+}
+
+fn expected(what: &str, found: &str) -> String {
+    format!("expected {what}, found {}", shown(found))
+}
+
+/// A piece of somebody else's text, in quotes and short.
+fn shown(text: &str) -> String {
+    let short: String = text.chars().take(60).collect();
+    if short.len() < text.len() { format!("{short:?}...") } else { format!("{short:?}") }
+}

@@ -1,0 +1,181 @@
+//! Parameters, from their text to their values.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::{Value as Json, json};
+
+use super::*;
+
+#[derive(Default)]
+struct Object {
+    labels: BTreeMap<&'static str, &'static str>,
+    annotations: BTreeMap<&'static str, &'static str>,
+}
+
+impl Metadata for Object {
+    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
+        self.labels.get(key).map(|value| Cow::Borrowed(*value))
+    }
+    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
+        self.annotations.get(key).map(|value| Cow::Borrowed(*value))
+    }
+    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
+        let below = self.annotations.iter();
+        Box::new(
+            below.filter_map(move |(key, value)| {
+                Some((Cow::Borrowed(key.strip_prefix(prefix)?), Cow::Borrowed(*value)))
+            }),
+        )
+    }
+}
+
+fn annotated(annotations: &[(&'static str, &'static str)]) -> Object {
+    Object { annotations: annotations.iter().copied().collect(), ..Object::default() }
+}
+
+fn parameter(mut text: Json) -> Parameter {
+    text["name"] = json!("p");
+    compile("spec.parameters[0]", &serde_json::from_value(text).unwrap()).unwrap()
+}
+
+fn faults(mut text: Json) -> Vec<String> {
+    text["name"] = json!("p");
+    let faults = compile("p", &serde_json::from_value(text).unwrap()).unwrap_err();
+    faults.iter().map(ToString::to_string).collect()
+}
+
+fn value(text: Json, annotation: &'static str) -> Result<Json, String> {
+    let mut text = text;
+    text["annotation"] = json!("a");
+    text["sources"] = json!(["Pod"]);
+    let pod = annotated(&[("a", annotation)]);
+    let sources = Sources { pod: &pod, service_account: None, namespace: &Object::default() };
+    resolve(&parameter(text), sources).map(Option::unwrap).map_err(|invalid| invalid.message.into())
+}
+
+#[test]
+fn text_becomes_what_the_type_says() {
+    for (text, annotation, expected) in [
+        (json!({"type": "string"}), " as it is\n\"}", json!(" as it is\n\"}")),
+        (json!({"type": "integer"}), " 42 ", json!(42)),
+        (json!({"type": "number"}), "1.5", json!(1.5)),
+        (json!({"type": "boolean"}), "T", json!(true)),
+        (json!({"type": "boolean"}), "off", json!(false)),
+        (json!({"type": "quantity"}), "1.5Gi", json!("1.5Gi")),
+        (json!({"type": "duration"}), "1h30m", json!("1h30m")),
+        (json!({"type": "list"}), " a, b ,,c", json!(["a", "b", "c"])),
+        (json!({"type": "list"}), "", json!([])),
+        (json!({"type": "list", "items": {"type": "integer"}}), "1,2", json!([1, 2])),
+        (json!({"type": "list", "format": "JSON"}), "[{\"a\":1}]", json!([{"a": 1}])),
+        (json!({"type": "map"}), "a=1, b=x=y", json!({"a": "1", "b": "x=y"})),
+        (json!({"type": "map", "format": "JSON"}), "{\"a\":\"1\"}", json!({"a": "1"})),
+        (json!({"type": "object"}), "{\"a\":[1]}", json!({"a": [1]})),
+        (json!({"type": "object", "format": "YAML"}), "a: [1]\nb: x", json!({"a": [1], "b": "x"})),
+    ] {
+        assert_eq!(value(text.clone(), annotation), Ok(expected), "{text} {annotation:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_says_what_was_expected() {
+    for (text, annotation, told) in [
+        (json!({"type": "integer"}), "4.2", "a: expected a whole number, found \"4.2\""),
+        (json!({"type": "integer"}), "99999999999999999999", "a whole number"),
+        (json!({"type": "number"}), "NaN", "expected a number"),
+        (json!({"type": "boolean"}), "maybe", "true or false"),
+        (json!({"type": "quantity"}), "1Q", "a quantity"),
+        (json!({"type": "duration"}), "5", "a duration"),
+        (json!({"type": "map"}), "novalue", "key=value"),
+        (json!({"type": "map", "format": "JSON"}), "{\"a\":1}", "a map from text to text"),
+        (json!({"type": "object"}), "[", "not JSON"),
+        (json!({"type": "object"}), "[]", "an object"),
+        (json!({"type": "list", "items": {"type": "string", "pattern": "^[a-z]+$"}}), "ok,N0", "does not match"),
+        (json!({"type": "string", "enum": ["a", "b"]}), "c", "\"c\" is not one of \"a\", \"b\""),
+        (json!({"type": "string", "pattern": "^x"}), "yx", "does not match \"^x\""),
+        (json!({"type": "string", "maxLength": 2}), "abc", "3 bytes are more than 2"),
+        (json!({"type": "integer", "minimum": 5}), "4", "4 is less than 5"),
+        (json!({"type": "quantity", "maximum": "1Gi"}), "2Gi", "\"2Gi\" is more than \"1Gi\""),
+    ] {
+        let message = value(text.clone(), annotation).unwrap_err();
+        assert!(message.contains(told), "{message:?} does not say {told:?}");
+        assert!(message.starts_with("a: "), "{message}");
+    }
+}
+
+#[test]
+fn a_number_is_clamped_where_the_parameter_says_so() {
+    let text = json!({"type": "integer", "minimum": 600, "maximum": 86400, "clamp": true});
+    assert_eq!(value(text.clone(), "1"), Ok(json!(600)));
+    assert_eq!(value(text.clone(), "100000"), Ok(json!(86400)));
+    assert_eq!(value(text, "700"), Ok(json!(700)));
+    let text = json!({"type": "duration", "maximum": "1m", "clamp": true});
+    assert_eq!(value(text, "1h"), Ok(json!("1m")));
+}
+
+#[test]
+fn the_most_specific_source_that_is_allowed_wins() {
+    // Service accounts are resolved, though this build does not look them up.
+    let text = |sources: Json| {
+        let mut text =
+            parameter(json!({"type": "string", "annotation": ["new", "old"], "label": "l", "sources": ["Pod"]}));
+        text.sources = serde_json::from_value(sources).unwrap();
+        text
+    };
+    let pod = annotated(&[("old", "pod")]);
+    let account = annotated(&[("new", "account"), ("old", "no")]);
+    let namespace = annotated(&[("new", "namespace")]);
+    let empty = Object::default();
+    let resolved = |sources: Json, pod: &Object| {
+        let from = Sources { pod, service_account: Some(&account), namespace: &namespace };
+        resolve(&text(sources), from).unwrap()
+    };
+    assert_eq!(resolved(json!(["Namespace", "ServiceAccount", "Pod"]), &pod), Some(json!("pod")));
+    assert_eq!(resolved(json!(["Namespace", "ServiceAccount", "Pod"]), &empty), Some(json!("account")));
+    assert_eq!(resolved(json!(["Namespace"]), &pod), Some(json!("namespace")));
+    assert_eq!(resolved(json!(["Pod"]), &empty), None);
+    let labelled = Object { labels: [("l", "label")].into(), ..annotated(&[("new", "annotation")]) };
+    assert_eq!(resolved(json!(["Pod"]), &labelled), Some(json!("label")));
+}
+
+#[test]
+fn sources_are_united_where_the_parameter_says_so() {
+    let text = json!({"type": "map", "annotationPrefix": "x/", "sources": ["Pod", "Namespace"], "merge": "Merge"});
+    let pod = annotated(&[("x/a", "pod"), ("y/z", "no")]);
+    let namespace = annotated(&[("x/a", "namespace"), ("x/b", "namespace")]);
+    let sources = Sources { pod: &pod, service_account: None, namespace: &namespace };
+    let united = resolve(&parameter(text), sources).unwrap();
+    assert_eq!(united, Some(json!({"a": "pod", "b": "namespace"})));
+}
+
+#[test]
+fn records_are_joined_by_their_suffix() {
+    let text = json!({"type": "records", "sources": ["Pod"], "fields": [
+        {"name": "path", "annotationPrefix": "secret-", "opens": true},
+        {"name": "perms", "annotationPrefix": "perms-"},
+    ]});
+    let pod = annotated(&[("secret-db", "kv/db"), ("perms-db", "0400"), ("secret-api", "kv/api"), ("perms-none", "x")]);
+    let sources = Sources { pod: &pod, service_account: None, namespace: &Object::default() };
+    let records = resolve(&parameter(text), sources).unwrap();
+    let expected = json!([{"key": "api", "path": "kv/api"}, {"key": "db", "path": "kv/db", "perms": "0400"}]);
+    assert_eq!(records, Some(expected));
+}
+
+#[test]
+fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
+    for (text, told) in [
+        (json!({"type": "string", "pattern": "("}), "p.pattern"),
+        (json!({"type": "string", "pattern": "(a{1000}){1000}"}), "p.pattern"),
+        (json!({"type": "integer", "minimum": "x"}), "p.minimum"),
+        (json!({"type": "integer", "minimum": 3, "maximum": 2}), "is empty"),
+        (json!({"type": "integer", "default": "x"}), "p.default: expected a whole number"),
+        (json!({"type": "string", "annotation": "a"}), "p.sources"),
+        (json!({"type": "string", "sources": ["Pod"]}), "needs a key"),
+        (json!({"type": "string", "annotationPrefix": "a", "sources": ["Pod"]}), "makes a map"),
+        (json!({"type": "records"}), "p.fields"),
+        (json!({"type": "list", "items": {"type": "strng"}}), "p.items"),
+    ] {
+        let faults = faults(text.clone());
+        assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");
+    }
+}
