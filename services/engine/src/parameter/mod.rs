@@ -56,7 +56,7 @@ struct Kind {
     minimum: Option<Bound>,
     maximum: Option<Bound>,
     clamp: bool,
-    items: Option<Box<Kind>>,
+    items: Option<Box<Self>>,
 }
 
 /// An end of a range: the value as its author wrote it, and its size in the type's base unit.
