@@ -5,6 +5,7 @@
 mod args;
 mod causes;
 mod crds;
+mod creation;
 mod inject;
 mod lint;
 mod load;

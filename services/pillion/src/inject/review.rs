@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::objects::Place;
 use super::world::World;
+use crate::creation;
 
 /// Decides about one pod of a manifest.
 pub(super) fn decide(document: &Value, place: &Place, world: &World) -> anyhow::Result<Decided> {
@@ -40,25 +41,6 @@ pub(super) fn answer(body: &[u8], world: &World) -> anyhow::Result<(String, Deci
 
 /// What the API server sends when a pod is created.
 fn envelope(pod: &Value, namespace: &str) -> Value {
-    let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
-    let resource = json!({"group": "", "version": "v1", "resource": "pods"});
-    json!({
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {
-            "uid": "00000000-0000-4000-8000-000000000000",
-            "kind": kind,
-            "resource": resource,
-            "requestKind": kind,
-            "requestResource": resource,
-            "name": pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default(),
-            "namespace": namespace,
-            "operation": "CREATE",
-            "userInfo": {"username": "pillion-inject"},
-            "object": pod,
-            "oldObject": null,
-            "dryRun": true,
-            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
-        },
-    })
+    let user = json!({"username": "pillion-inject"});
+    creation::review(pod, namespace, "00000000-0000-4000-8000-000000000000", &user)
 }

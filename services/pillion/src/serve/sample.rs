@@ -11,6 +11,8 @@ use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::{Value, json};
 
+use crate::creation;
+
 /// How many pairs of profile and namespace are tried at most.
 const ATTEMPTS: usize = 256;
 
@@ -70,27 +72,8 @@ fn is_injected(sample: &Sample, snapshot: &Snapshot) -> bool {
 }
 
 fn review(namespace: &str, pod: &Value) -> Value {
-    let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
-    let resource = json!({"group": "", "version": "v1", "resource": "pods"});
-    json!({
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {
-            "uid": "00000000-0000-4000-8000-000000000001",
-            "kind": kind,
-            "resource": resource,
-            "requestKind": kind,
-            "requestResource": resource,
-            "name": "sample",
-            "namespace": namespace,
-            "operation": "CREATE",
-            "userInfo": {"username": "sample", "groups": ["system:authenticated"]},
-            "object": pod,
-            "oldObject": null,
-            "dryRun": true,
-            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
-        },
-    })
+    let user = json!({"username": "sample", "groups": ["system:authenticated"]});
+    creation::review(pod, namespace, "00000000-0000-4000-8000-000000000001", &user)
 }
 
 #[cfg(test)]
