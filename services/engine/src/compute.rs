@@ -1,16 +1,21 @@
 //! What expressions compute with: the object, the request, the namespace, and a profile's variables.
 //!
 //! Everything is given as a place in what is there already and read only as far as an expression reaches. Variables are
-//! evaluated when they are first used, once for an object.
+//! evaluated when they are first used, once for an object; those that are computed from a container or an item, once for
+//! each.
 
 use std::cell::RefCell;
 
 use crate::expression::{Bindings, Budget, EvaluationError, Expression, Key, Map, Scope, TextValue, Value};
-use crate::json;
+use crate::json::{self, OwnedTape};
+use crate::profile::CompiledProfile;
 use crate::snapshot::Namespace;
 
 /// The names that every expression of a profile may use, beside its variables.
-const NAMES: [&str; 5] = ["object", "request", "namespaceObject", "containers", "primary"];
+const NAMES: [&str; 6] = ["object", "request", "namespaceObject", "containers", "primary", "overlays"];
+
+/// The names that are known in some places only. A variable may use them, and can then be used in those places.
+pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 
 /// The annotation that says which container people mean when they mean the pod.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -20,6 +25,8 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 pub(crate) struct Variable {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
+    /// Whether it is computed from a container or an item, also by way of another variable.
+    pub(crate) is_local: bool,
 }
 
 /// What is the same for all profiles of one request.
@@ -33,6 +40,12 @@ pub(crate) struct World<'v> {
     pub(crate) uid: &'v str,
 }
 
+/// What is made while a request is answered and is borrowed until it is.
+pub(crate) struct Arena {
+    tapes: typed_arena::Arena<OwnedTape>,
+    parameters: typed_arena::Arena<Parameters>,
+}
+
 /// The values of a profile's parameters by their names; those that nobody set and that have no default are absent.
 pub(crate) type Parameters = Vec<(Box<str>, serde_json::Value)>;
 
@@ -40,8 +53,10 @@ pub(crate) type Parameters = Vec<(Box<str>, serde_json::Value)>;
 pub(crate) struct Computation<'v> {
     world: World<'v>,
     parameters: &'v Parameters,
-    variables: &'v [Variable],
+    profile: &'v CompiledProfile,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
+    /// Names that are known at the place at hand, the innermost last.
+    locals: RefCell<Vec<(&'v str, Value<'v>)>>,
 }
 
 /// The scope of a profile's expressions.
@@ -53,38 +68,119 @@ pub(crate) fn scope<'n>(
     scope.with_members("params", parameters).with_members("variables", variables)
 }
 
+/// A container as expressions see it.
+pub(crate) fn container<'v>(container: Value<'v>, kind: &'static str) -> Value<'v> {
+    Value::extended(container, vec![("type", Value::text(kind))])
+}
+
+/// What kind of container one of `initContainers` is.
+pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
+    if container.get("restartPolicy").is_some_and(|policy| policy.is("Always")) { "Sidecar" } else { "Init" }
+}
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        Self { tapes: typed_arena::Arena::with_capacity(0), parameters: typed_arena::Arena::with_capacity(0) }
+    }
+
+    /// Keeps a JSON text.
+    pub(crate) fn keep(&self, tape: OwnedTape) -> json::Value<'_> {
+        let kept: &OwnedTape = self.tapes.alloc(tape);
+        kept.root()
+    }
+
+    /// Keeps the values of a profile's parameters.
+    pub(crate) fn keep_parameters(&self, parameters: Parameters) -> &Parameters {
+        self.parameters.alloc(parameters)
+    }
+}
+
 impl<'v> Computation<'v> {
-    pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, variables: &'v [Variable]) -> Self {
-        Self { world, parameters, variables, values: RefCell::new(vec![None; variables.len()]) }
+    pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, profile: &'v CompiledProfile) -> Self {
+        let values = RefCell::new(vec![None; profile.variables.len()]);
+        Self { world, parameters, profile, values, locals: RefCell::default() }
+    }
+
+    /// Whether its profile adds a container of this name.
+    pub(crate) fn adds(&self, container: &str) -> bool {
+        self.profile.own_containers.iter().any(|own| **own == *container)
+    }
+
+    /// Brings a name into scope until [`Computation::forget`].
+    pub(crate) fn know(&self, name: &'v str, value: Value<'v>) {
+        self.locals.borrow_mut().push((name, value));
+        self.forget_local_values(name);
+    }
+
+    /// How many names are known at the place at hand.
+    pub(crate) fn known(&self) -> usize {
+        self.locals.borrow().len()
+    }
+
+    /// Forgets the names that came into scope since there were so many.
+    pub(crate) fn forget(&self, known: usize) {
+        let mut locals = self.locals.borrow_mut();
+        let forgotten = locals.get(known..).unwrap_or_default();
+        let matter = forgotten.iter().any(|(name, _)| *name != "existing");
+        locals.truncate(known);
+        if matter {
+            self.forget_local_values("");
+        }
+    }
+
+    fn forget_local_values(&self, name: &str) {
+        // No variable is computed from what the object has at some place.
+        if name == "existing" {
+            return;
+        }
+        let mut values = self.values.borrow_mut();
+        for (variable, value) in self.profile.variables.iter().zip(values.iter_mut()) {
+            if variable.is_local {
+                *value = None;
+            }
+        }
+    }
+
+    fn list(&self, field: &str) -> impl Iterator<Item = json::Value<'v>> + use<'v> {
+        let spec = self.world.object.get("spec");
+        spec.and_then(|spec| spec.get(field)).into_iter().flat_map(json::Value::items)
+    }
+
+    /// Whether a container has the name of one that the profile adds: then its author says how that one should be.
+    fn is_overlay(&self, container: json::Value<'_>) -> bool {
+        let own = &self.profile.own_containers;
+        !own.is_empty() && container.get("name").is_some_and(|name| own.iter().any(|own| name.is(own)))
     }
 
     fn containers(&self) -> impl Iterator<Item = Value<'v>> {
-        let list = |field: &'static str| {
-            let spec = self.world.object.get("spec");
-            spec.and_then(|spec| spec.get(field)).into_iter().flat_map(json::Value::items)
-        };
-        let init = list("initContainers").map(|container| {
-            let is_sidecar = container.get("restartPolicy").is_some_and(|policy| policy.is("Always"));
-            (container, if is_sidecar { "Sidecar" } else { "Init" })
+        let init = self.list("initContainers").map(|container| (container, init_kind(container)));
+        let app = self.list("containers").map(|container| (container, "App"));
+        let ephemeral = self.list("ephemeralContainers").map(|container| (container, "Ephemeral"));
+        let all = init.chain(app).chain(ephemeral).filter(|(container, _)| !self.is_overlay(*container));
+        all.map(|(value, kind)| container(Value::from(value), kind))
+    }
+
+    fn overlays(&self) -> Value<'v> {
+        let all = self.list("initContainers").chain(self.list("containers"));
+        let overlays = all.filter(|container| self.is_overlay(*container));
+        let named = overlays.filter_map(|container| {
+            let name = container.get("name").and_then(json::Value::as_str)?;
+            Some((Key::String(TextValue::from(name)), Value::from(container)))
         });
-        let app = list("containers").map(|container| (container, "App"));
-        let ephemeral = list("ephemeralContainers").map(|container| (container, "Ephemeral"));
-        let all = init.chain(app).chain(ephemeral);
-        all.map(|(container, kind)| Value::extended(Value::from(container), vec![("type", Value::text(kind))]))
+        Value::map(named.collect())
     }
 
     /// The container that people mean: the one that the pod names, else the first.
     fn primary(&self) -> Result<Value<'v>, EvaluationError> {
         let annotation = self.world.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);
-        let containers = self.world.object.at(&["spec", "containers"]);
-        let items = || containers.into_iter().flat_map(json::Value::items);
+        let items = || self.list("containers").filter(|container| !self.is_overlay(*container));
         let is_named = |container: &json::Value<'v>| {
             named.as_ref().is_some_and(|named| container.get("name").is_some_and(|name| name.is(named)))
         };
         let primary = items().find(is_named).or_else(|| items().next());
         let primary = primary.ok_or_else(|| EvaluationError::new("the pod has no containers"))?;
-        Ok(Value::extended(Value::from(primary), vec![("type", Value::text("App"))]))
+        Ok(container(Value::from(primary), "App"))
     }
 
     fn namespace(&self) -> Value<'v> {
@@ -101,6 +197,10 @@ impl<'v> Computation<'v> {
         .collect();
         Value::map([(text("metadata"), Value::map(metadata))].into_iter().collect())
     }
+
+    fn local(&self, name: &str) -> Option<Value<'v>> {
+        self.locals.borrow().iter().rev().find(|(local, _)| *local == name).map(|(_, value)| value.clone())
+    }
 }
 
 impl<'v> Bindings<'v> for Computation<'v> {
@@ -111,7 +211,8 @@ impl<'v> Bindings<'v> for Computation<'v> {
             "namespaceObject" => Ok(self.namespace()),
             "containers" => Ok(Value::list(self.containers().collect())),
             "primary" => self.primary(),
-            _ => Err(EvaluationError::new(format!("{name} is not known here"))),
+            "overlays" => Ok(self.overlays()),
+            _ => self.local(name).ok_or_else(|| EvaluationError::new(format!("{name} is not known here"))),
         }
     }
 
@@ -120,11 +221,12 @@ impl<'v> Bindings<'v> for Computation<'v> {
             let parameter = self.parameters.iter().find(|(name, _)| **name == *member);
             return Ok(parameter.map(|(_, value)| Value::from(value)));
         }
-        let Some(place) = self.variables.iter().position(|variable| *variable.name == *member) else { return Ok(None) };
+        let variables = &self.profile.variables;
+        let Some(place) = variables.iter().position(|variable| *variable.name == *member) else { return Ok(None) };
         if let Some(value) = self.values.borrow().get(place).cloned().flatten() {
             return value.map(Some);
         }
-        let Some(variable) = self.variables.get(place) else { return Ok(None) };
+        let Some(variable) = variables.get(place) else { return Ok(None) };
         let value = variable.expression.evaluate(self, budget);
         if let Some(slot) = self.values.borrow_mut().get_mut(place) {
             *slot = Some(value.clone());

@@ -185,6 +185,13 @@ pub enum Notice {
         /// Label or annotation in which it stands.
         key: Box<str>,
     },
+    /// Something that a profile left out although it was applied.
+    OfProfile {
+        /// The profile, as it is shown.
+        profile: Box<str>,
+        /// What, where and why.
+        text: Box<str>,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -198,6 +205,7 @@ impl fmt::Display for Notice {
             Self::AmbiguousWord { key } => {
                 write!(formatter, "{key} could mean more than one profile; say which one by its name")
             }
+            Self::OfProfile { profile, text } => write!(formatter, "profile {profile}: {text}"),
         }
     }
 }

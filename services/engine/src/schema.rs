@@ -57,6 +57,11 @@ impl Type {
     }
 }
 
+/// Whether a list is a container's environment.
+pub(crate) fn is_env(list: &KeyedList) -> bool {
+    std::ptr::eq(list.element, &raw const ENV_VAR)
+}
+
 impl OneOf {
     /// Whether a field is a part of the choice.
     #[must_use]

@@ -26,6 +26,9 @@ impl Budget {
     /// The units that one expression may use, with all variables that it reads for the first time: a few milliseconds.
     pub const EXPRESSION: usize = 100_000;
 
+    /// The units that one profile may use on one object, all its expressions together.
+    pub(crate) const PROFILE: usize = 4 * Self::EXPRESSION;
+
     /// The bytes of text that count as one unit.
     const BYTES: usize = 16;
 
@@ -53,7 +56,7 @@ impl Budget {
         if left.is_some() { Ok(()) } else { Err(too_much()) }
     }
 
-    pub(super) fn charge_bytes(&mut self, bytes: usize) -> Result<(), EvaluationError> {
+    pub(crate) fn charge_bytes(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         self.charge(bytes / Self::BYTES)
     }
 

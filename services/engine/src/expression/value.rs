@@ -244,6 +244,18 @@ impl<'v> Value<'v> {
         }
     }
 
+    /// The items of a list; `None` if it is none.
+    pub(crate) fn list_items(&self) -> Option<Vec<Self>> {
+        self.items().map(|items| items.to_vec())
+    }
+
+    /// The entries of a map in the order of their keys; `None` if it is none.
+    pub(crate) fn map_entries(&self) -> Option<Vec<(Self, Self)>> {
+        let mut entries = self.entries()?;
+        entries.sort_by(|(left, _), (right, _)| left.to_text().cmp(&right.to_text()));
+        Some(entries.into_iter().map(|(key, value)| (key.to_value(), value)).collect())
+    }
+
     /// The entries of a map.
     pub(super) fn entries(&self) -> Option<Vec<(Key<'v>, Self)>> {
         match self {

@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 
+use serde_json::Value as Json;
+
 use crate::json::{OwnedTape, write_string};
-use crate::profile::template::Join;
+use crate::profile::template::{Join, JoinFormat};
 
 /// The text that a JSON string stands for; `None` if it is not a string.
 pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
@@ -18,8 +20,25 @@ pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
 }
 
 /// What becomes of a text to which the missing pieces of another are joined, as a JSON string; `None` if nothing is
-/// missing.
-pub(super) fn text(there: &str, value: &str, join: &Join) -> Option<String> {
+/// missing. `prepend` goes in front.
+pub(super) fn text(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
+    let as_json = match join.format {
+        JoinFormat::Text => None,
+        JoinFormat::Json => Some(united(there, value)),
+        JoinFormat::Auto => serde_json::from_str::<Json>(there)
+            .is_ok_and(|there| there.is_object() || there.is_array())
+            .then(|| united(there, value)),
+    };
+    let joined = match as_json {
+        Some(united) => united?,
+        None => joined(there, value, prepend, join)?,
+    };
+    let mut quoted = Vec::new();
+    write_string(&mut quoted, &joined);
+    String::from_utf8(quoted).ok()
+}
+
+fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let pieces = pieces(there, &join.separator);
     let missing = |text: &str| -> Vec<String> {
         let wanted = self::pieces(text, &join.separator);
@@ -31,16 +50,41 @@ pub(super) fn text(there: &str, value: &str, join: &Join) -> Option<String> {
         };
         wanted.into_iter().filter(is_missing).map(str::to_owned).collect()
     };
-    let front = join.prepend.as_deref().map(missing).unwrap_or_default();
+    let front = prepend.map(missing).unwrap_or_default();
     let behind = missing(value);
     if front.is_empty() && behind.is_empty() {
         return None;
     }
     let there = (!there.is_empty()).then(|| there.to_owned());
     let all: Vec<_> = front.into_iter().chain(there).chain(behind).collect();
-    let mut quoted = Vec::new();
-    write_string(&mut quoted, &all.join(&join.separator));
-    String::from_utf8(quoted).ok()
+    Some(all.join(&join.separator))
+}
+
+/// Two JSON texts in one: the keys of objects that are there win, and lists get what they lack. `None` if nothing is
+/// missing, and also if they are not alike: then what is there stays.
+fn united(there: &str, value: &str) -> Option<String> {
+    let ours: Json = serde_json::from_str(value).ok()?;
+    if there.trim().is_empty() {
+        return Some(ours.to_string());
+    }
+    let mut theirs: Json = serde_json::from_str(there).ok()?;
+    let changed = match (&mut theirs, ours) {
+        (Json::Object(theirs), Json::Object(ours)) => {
+            let before = theirs.len();
+            for (key, value) in ours {
+                theirs.entry(key).or_insert(value);
+            }
+            theirs.len() > before
+        }
+        (Json::Array(theirs), Json::Array(ours)) => {
+            let missing: Vec<_> = ours.into_iter().filter(|item| !theirs.contains(item)).collect();
+            let changed = !missing.is_empty();
+            theirs.extend(missing);
+            changed
+        }
+        _ => false,
+    };
+    changed.then(|| theirs.to_string())
 }
 
 /// The pieces of a text; without a separator it is one.
@@ -62,8 +106,8 @@ mod tests {
     use super::*;
 
     fn joined(there: &str, value: &str, separator: &str, key: Option<&str>, prepend: Option<&str>) -> Option<String> {
-        let join = Join { separator: separator.into(), key: key.map(Box::from), prepend: prepend.map(Box::from) };
-        text(there, value, &join).map(|quoted| serde_json::from_str(&quoted).unwrap())
+        let join = Join { separator: separator.into(), key: key.map(Box::from), ..Join::default() };
+        text(there, value, prepend, &join).map(|quoted| serde_json::from_str(&quoted).unwrap())
     }
 
     #[test]
@@ -86,6 +130,27 @@ mod tests {
         assert_eq!(joined("b", "", ":", None, Some("a")).as_deref(), Some("a:b"));
         assert_eq!(joined("b", "c", ":", None, Some("a")).as_deref(), Some("a:b:c"));
         assert_eq!(joined("a:b", "b", ":", None, Some("a")), None);
+    }
+
+    #[test]
+    fn objects_and_lists_are_united() {
+        let united = |there: &str, value: &str, format| {
+            let join = Join { separator: ",".into(), format, ..Join::default() };
+            text(there, value, None, &join).map(|quoted| serde_json::from_str::<String>(&quoted).unwrap())
+        };
+        for (there, value, format, expected) in [
+            (r#"{"a":1}"#, r#"{"a":2,"b":3}"#, JoinFormat::Json, Some(r#"{"a":1,"b":3}"#)),
+            (r#"{"a":1}"#, r#"{"a":2}"#, JoinFormat::Json, None),
+            ("[1]", "[1,2]", JoinFormat::Json, Some("[1,2]")),
+            ("[1]", r#"{"a":2}"#, JoinFormat::Json, None),
+            ("", r#"{"a":2}"#, JoinFormat::Json, Some(r#"{"a":2}"#)),
+            ("not json", r#"{"a":2}"#, JoinFormat::Json, None),
+            (r#"{"a":1}"#, r#"{"b":3}"#, JoinFormat::Auto, Some(r#"{"a":1,"b":3}"#)),
+            ("a,b", "b,c", JoinFormat::Auto, Some("a,b,c")),
+            ("1", "2", JoinFormat::Auto, Some("1,2")),
+        ] {
+            assert_eq!(united(there, value, format).as_deref(), expected, "{there:?} + {value:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value, write_escaped};
 use crate::schema::{self, Field, KeyedList, Type};
 
-use super::merge::push_keys;
+use super::elements::push_keys;
 use super::record::Record;
 
 /// What is known of a place.
@@ -33,9 +33,15 @@ pub(crate) fn without_record(object: Value<'_>, record: &Record) -> Result<Optio
             (String::from_utf8(key).unwrap_or_default(), original)
         })
         .collect();
-    for (pointer, (key, original)) in record.all_replaced().map(|(pointer, _)| pointer).zip(&keys) {
+    let replaced: Vec<_> = record.all_replaced().map(|(pointer, _)| pointer).zip(&keys).collect();
+    // The last change is undone first.
+    for (pointer, (key, original)) in replaced.into_iter().rev() {
         match locate(&mut document, &pointer)? {
             Some(Place { slot: Some(slot), .. }) => document.replace(slot, Content::Value(*original)),
+            // An element that was removed.
+            Some(Place { parent, slot: None }) if document.kind(parent) == Kind::Array => {
+                document.push_item(parent, Content::Value(*original));
+            }
             Some(Place { parent, slot: None }) if document.kind(parent) == Kind::Object => {
                 document.add_member(parent, Key::new(key), Content::Value(*original));
             }

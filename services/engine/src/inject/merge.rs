@@ -1,16 +1,21 @@
 //! The merge of one template into one object.
 //!
 //! Objects merge by key, keyed lists by their keys, everything else is one value; where the object has a value, its
-//! author wins unless the template says otherwise. An element that a template adds by a name that is taken is a conflict,
-//! unless the record of an earlier pass says that it is ours: then it is left alone, whatever others made of it since.
+//! author wins unless the template says otherwise. Expressions are evaluated at the place where their value goes, because
+//! they may ask what is there.
+//!
+//! What an earlier pass added is settled: it is left alone, whatever others made of it since, except for a `$join` and a
+//! written `Replace`.
 
-use std::borrow::Cow;
-
+use crate::compute::{Arena, Computation};
+use crate::expression::Budget;
 use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, Value};
-use crate::profile::template::{ConflictRule, Join, Kind, Node, Position, Rules};
+use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::report::Reason;
-use crate::schema::{self, Field, KeyedList, OneOf, Type};
+use crate::schema::{self, Field, OneOf, Type};
 
+use super::authors::Authors;
+use super::elements::{Keys, Places};
 use super::join;
 use super::record::{Earlier, RecordWriter};
 
@@ -31,6 +36,8 @@ impl Conflict {
 /// What ends a merge.
 pub(super) enum Fault {
     Conflict(Conflict),
+    /// A rule of the profile's refuses the object.
+    Denied(Conflict),
     Malformed(Malformed),
 }
 
@@ -40,150 +47,225 @@ impl From<Malformed> for Fault {
     }
 }
 
-/// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Places(Vec<(Box<str>, Position, usize)>);
-
-impl Places {
-    /// How many there were, and counts one more.
-    fn next(&mut self, list: &str, position: &Position) -> usize {
-        let known = self.0.iter_mut().find(|(other, at, _)| **other == *list && at == position);
-        if let Some((_, _, count)) = known {
-            *count += 1;
-            return *count - 1;
-        }
-        self.0.push((list.into(), position.clone(), 1));
-        0
-    }
-}
-
-/// A part of a template: with directives below it, or the plain JSON that it is.
+/// A part of a template: with directives or expressions below it, or the plain JSON that it is.
 #[derive(Clone, Copy)]
-enum Part<'a> {
+pub(super) enum Part<'a> {
     Node(&'a Node),
     Plain(Value<'a>),
 }
 
-impl<'a> Part<'a> {
-    /// The whole of it, without its directives.
-    fn value(self) -> Value<'a> {
-        match self {
-            Self::Node(node) => node.whole.root(),
-            Self::Plain(value) => value,
-        }
-    }
+/// The directives of a part, as far as they matter where it is laid.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Directives<'a> {
+    pub(super) conflict: Option<ConflictRule>,
+    pub(super) join: Option<&'a Join>,
+}
 
-    fn rules(self) -> Option<&'a Rules> {
-        match self {
-            Self::Node(node) => Some(&node.rules),
-            Self::Plain(_) => None,
-        }
-    }
+/// How parts are laid at the place at hand. A template's directive changes it for all that is below.
+#[derive(Clone, Copy)]
+pub(super) struct Manner {
+    /// What happens where the object has a value that differs.
+    pub(super) conflict: ConflictRule,
+    /// Whether an earlier pass added what is here.
+    pub(super) settled: bool,
+    /// Whether what is here was added in this pass, so that the record has it with what is around it.
+    pub(super) within_added: bool,
+    /// Whether this is a container of the author's that says how an injected one should be.
+    pub(super) overlay: bool,
+}
 
-    fn conflict(self) -> Option<ConflictRule> {
-        self.rules().and_then(|rules| rules.conflict)
-    }
-
-    fn join(self) -> Option<&'a Join> {
-        self.rules().and_then(|rules| rules.join.as_ref())
-    }
-
-    fn for_each_member(self, work: &mut dyn FnMut(Key<'a>, Self) -> Result<(), Fault>) -> Result<(), Fault> {
-        match self {
-            Self::Node(Node { kind: Kind::Map(fields), .. }) => {
-                fields.iter().try_for_each(|(key, node)| work(Key::new(key), Self::Node(node)))
-            }
-            _ => self.value().members().try_for_each(|(key, value)| work(key, Self::Plain(value))),
-        }
-    }
-
-    fn for_each_item(self, work: &mut dyn FnMut(Self) -> Result<(), Fault>) -> Result<(), Fault> {
-        match self {
-            Self::Node(Node { kind: Kind::List(nodes), .. }) => {
-                nodes.iter().try_for_each(|node| work(Self::Node(node)))
-            }
-            _ => self.value().items().try_for_each(|value| work(Self::Plain(value))),
-        }
-    }
+/// What a merge works on and with.
+pub(super) struct Surroundings<'d, 'a> {
+    pub(super) document: &'d mut Document<'a>,
+    pub(super) places: &'d mut Places,
+    pub(super) record: &'d mut RecordWriter,
+    pub(super) computation: &'d Computation<'a>,
+    pub(super) arena: &'a Arena,
+    pub(super) authors: Authors<'a>,
 }
 
 /// One template's merge.
 pub(super) struct Merge<'d, 'a, 'r> {
-    document: &'d mut Document<'a>,
+    pub(super) document: &'d mut Document<'a>,
+    pub(super) computation: &'d Computation<'a>,
+    pub(super) arena: &'a Arena,
+    pub(super) budget: Budget,
+    pub(super) authors: Authors<'a>,
     /// What the same profile did in an earlier pass.
-    earlier: Earlier<'r>,
-    places: &'d mut Places,
+    pub(super) earlier: &'r Earlier<'r>,
+    pub(super) places: &'d mut Places,
     record: &'d mut RecordWriter,
-    /// The rule of the template's parts around the one at hand.
-    conflict: ConflictRule,
+    pub(super) manner: Manner,
     changes: usize,
+    /// How often anything was edited, also what counts as one change with others.
+    edits: usize,
     /// Pointer to the place at hand, with the elements of keyed lists by their keys.
-    pointer: String,
+    pub(super) pointer: String,
+    /// Env entries of the list at hand that are new or joined.
+    pub(super) env: Vec<SlotId>,
+    /// What the author is told.
+    pub(super) notes: Vec<Box<str>>,
 }
 
 impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
-    pub(super) fn new(
-        document: &'d mut Document<'a>,
-        earlier: Option<Earlier<'r>>,
-        places: &'d mut Places,
-        record: &'d mut RecordWriter,
-    ) -> Self {
+    pub(super) fn new(surroundings: Surroundings<'d, 'a>, earlier: &'r Earlier<'r>) -> Self {
+        let Surroundings { document, places, record, computation, arena, authors } = surroundings;
         Self {
             document,
-            earlier: earlier.unwrap_or_default(),
+            computation,
+            arena,
+            budget: Budget::of(Budget::PROFILE),
+            authors,
+            earlier,
             places,
             record,
-            conflict: ConflictRule::Merge,
+            manner: Manner {
+                conflict: ConflictRule::Merge,
+                settled: false,
+                within_added: false,
+                overlay: false,
+            },
             changes: 0,
+            edits: 0,
             pointer: String::with_capacity(128),
+            env: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
-    /// How much was changed.
-    pub(super) const fn changes(&self) -> usize {
-        self.changes
+    /// How much was changed, and what the author is told.
+    pub(super) fn finish(self) -> (usize, Vec<Box<str>>) {
+        (self.changes, self.notes)
     }
 
-    /// Lays the template over the whole pod.
-    pub(super) fn pod(&mut self, template: &'a Node) -> Result<(), Fault> {
-        self.object(Document::ROOT, Part::Node(template), &schema::POD)
+    /// Lays the template over the whole object.
+    pub(super) fn whole(&mut self, template: &'a Node, type_: &'static Type) -> Result<(), Fault> {
+        let Some(part) = self.resolve(template, type_)? else { return Ok(()) };
+        self.object(Document::ROOT, part, type_, None)
     }
 
-    fn object(&mut self, at: SlotId, part: Part<'a>, type_: &'static Type) -> Result<(), Fault> {
+    /// Lays an object's members. Those of its fields that are keys of its list are known already.
+    pub(super) fn object(
+        &mut self,
+        at: SlotId,
+        part: Part<'a>,
+        type_: &'static Type,
+        keys: Option<&Keys<'a>>,
+    ) -> Result<(), Fault> {
         self.document.open(at)?;
-        part.for_each_member(&mut |key, part| {
-            let length = self.pointer.len();
-            let name = key.text();
-            push_token(&mut self.pointer, &name);
-            self.member(at, key, &name, part, type_)?;
-            self.pointer.truncate(length);
-            Ok(())
-        })
+        let length = self.pointer.len();
+        match part {
+            Part::Plain(value) => {
+                for (key, value) in value.members() {
+                    let name = key.text();
+                    push_token(&mut self.pointer, &name);
+                    let existing = self.document.member(at, &name)?;
+                    let directives = Directives::default();
+                    self.member(at, existing, key, Part::Plain(value), directives, type_)?;
+                    self.pointer.truncate(length);
+                }
+            }
+            Part::Node(Node { kind: Kind::Map(fields), .. }) => {
+                for (key, node) in fields {
+                    let key = Key::new(key);
+                    let name = key.text();
+                    push_token(&mut self.pointer, &name);
+                    let existing = self.document.member(at, &name)?;
+                    match keys.and_then(|keys| keys.get(&name)) {
+                        Some(value) => {
+                            let directives = Directives::default();
+                            self.member(at, existing, key, Part::Plain(value), directives, type_)?;
+                        }
+                        None => self.node(at, existing, key, node, type_)?,
+                    }
+                    self.pointer.truncate(length);
+                }
+            }
+            Part::Node(_) => return Err(self.fault(Reason::TypeConflict)),
+        }
+        Ok(())
+    }
+
+    /// Lays a member with its directives.
+    fn node(
+        &mut self,
+        at: SlotId,
+        existing: Option<SlotId>,
+        key: Key<'a>,
+        node: &'a Node,
+        type_: &'static Type,
+    ) -> Result<(), Fault> {
+        let known = self.computation.known();
+        self.know_existing(node, existing)?;
+        let below = type_.field(&key.text()).map_or(&schema::ANY, |field| match field {
+            Field::Object(type_) => type_,
+            Field::Keyed(keyed) => keyed.element,
+        });
+        if self.is_wanted(node)? {
+            let directives = self.directives(node)?;
+            if let Some(prune) = node.rules.as_ref().and_then(|rules| rules.prune.as_ref())
+                && let Some(existing) = existing
+            {
+                self.prune_map(existing, prune)?;
+            }
+            if let Some(part) = self.resolve(node, below)? {
+                self.computation.forget(known);
+                return self.member(at, existing, key, part, directives, type_);
+            }
+        }
+        self.computation.forget(known);
+        Ok(())
     }
 
     fn member(
         &mut self,
         at: SlotId,
+        existing: Option<SlotId>,
         key: Key<'a>,
-        name: &str,
         part: Part<'a>,
+        directives: Directives<'a>,
         type_: &'static Type,
     ) -> Result<(), Fault> {
-        let existing = self.document.member(at, name)?;
+        let name = key.text();
+        let field = type_.field(&name);
+        let around = self.manner;
+        self.follow(directives);
         let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
-        let field = type_.field(name);
-        if let Some(present) = present {
-            return self.lay(at, present, part, field);
+        let result = match present {
+            Some(present) => self.lay(at, present, part, directives.join, field),
+            None if self.manner.settled && directives.join.is_none() => Ok(()),
+            None => match self.make_room(at, &name, &type_.one_of) {
+                Ok(true) => self.add_member(at, existing, key, part, field),
+                Ok(false) => Ok(()),
+                Err(fault) => Err(fault),
+            },
+        };
+        self.manner = around;
+        result
+    }
+
+    /// What a part's directives say holds for all that is below it.
+    pub(super) fn follow(&mut self, directives: Directives<'a>) {
+        if let Some(rule) = directives.conflict {
+            self.manner.conflict = rule;
+            self.manner.settled &= rule != ConflictRule::Replace;
         }
-        let others = self.chosen_otherwise(at, name, &type_.one_of);
-        if !others.is_empty() {
-            match part.conflict().unwrap_or(self.conflict) {
-                ConflictRule::Merge | ConflictRule::Keep => return Ok(()),
-                ConflictRule::Fail => return Err(self.fault(Reason::NameTaken)),
-                ConflictRule::Replace => others.into_iter().for_each(|other| self.take_away(at, other)),
+    }
+
+    /// Whether a member of a choice may be added: the object has no other of that choice, or has none any more.
+    fn make_room(&mut self, at: SlotId, name: &str, one_of: &OneOf) -> Result<bool, Fault> {
+        let others = self.chosen_otherwise(at, name, one_of);
+        if others.is_empty() {
+            return Ok(true);
+        }
+        match self.manner.conflict {
+            ConflictRule::Merge | ConflictRule::Keep => Ok(false),
+            ConflictRule::Fail => Err(self.fault(Reason::NameTaken)),
+            ConflictRule::Replace => {
+                others.into_iter().for_each(|other| self.take_away(at, other));
+                Ok(true)
             }
         }
-        self.add_member(at, existing, key, part, field)
     }
 
     /// The object's members of the same choice, if it has others than this one: then its author has chosen.
@@ -204,48 +286,53 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
         parent: SlotId,
         present: SlotId,
         part: Part<'a>,
+        join: Option<&'a Join>,
         field: Option<&'static Field>,
     ) -> Result<(), Fault> {
-        if let Some(join) = part.join() {
-            return self.join(present, part, join);
+        if let Some(join) = join {
+            let Some(value) = self.value_of(part)? else { return Ok(()) };
+            return self.join(present, value, join);
         }
-        let around = self.conflict;
-        self.conflict = part.conflict().unwrap_or(around);
-        let result = match (self.document.kind(present), part.value().kind(), field) {
-            _ if self.conflict == ConflictRule::Keep => Ok(()),
-            (JsonKind::Object, JsonKind::Object, Some(Field::Object(type_))) => self.object(present, part, type_),
-            (JsonKind::Object, JsonKind::Object, None) => self.object(present, part, &schema::ANY),
+        if self.manner.conflict == ConflictRule::Keep {
+            return Ok(());
+        }
+        match (self.document.kind(present), part.kind(), field) {
+            (JsonKind::Object, JsonKind::Object, Some(Field::Object(type_))) => self.object(present, part, type_, None),
+            (JsonKind::Object, JsonKind::Object, None) => self.object(present, part, &schema::ANY, None),
             (JsonKind::Array, JsonKind::Array, Some(Field::Keyed(keyed))) => self.list(parent, present, part, keyed),
+            (JsonKind::Array, JsonKind::Array, None) if part.changes_elements() => self.change_items(present, part),
             (_, _, Some(_)) => Err(self.fault(Reason::TypeConflict)),
             // A scalar, or a list that is one value.
-            _ => self.leaf(present, part.value()),
-        };
-        self.conflict = around;
-        result
+            _ => match self.value_of(part)? {
+                Some(value) => self.leaf(present, value),
+                None => Ok(()),
+            },
+        }
     }
 
     fn leaf(&mut self, present: SlotId, value: Value<'a>) -> Result<(), Fault> {
-        if self.is_equal(present, value) {
+        if self.manner.settled || self.is_equal(present, value) {
             return Ok(());
         }
-        match self.conflict {
-            ConflictRule::Merge | ConflictRule::Keep => Ok(()),
-            ConflictRule::Fail => Err(self.fault(Reason::NameTaken)),
-            ConflictRule::Replace => {
-                self.note_replaced(present);
-                self.document.replace(present, Content::Value(value));
-                Ok(())
-            }
+        match self.manner.conflict {
+            // What admission added to the author's word is not the author's word.
+            ConflictRule::Merge if self.manner.overlay && !self.authors.wrote(&self.pointer) && !self.is_known() => {}
+            ConflictRule::Merge | ConflictRule::Keep => return Ok(()),
+            ConflictRule::Fail => return Err(self.fault(Reason::NameTaken)),
+            ConflictRule::Replace => {}
         }
+        self.note_replaced(present);
+        self.document.replace(present, Content::Value(value));
+        Ok(())
     }
 
     /// Adds what is missing to what the object has. A value of another type stays as it is.
-    fn join(&mut self, present: SlotId, part: Part<'a>, join: &Join) -> Result<(), Fault> {
-        match (self.document.kind(present), part.value().kind()) {
+    pub(super) fn join(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
+        match (self.document.kind(present), value.kind()) {
             (JsonKind::Array, JsonKind::Array) => {
                 let items = self.document.children_of_value(present);
                 let is_there = |item: &Value<'a>| items.iter().any(|other| other.means(*item));
-                let missing: Vec<_> = part.value().items().filter(|item| !is_there(item)).collect();
+                let missing: Vec<_> = value.items().filter(|item| !is_there(item)).collect();
                 if !missing.is_empty() {
                     self.note_replaced(present);
                     self.document.open(present)?;
@@ -253,30 +340,25 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
                         self.document.push_item(present, Content::Value(item));
                     }
                 }
+                Ok(())
             }
-            // An entry of an env list: the join is about its value. A reference stays.
-            (JsonKind::Object, JsonKind::Object) => {
-                let value = part.value().get("value");
-                if let (Some(slot), Some(value)) = (self.document.member(present, "value")?, value) {
-                    let length = self.pointer.len();
-                    push_token(&mut self.pointer, "value");
-                    self.join_text(slot, value, join);
-                    self.pointer.truncate(length);
-                }
-            }
-            _ => self.join_text(present, part.value(), join),
+            _ => self.join_text(present, value, join),
         }
-        Ok(())
     }
 
-    fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &Join) {
+    pub(super) fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
+        let prepend = match &join.prepend {
+            Some(text) => self.choice(text)?,
+            None => None,
+        };
         let there = self.document.raw(present).and_then(join::text_of);
-        let (Some(there), Some(value)) = (there, value.as_str()) else { return };
-        if let Some(joined) = join::text(&there, &value, join) {
+        let (Some(there), Some(value)) = (there, value.as_str()) else { return Ok(()) };
+        if let Some(joined) = join::text(&there, &value, prepend.as_deref(), join) {
             self.note_replaced(present);
             let content = self.document.keep(joined);
             self.document.replace(present, content);
         }
+        Ok(())
     }
 
     /// Adds a member that the object does not have, or has as null.
@@ -288,11 +370,14 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
         part: Part<'a>,
         field: Option<&'static Field>,
     ) -> Result<(), Fault> {
-        let value = part.value();
-        let content = match (field, value.kind()) {
-            (Some(Field::Object(type_)), JsonKind::Object) if type_.spread => Content::Map,
-            (Some(Field::Keyed(_)), JsonKind::Array) => Content::List,
-            _ => Content::Value(value),
+        let content = match (field, part) {
+            (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
+            (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
+            (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
+            _ => match self.value_of(part)? {
+                Some(value) => Content::Value(value),
+                None => return Ok(()),
+            },
         };
         let slot = match null {
             Some(null) => {
@@ -302,153 +387,76 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
             None => self.document.add_member(at, key, content),
         };
         match (content, field) {
-            (Content::Map, Some(Field::Object(type_))) => self.object(slot, part, type_),
-            (Content::List, Some(Field::Keyed(keyed))) => self.list(at, slot, part, keyed),
-            _ => {
-                self.note_added();
-                Ok(())
-            }
-        }
-    }
-
-    fn list(&mut self, parent: SlotId, list: SlotId, part: Part<'a>, keyed: &'static KeyedList) -> Result<(), Fault> {
-        self.document.open(list)?;
-        part.for_each_item(&mut |element| {
-            let length = self.pointer.len();
-            push_keys(&mut self.pointer, keyed, |key| element.value().get(key));
-            self.element(parent, list, element, keyed, length)?;
-            self.pointer.truncate(length);
-            Ok(())
-        })
-    }
-
-    fn element(
-        &mut self,
-        parent: SlotId,
-        list: SlotId,
-        element: Part<'a>,
-        keyed: &'static KeyedList,
-        list_pointer: usize,
-    ) -> Result<(), Fault> {
-        let written = element.conflict();
-        let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.conflict });
-        let Some(existing) = self.find(list, element.value(), keyed) else {
-            self.check_siblings(parent, list, element.value(), keyed)?;
-            self.insert(list, element, list_pointer);
-            self.note_added();
-            return Ok(());
-        };
-        let reaches_in = element.join().is_some() || matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
-        // What an earlier pass added is left alone, except that a join adds missing pieces and a written `Replace` sets
-        // its value again.
-        let sets_again = element.join().is_some() || written == Some(ConflictRule::Replace);
-        match rule {
-            _ if self.is_ours() && !sets_again => Ok(()),
-            _ if self.is_equal(existing, element.value()) => Ok(()),
-            _ if reaches_in => {
-                let around = std::mem::replace(&mut self.conflict, rule);
-                let result = match element.join() {
-                    Some(join) => self.join(existing, element, join),
-                    None => self.object(existing, element, keyed.element),
+            (Content::Map, Some(Field::Object(type_))) if type_.spread => self.object(slot, part, type_, None)?,
+            (Content::Map, _) => {
+                let type_ = match field {
+                    Some(Field::Object(type_)) => type_,
+                    _ => &schema::ANY,
                 };
-                self.conflict = around;
-                result
+                let around = self.enter_added();
+                let result = self.object(slot, part, type_, None);
+                self.manner = around;
+                result?;
+                if self.document.children(slot).next().is_some() {
+                    self.note_added();
+                }
             }
-            ConflictRule::Keep => Ok(()),
-            _ => Err(self.fault(Reason::NameTaken)),
+            (Content::List, Some(Field::Keyed(keyed))) => self.list(at, slot, part, keyed)?,
+            _ => self.note_added(),
         }
-    }
-
-    /// Puts a new element where its profile says.
-    fn insert(&mut self, list: SlotId, element: Part<'a>, list_pointer: usize) {
-        let position = element.rules().and_then(|rules| rules.position.as_ref()).unwrap_or(&Position::Last);
-        let index = match position {
-            Position::Last => None,
-            Position::First => Some(0),
-            Position::Before(name) => self.index_of(list, name),
-            Position::After(name) => self.index_of(list, name).map(|index| index + 1),
-        };
-        let content = Content::Value(element.value());
-        match (index, position) {
-            (None, _) => {
-                self.document.push_item(list, content);
-            }
-            // Each goes directly before the element that is named, so behind those that went there already.
-            (Some(index), Position::Before(_)) => {
-                self.document.insert_item(list, index, content);
-            }
-            (Some(index), _) => {
-                let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
-                let already = self.places.next(list_pointer, position);
-                self.document.insert_item(list, index + already, content);
-            }
-        }
-    }
-
-    fn index_of(&self, list: SlotId, name: &str) -> Option<usize> {
-        let has_name = |child| self.document.value_of(child, "name").is_some_and(|value| value.is(name));
-        self.document.children(list).position(has_name)
-    }
-
-    /// The element of a list that has the same keys.
-    fn find(&self, list: SlotId, element: Value<'a>, keyed: &KeyedList) -> Option<SlotId> {
-        self.document.children(list).find(|candidate| {
-            keyed.keys.iter().all(|key| {
-                let found = self.document.value_of(*candidate, key);
-                key_of(element.get(key), key, keyed) == key_of(found, key, keyed)
-            })
-        })
-    }
-
-    /// Containers of all kinds share their names.
-    fn check_siblings(
-        &mut self,
-        parent: SlotId,
-        list: SlotId,
-        element: Value<'a>,
-        keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
-        for sibling in keyed.siblings {
-            let Some(sibling) = self.document.member(parent, sibling)?.filter(|sibling| *sibling != list) else {
-                continue;
-            };
-            self.document.open(sibling)?;
-            if self.find(sibling, element, keyed).is_some() {
-                return Err(self.fault(Reason::NameTaken));
-            }
+        // A map or list whose every part was left out is left out too.
+        let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
+        if is_made && self.document.children(slot).next().is_none() {
+            self.document.remove(slot, at);
         }
         Ok(())
     }
 
-    fn is_equal(&self, existing: SlotId, value: Value<'a>) -> bool {
+    /// Goes into something that is added. Gives the manner to come back to.
+    pub(super) const fn enter_added(&mut self) -> Manner {
+        let around = self.manner;
+        self.manner.within_added = true;
+        self.manner.settled = false;
+        self.manner.overlay = false;
+        around
+    }
+
+    pub(super) fn is_equal(&self, existing: SlotId, value: Value<'a>) -> bool {
         match self.document.content(existing) {
             Content::Value(other) => other.means(value),
             _ => self.document.raw(existing).is_some_and(|raw| raw == value.raw()),
         }
     }
 
-    /// Takes a member away that excludes one of ours.
+    /// Takes a member away that excludes one of ours, which is at the place at hand.
     fn take_away(&mut self, parent: SlotId, member: SlotId) {
-        let length = self.pointer.len();
-        let parent_pointer = self.pointer.rfind('/').unwrap_or(0);
+        let around = self.pointer.rfind('/').unwrap_or(0);
         if let Some(key) = self.document.key(member) {
-            let mut pointer = self.pointer.get(..parent_pointer).unwrap_or_default().to_owned();
+            let mut pointer = self.pointer.get(..around).unwrap_or_default().to_owned();
             push_token(&mut pointer, &key.text());
             let ours = std::mem::replace(&mut self.pointer, pointer);
             self.note_replaced(member);
             self.pointer = ours;
         }
-        self.pointer.truncate(length);
         self.document.remove(member, parent);
     }
 
     /// Whether an earlier pass of the same profile added what stands at the place at hand.
-    fn is_ours(&self) -> bool {
+    pub(super) fn is_ours(&self) -> bool {
         self.earlier.added.iter().any(|pointer| *pointer == self.pointer)
     }
 
+    /// Whether an earlier pass of the same profile replaced what stands at the place at hand, or around it.
+    fn is_known(&self) -> bool {
+        self.earlier.replaced.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
+    }
+
     /// Notes that something was added at the place at hand. What an earlier pass had added stands in the record already.
-    fn note_added(&mut self) {
+    pub(super) fn note_added(&mut self) {
+        self.edits += 1;
+        if self.manner.within_added {
+            return;
+        }
         self.changes += 1;
         if !self.is_ours() {
             self.record.add(&self.pointer);
@@ -457,59 +465,91 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
 
     /// Notes what stands at the place at hand, before it is replaced. What stood there before an earlier pass replaced it
     /// stands in the record already; what we added ourselves is no original.
-    fn note_replaced(&mut self, present: SlotId) {
-        self.changes += 1;
-        let is_known = self.earlier.replaced.iter().any(|pointer| *pointer == self.pointer);
-        if is_known || self.is_below_ours() {
+    pub(super) fn note_replaced(&mut self, present: SlotId) {
+        self.edits += 1;
+        if self.manner.within_added {
             return;
         }
         let mut original = Vec::new();
-        self.document.write(present, &mut original);
-        if let Ok(original) = std::str::from_utf8(&original) {
+        if !self.is_known() && !self.is_below_ours() {
+            self.document.write(present, &mut original);
+        }
+        self.note_original(&original);
+    }
+
+    /// Notes the original of the place at hand; an empty one is known already.
+    pub(super) fn note_original(&mut self, original: &[u8]) {
+        self.changes += 1;
+        if let Ok(original) = std::str::from_utf8(original)
+            && !original.is_empty()
+        {
             self.record.replace(&self.pointer, original);
         }
     }
 
-    fn is_below_ours(&self) -> bool {
-        self.earlier.added.iter().any(|pointer| {
-            let rest = self.pointer.strip_prefix(&**pointer);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        })
+    /// Does some work on a list whose elements have no names, so that the record can only have it as a whole.
+    pub(super) fn as_one(
+        &mut self,
+        list: SlotId,
+        work: impl FnOnce(&mut Self) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let mut original = Vec::new();
+        if !self.manner.within_added && !self.is_known() && !self.is_below_ours() {
+            self.document.write(list, &mut original);
+        }
+        let (around, edits) = (self.manner, self.edits);
+        self.manner.within_added = true;
+        let result = work(self);
+        self.manner = around;
+        result?;
+        if self.edits > edits && !self.manner.within_added {
+            self.note_original(&original);
+        }
+        Ok(())
     }
 
-    fn fault(&self, reason: Reason) -> Fault {
+    fn is_below_ours(&self) -> bool {
+        self.earlier.added.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
+    }
+
+    pub(super) fn fault(&self, reason: Reason) -> Fault {
         Fault::Conflict(Conflict { reason, place: self.pointer.as_str().into() })
     }
 }
 
-/// The value of a key field, as text: strings by what they stand for, anything else as it stands.
-fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
-    if let Some(value) = value {
-        return Some(value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw())));
-    }
-    let default = keyed.defaults.iter().find(|(field, _)| *field == key);
-    default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
-}
-
-/// Writes the token of an element by the values of its key fields.
-pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
-    for (index, key) in keyed.keys.iter().enumerate() {
-        let value = key_of(value(key), key, keyed).unwrap_or_default();
-        if index == 0 {
-            push_token(pointer, &value);
-        } else {
-            pointer.push(',');
-            push_escaped(pointer, &value);
+impl Part<'_> {
+    /// What it is. A string with expressions and a changed value are resolved before anybody asks.
+    pub(super) fn kind(self) -> JsonKind {
+        match self {
+            Self::Plain(value) => value.kind(),
+            Self::Node(node) => match &node.kind {
+                Kind::Plain(tape) => tape.root().kind(),
+                Kind::Map(_) => JsonKind::Object,
+                Kind::List(_) => JsonKind::Array,
+                Kind::Text(_) | Kind::Changed(_) => JsonKind::Null,
+            },
         }
     }
+
+    /// Whether it is a list that changes or removes elements that are there.
+    fn changes_elements(self) -> bool {
+        let Self::Node(Node { kind: Kind::List(nodes), .. }) = self else { return false };
+        let mut rules = nodes.iter().filter_map(|node| node.rules.as_ref());
+        rules.any(|rules| rules.each.is_some() || rules.prune.is_some())
+    }
 }
 
-fn push_token(pointer: &mut String, token: &str) {
+/// Whether a place is another one, or is below it.
+fn is_at_or_below(place: &str, other: &str) -> bool {
+    place.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+pub(super) fn push_token(pointer: &mut String, token: &str) {
     pointer.push('/');
     push_escaped(pointer, token);
 }
 
-fn push_escaped(pointer: &mut String, token: &str) {
+pub(super) fn push_escaped(pointer: &mut String, token: &str) {
     for character in token.chars() {
         match character {
             '~' => pointer.push_str("~0"),

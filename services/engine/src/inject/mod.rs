@@ -1,20 +1,31 @@
 //! Lays the templates of the selected profiles over an object, one after the other, each wholly or not at all, and keeps
 //! the record of what was added.
 
+mod authors;
+mod elements;
 mod join;
 mod locate;
 mod merge;
+mod order;
 mod record;
+mod references;
+mod render;
+mod rules;
 
 use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_api::profile::OnError;
 
-use crate::json::{Content, Document, Key, Kind, Malformed};
+use crate::compute::{Arena, World};
+use crate::json::{Content, Document, Key, Kind, Malformed, Value};
 use crate::profile::CompiledProfile;
-use crate::report::{ProfileDecision, ProfileOutcome, Reason};
+use crate::report::{ProfileOutcome, Reason};
+use crate::schema;
+use crate::select::Selected;
 
+use authors::Authors;
+use elements::Places;
 pub(crate) use locate::without_record;
-use merge::{Conflict, Fault, Merge, Places};
+use merge::{Conflict, Fault, Merge, Surroundings};
 pub(crate) use record::{Record, RecordWriter, is_genuine};
 
 /// The label by which a pod asks for nodes of an operating system.
@@ -26,66 +37,99 @@ pub(crate) struct Verdict {
     pub(crate) outcome: ProfileOutcome,
     pub(crate) reason: Reason,
     pub(crate) detail: Option<Box<str>>,
+    /// What the author is told beside it.
+    pub(crate) notes: Vec<Box<str>>,
+}
+
+/// What the profiles are applied to.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a, 'r> {
+    /// The object as it came in.
+    pub(crate) object: Value<'a>,
+    pub(crate) world: World<'a>,
+    pub(crate) arena: &'a Arena,
+    /// The record of an earlier pass.
+    pub(crate) earlier: Option<&'r Record>,
 }
 
 /// Applies each profile that selection left `Unchanged`, and says of each what became of it; of the others, `None`.
 pub(crate) fn apply<'a>(
     document: &mut Document<'a>,
-    profiles: &'a [ProfileDecision],
-    earlier: Option<&Record>,
+    profiles: &[Selected<'a>],
+    subject: Subject<'a, '_>,
     record: &mut RecordWriter,
 ) -> Result<Vec<Option<Verdict>>, Malformed> {
     let mut verdicts = Vec::with_capacity(profiles.len());
     let mut places = Places::default();
-    for decision in profiles {
-        if decision.outcome != ProfileOutcome::Unchanged {
+    for selected in profiles {
+        if selected.decision.outcome != ProfileOutcome::Unchanged {
             verdicts.push(None);
             continue;
         }
-        let profile = &decision.profile;
+        let profile = selected.profile;
         let before = (document.clone(), places.clone());
-        let mark = record.begin(profile.display_name(), profile.revision(), earlier);
-        let changes = match lay(document, profile, earlier, &mut places, record) {
-            Ok(_) if !record.end() => Err(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)),
+        let mark = record.begin(profile.display_name(), profile.revision(), subject.earlier);
+        let changes = match lay(document, selected, subject, &mut places, record) {
+            Ok(_) if !record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
             Ok(changes) => Ok(changes),
-            Err(Fault::Conflict(conflict)) => Err(conflict),
+            Err(Fault::Conflict(conflict)) => Err((conflict, false)),
+            Err(Fault::Denied(conflict)) => Err((conflict, true)),
             Err(Fault::Malformed(malformed)) => return Err(malformed),
         };
-        if !matches!(changes, Ok(1..)) {
+        if !matches!(changes, Ok((1.., _))) {
             // What an earlier pass did is there still, at the revision of that pass.
-            record.keep(mark, earlier, profile.display_name());
+            record.keep(mark, subject.earlier, profile.display_name());
         }
         verdicts.push(Some(match changes {
-            Ok(0) => Verdict { outcome: ProfileOutcome::Unchanged, reason: Reason::AlreadyInjected, detail: None },
-            Ok(_) => Verdict { outcome: ProfileOutcome::Applied, reason: Reason::Injected, detail: None },
-            Err(Conflict { reason, place }) => {
+            Ok((changes, notes)) => {
+                let (outcome, reason) = match changes {
+                    0 => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
+                    _ => (ProfileOutcome::Applied, Reason::Injected),
+                };
+                Verdict { outcome, reason, detail: None, notes }
+            }
+            Err((Conflict { reason, place }, denies)) => {
                 (*document, places) = before;
                 let outcome = match profile.on_error {
-                    OnError::Skip => ProfileOutcome::Skipped,
-                    OnError::Deny => ProfileOutcome::Denied,
+                    OnError::Skip if !denies => ProfileOutcome::Skipped,
+                    OnError::Skip | OnError::Deny => ProfileOutcome::Denied,
                 };
-                Verdict { outcome, reason, detail: Some(place) }
+                Verdict { outcome, reason, detail: Some(place), notes: Vec::new() }
             }
         }));
     }
     Ok(verdicts)
 }
 
-/// Lays one profile's template over the document. How much was changed.
+/// Lays one profile over the document. How much was changed, and what the author is told.
 fn lay<'a>(
     document: &mut Document<'a>,
-    profile: &'a CompiledProfile,
-    earlier: Option<&Record>,
+    selected: &Selected<'a>,
+    subject: Subject<'a, '_>,
     places: &mut Places,
     record: &mut RecordWriter,
-) -> Result<usize, Fault> {
+) -> Result<(usize, Vec<Box<str>>), Fault> {
+    let profile: &'a CompiledProfile = selected.profile;
+    let Some(computation) = &selected.computation else { return Ok((0, Vec::new())) };
     if profile.adds_linux_containers && is_for_windows(document)? {
         return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
     }
-    let earlier = earlier.map(|record| record.of(profile.display_name()));
-    let mut merge = Merge::new(document, earlier, places, record);
-    merge.pod(profile.template())?;
-    let changes = merge.changes();
+    let earlier = subject.earlier.map(|record| record.of(profile.display_name())).unwrap_or_default();
+    let surroundings = Surroundings {
+        document,
+        places,
+        record,
+        computation,
+        arena: subject.arena,
+        authors: Authors::of(subject.object),
+    };
+    let mut merge = Merge::new(surroundings, &earlier);
+    if let Some(template) = &profile.template {
+        merge.whole(template, &schema::POD)?;
+    }
+    let is_injected = |pointer: &str| subject.earlier.is_some_and(|record| record.all_added().any(|at| at == pointer));
+    merge.rules(&profile.rules, subject.world.object, &is_injected)?;
+    let changes = merge.finish();
     for volume in &profile.foreign_volumes {
         if !has_volume(document, volume)? {
             return Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume)));
@@ -112,7 +156,7 @@ fn has_volume(document: &mut Document<'_>, name: &str) -> Result<bool, Malformed
 
 /// Sets the record's annotation, or takes away one that is there and should not be. `text` is the record as a JSON
 /// string.
-pub(crate) fn set_record<'a>(document: &mut Document<'a>, text: Option<&'a str>) -> Result<(), Malformed> {
+pub(crate) fn set_record(document: &mut Document<'_>, text: Option<String>) -> Result<(), Malformed> {
     let metadata = match document.member(Document::ROOT, "metadata")? {
         Some(metadata) if document.kind(metadata) == Kind::Object => metadata,
         // The API server never sends a pod without metadata; others may.
@@ -138,12 +182,14 @@ pub(crate) fn set_record<'a>(document: &mut Document<'a>, text: Option<&'a str>)
         (Some(existing), Some(text)) => {
             let same = matches!(document.content(existing), Content::Value(value) if value.raw() == text);
             if !same {
-                document.replace(existing, Content::Scalar(text));
+                let text = document.keep(text);
+                document.replace(existing, text);
             }
         }
         (Some(existing), None) => document.remove(existing, annotations),
         (None, Some(text)) => {
-            document.add_member(annotations, Key::new(INJECTED_ANNOTATION), Content::Scalar(text));
+            let text = document.keep(text);
+            document.add_member(annotations, Key::new(INJECTED_ANNOTATION), text);
         }
         (None, None) => {}
     }

@@ -214,6 +214,18 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// The JSON text of a member that is not open; `None` if it is absent or open.
+    pub(crate) fn raw_of(&self, id: SlotId, key: &str) -> Option<&str> {
+        match self.content(id) {
+            Content::Value(value) => value.get(key).map(Value::raw),
+            Content::Map => {
+                let mut children = self.children(id);
+                self.raw(children.find(|child| self.key(*child).is_some_and(|other| other.is(key)))?)
+            }
+            Content::Scalar(_) | Content::Made(_) | Content::List => None,
+        }
+    }
+
     /// Adds a member that is not there, behind the others. The object has to be open.
     pub(crate) fn add_member(&mut self, id: SlotId, key: Key<'a>, content: Content<'a>) -> SlotId {
         let removed = self.all_children(id).find(|child| {
@@ -252,6 +264,25 @@ impl<'a> Document<'a> {
             }
         }
         added
+    }
+
+    /// Moves an item of a list before another one; behind all if there is none. One that was there from the beginning is
+    /// removed at its place and added at the other.
+    pub(crate) fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) {
+        if before == Some(item) {
+            return;
+        }
+        let Some(Slot { content, first, last, .. }) = self.slot(item).copied() else { return };
+        self.remove(item, list);
+        let place = before.and_then(|before| self.children(list).position(|child| child == before));
+        let moved = match place {
+            Some(place) => self.insert_item(list, place, content),
+            None => self.push_item(list, content),
+        };
+        if let Some(slot) = self.slot_mut(moved) {
+            slot.first = first;
+            slot.last = last;
+        }
     }
 
     /// Gives a slot another value.

@@ -127,6 +127,12 @@ impl<'t> Value<'t> {
         self.kind() == Kind::Null
     }
 
+    /// Whether it is neither an object nor a list nor `null`.
+    #[must_use]
+    pub fn is_scalar(self) -> bool {
+        !matches!(self.kind(), Kind::Array | Kind::Object | Kind::Null)
+    }
+
     /// The text that a string stands for; `None` if it is not a string.
     #[must_use]
     pub fn as_str(self) -> Option<Cow<'t, str>> {

@@ -10,10 +10,11 @@ use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
-use super::template::{self, Node};
+use super::rules;
+use super::template::{Compiler, Needs, Node, without_directives};
 use super::tenant::check_tenant;
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
-use crate::json::Value;
+use crate::expression::Scope;
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -44,11 +45,14 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
         check_selector(path, selector.as_ref(), &mut faults);
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
-    let template = compile_template(name, spec, &mut faults);
-    let Computed { parameters, variables, conditions } = expressions::compile(spec, &mut faults);
+    let Computed { parameters, variables, conditions, scope, needs } = expressions::compile(spec, &mut faults);
+    check_size(spec, &mut faults);
+    let template = compile_template(name, spec, (&scope, &needs), &mut faults);
+    let rules = rules::compile(&spec.containers, (&scope, &needs), &mut faults);
+    let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
     let revision = revision(spec);
-    match (template, revision) {
-        (Some(template), Some(revision)) if faults.is_empty() => {
+    match revision {
+        Some(revision) if faults.is_empty() => {
             let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);
             Ok(CompiledProfile {
                 name: name.clone(),
@@ -68,8 +72,10 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                     OptOut::Allowed => OnError::Skip,
                     OptOut::Forbidden => OnError::Deny,
                 }),
-                adds_linux_containers: adds_linux_containers(&template),
-                foreign_volumes: foreign_volumes(&template),
+                adds_linux_containers: adds_linux_containers(&plain),
+                foreign_volumes: foreign_volumes(&plain),
+                own_containers: own_containers(&plain),
+                rules,
                 parameters,
                 variables,
                 conditions,
@@ -87,7 +93,6 @@ fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
         ("extends", spec.extends.is_some()),
         ("target", spec.target.is_some()),
         ("lookups", !spec.lookups.is_empty()),
-        ("containers", !spec.containers.is_empty()),
         ("validations", !spec.validations.is_empty()),
         ("rollout", spec.rollout.is_some()),
     ];
@@ -155,52 +160,78 @@ fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Reques
     compiled
 }
 
-fn compile_template(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<Node> {
-    let empty = Json::Object(Map::new());
-    let template = spec.template.as_ref().unwrap_or(&empty);
-    if template.as_object().is_none_or(Map::is_empty) {
+/// A profile does something, and its text is not too large.
+fn check_size(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+    let has_template = spec.template.as_ref().and_then(Json::as_object).is_some_and(|fields| !fields.is_empty());
+    if !has_template && spec.containers.is_empty() {
         let fault = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
         faults.push(fault.with_help("say what is added, for instance spec.containers"));
-        return None;
     }
+}
+
+/// Whether a template is of a size that can be looked at. What is larger goes to `faults`.
+fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
     let size = template.to_string().len();
     if size > MAX_TEMPLATE_BYTES {
         let message = format!("the template is {size} bytes as JSON; {MAX_TEMPLATE_BYTES} are allowed");
-        faults.push(Diagnostic::new("spec.template", message));
-        return None;
+        faults.push(Diagnostic::new(path, message));
     }
-    if !check_template(template, faults) {
+    size <= MAX_TEMPLATE_BYTES
+}
+
+fn compile_template(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    (scope, needs): (&Scope, &Needs),
+    faults: &mut Vec<Diagnostic>,
+) -> Option<Node> {
+    let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, faults))?;
+    if template.as_object().is_some_and(Map::is_empty) || !check_template(template, faults) {
         return None;
     }
     if name.namespace.is_some() {
-        check_tenant(&template::without_directives(template), faults);
+        check_tenant(&without_directives(template), faults);
     }
-    template::compile("spec.template", template, faults)
+    Compiler::new(scope, &[], needs, faults).template("spec.template", template)
+}
+
+/// The names of the containers that a template adds, as far as they are known from its text.
+fn own_containers(template: &Json) -> Box<[Box<str>]> {
+    let containers = items(template, "initContainers").chain(items(template, "containers"));
+    containers.filter_map(|container| literal(container.get("name")?)).map(Box::from).collect()
 }
 
 /// Whether a template adds containers, and does not say that they are for Windows.
-fn adds_linux_containers(template: &Node) -> bool {
-    let Some(spec) = template.whole.root().get("spec") else { return false };
-    let adds = |list: &str| spec.get(list).is_some_and(|list| list.items().next().is_some());
-    let os = spec.get("os").and_then(|os| os.get("name"));
-    (adds("containers") || adds("initContainers")) && !os.is_some_and(|os| os.is("windows"))
+fn adds_linux_containers(template: &Json) -> bool {
+    let adds = |list: &str| items(template, list).next().is_some();
+    let os = template.pointer("/spec/os/name").and_then(Json::as_str);
+    (adds("containers") || adds("initContainers")) && os != Some("windows")
 }
 
 /// The volumes that a template's containers mount and that it does not add itself: the pod has to have them.
-fn foreign_volumes(template: &Node) -> Box<[Box<str>]> {
-    let Some(spec) = template.whole.root().get("spec") else { return Box::default() };
-    let items = |list: &str| spec.get(list).into_iter().flat_map(Value::items);
-    let own: Vec<_> = items("volumes").filter_map(|volume| volume.get("name")?.as_str()).collect();
-    let containers = items("containers").chain(items("initContainers"));
-    let mounts = containers.flat_map(|container| container.get("volumeMounts").into_iter().flat_map(Value::items));
+fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
+    let own: Vec<_> = items(template, "volumes").filter_map(|volume| volume.get("name")?.as_str()).collect();
+    let containers = items(template, "containers").chain(items(template, "initContainers"));
+    let mounts = containers.filter_map(|container| container.get("volumeMounts")?.as_array()).flatten();
     let mut foreign: Vec<Box<str>> = mounts
-        .filter_map(|mount| mount.get("name")?.as_str())
+        .filter_map(|mount| literal(mount.get("name")?))
         .filter(|name| !own.contains(name))
-        .map(|name| name.as_ref().into())
+        .map(Box::from)
         .collect();
     foreign.sort();
     foreign.dedup();
     foreign.into()
+}
+
+/// The elements of a list of a pod's spec.
+fn items<'t>(template: &'t Json, list: &str) -> impl Iterator<Item = &'t Json> + use<'t> {
+    let list = template.get("spec").and_then(|spec| spec.get(list)).and_then(Json::as_array);
+    list.into_iter().flatten()
+}
+
+/// A text without expressions.
+fn literal(value: &Json) -> Option<&str> {
+    value.as_str().filter(|text| !text.contains("${"))
 }
 
 /// A hash of what the author wrote, with the keys of all objects in order.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::expression::ExpressionError;
+
 /// One mistake in a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
@@ -16,6 +18,13 @@ pub struct Diagnostic {
 impl Diagnostic {
     pub(crate) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { path: path.into(), message: message.into(), help: None }
+    }
+
+    /// An expression's mistake with the piece of source that it is about.
+    pub(crate) fn of_expression(path: impl Into<String>, source: &str, error: &ExpressionError) -> Self {
+        let piece = source.get(error.range.clone()).filter(|piece| !piece.is_empty());
+        let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
+        Self { path: path.into(), message, help: error.help.clone() }
     }
 
     pub(crate) fn with_help(self, help: impl Into<String>) -> Self {

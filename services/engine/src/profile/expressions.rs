@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 
 use super::Diagnostic;
+use super::template::{Compiler, Needs};
 use crate::compute::{self, Variable};
-use crate::expression::{Expression, ExpressionError, Scope};
+use crate::expression::{Expression, Scope};
 use crate::parameter::{self, Parameter};
 
 /// A condition that was found to be right.
@@ -23,6 +24,10 @@ pub(super) struct Computed {
     pub(super) parameters: Box<[Parameter]>,
     pub(super) variables: Box<[Variable]>,
     pub(super) conditions: Box<[Condition]>,
+    /// What every expression of the profile may use.
+    pub(super) scope: Scope,
+    /// The names that its variables need and that are known in some places only.
+    pub(super) needs: Needs,
 }
 
 /// Compiles parameters, variables and conditions. What is wrong goes to `faults`.
@@ -43,56 +48,69 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
     );
     let mut names = HashMap::new();
     let mut variables = Vec::new();
+    let everywhere = Needs::new();
     for (index, variable) in spec.variables.iter().enumerate() {
         let path = format!("spec.variables[{index}]");
         check_name(&path, &variable.name, &mut names, faults);
-        if let Some(expression) = expression(&path, &variable.expression, &scope, faults) {
-            variables.push(Variable { name: variable.name.as_str().into(), expression });
+        let mut compiler = Compiler::new(&scope, &compute::LOCALS, &everywhere, faults);
+        if let Some(expression) = compiler.condition(&format!("{path}.expression"), &variable.expression) {
+            variables.push(Variable { name: variable.name.as_str().into(), expression, is_local: false });
         }
     }
     check_cycles(&variables, faults);
-    let mut names = HashMap::new();
-    let conditions = spec.match_conditions.iter().enumerate().filter_map(|(index, condition)| {
-        let path = format!("spec.matchConditions[{index}]");
-        check_name(&path, &condition.name, &mut names, faults);
-        compile_condition(&path, condition, &scope, faults)
-    });
-    let conditions = conditions.collect();
-    Computed { parameters: parameters.into(), variables: variables.into(), conditions }
+    let needs = needs(&variables);
+    for variable in &mut variables {
+        variable.is_local = needs.get(&variable.name).is_some_and(|needed| !needed.is_empty());
+    }
+    let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &needs), faults);
+    Computed { parameters: parameters.into(), variables: variables.into(), conditions, scope, needs }
 }
 
-fn compile_condition(
+/// Compiles the conditions of a list. `locals` are the names that are known there and not everywhere.
+pub(super) fn conditions(
     path: &str,
-    condition: &MatchCondition,
-    scope: &Scope,
+    conditions: &[MatchCondition],
+    locals: &[&str],
+    (scope, needs): (&Scope, &Needs),
     faults: &mut Vec<Diagnostic>,
-) -> Option<Condition> {
-    Some(Condition {
-        name: condition.name.as_str().into(),
-        expression: expression(path, &condition.expression, scope, faults)?,
-        otherwise: condition.otherwise.unwrap_or(Otherwise::NotMatched),
-        message: condition.message.as_deref().map(Box::from),
-    })
+) -> Box<[Condition]> {
+    let mut names = HashMap::new();
+    let compiled = conditions.iter().enumerate().filter_map(|(index, condition)| {
+        let path = format!("{path}[{index}]");
+        check_name(&path, &condition.name, &mut names, faults);
+        let mut compiler = Compiler::new(scope, locals, needs, faults);
+        Some(Condition {
+            name: condition.name.as_str().into(),
+            expression: compiler.condition(&format!("{path}.expression"), &condition.expression)?,
+            otherwise: condition.otherwise.unwrap_or(Otherwise::NotMatched),
+            message: condition.message.as_deref().map(Box::from),
+        })
+    });
+    compiled.collect()
 }
 
-fn expression(path: &str, source: &str, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Expression> {
-    match Expression::compile(source, scope) {
-        Ok(expression) => Some(expression),
-        Err(error) => {
-            faults.push(diagnostic(format!("{path}.expression"), source, &error));
-            None
+/// Which names that are known in some places only each variable needs, also by way of others.
+fn needs(variables: &[Variable]) -> Needs {
+    let mut needs = Needs::new();
+    // A chain of variables is at most as long as there are variables; each round goes one step further.
+    for _ in 0..=variables.len() {
+        let mut changed = false;
+        for variable in variables {
+            let own = compute::LOCALS.into_iter().filter(|local| variable.expression.uses(local));
+            let used = variable.expression.members("variables").filter_map(|used| needs.get(used)).flatten().copied();
+            let mut needed: Vec<_> = own.chain(used).collect();
+            needed.sort_unstable();
+            needed.dedup();
+            changed |= needs.insert(variable.name.clone(), needed.clone()).is_none_or(|before| before != needed);
+        }
+        if !changed {
+            break;
         }
     }
+    needs
 }
 
-/// An expression's mistake with the piece of source that it is about.
-fn diagnostic(path: String, source: &str, error: &ExpressionError) -> Diagnostic {
-    let piece = source.get(error.range.clone()).filter(|piece| !piece.is_empty());
-    let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
-    Diagnostic { path, message, help: error.help.clone() }
-}
-
-fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, faults: &mut Vec<Diagnostic>) {
+pub(super) fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, faults: &mut Vec<Diagnostic>) {
     if let Some(first) = names.insert(name.to_owned(), path.to_owned()) {
         faults.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
     }

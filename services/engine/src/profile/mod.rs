@@ -7,6 +7,7 @@ mod check;
 mod compile;
 mod diagnostic;
 pub(crate) mod expressions;
+pub(crate) mod rules;
 mod set;
 pub(crate) mod template;
 mod tenant;
@@ -85,7 +86,10 @@ pub struct CompiledProfile {
     pub(crate) parameters: Box<[Parameter]>,
     pub(crate) variables: Box<[Variable]>,
     pub(crate) conditions: Box<[expressions::Condition]>,
-    template: template::Node,
+    pub(crate) template: Option<template::Node>,
+    pub(crate) rules: Box<[rules::ContainerRule]>,
+    /// The names of the containers that it adds, as far as they are known from its text.
+    pub(crate) own_containers: Box<[Box<str>]>,
     /// Whether it adds containers that are not said to be for Windows.
     pub(crate) adds_linux_containers: bool,
     /// Volumes that its containers mount and that it does not add.
@@ -127,11 +131,6 @@ impl CompiledProfile {
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation
-    }
-
-    /// The partial object that is laid over the one that is being created.
-    pub(crate) const fn template(&self) -> &template::Node {
-        &self.template
     }
 }
 

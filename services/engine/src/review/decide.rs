@@ -7,8 +7,8 @@ use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
 use super::{Decided, Endpoint, Facts, Fault, RecordTrust};
-use crate::compute::World;
-use crate::inject::{self, Record, RecordWriter, Verdict};
+use crate::compute::{Arena, World};
+use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
 use crate::patch::{self, CheckFault};
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
@@ -53,6 +53,7 @@ pub(super) fn decide(
     // A namespace that could not be found is known by what the API server says of it: that it is opted in.
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
+    let arena = Arena::new();
     let found = FoundRecord::find(object, facts.record_trust);
     let decided = found.authors(object).and_then(|authors| {
         let world = World {
@@ -62,7 +63,7 @@ pub(super) fn decide(
             namespace: &namespace,
             uid: &envelope.uid,
         };
-        inject(object, select(&candidates, level, world), &found)
+        inject(object, select(&candidates, level, world, &arena), world, &arena, &found)
     });
     match decided {
         Ok(decided) => decided,
@@ -117,12 +118,19 @@ impl FoundRecord {
     }
 }
 
-fn inject(object: Value<'_>, selection: Selection, found: &FoundRecord) -> Result<Result<Decided, Fault>, Malformed> {
-    let Selection { mut profiles, mut notices, denied, reason } = selection;
+fn inject<'v>(
+    object: Value<'v>,
+    selection: Selection<'v>,
+    world: World<'v>,
+    arena: &'v Arena,
+    found: &FoundRecord,
+) -> Result<Result<Decided, Fault>, Malformed> {
+    let Selection { profiles, mut notices, denied, reason } = selection;
     if matches!(found, FoundRecord::Foreign) {
         notices.push(Notice::RecordDropped);
     }
     if let Some((reason, detail)) = denied {
+        let profiles = profiles.into_iter().map(|selected| selected.decision).collect();
         let decision = Decision { profiles, notices, ..Decision::denied(reason, detail) };
         return Ok(Ok(Decided { decision, patch: None }));
     }
@@ -130,16 +138,17 @@ fn inject(object: Value<'_>, selection: Selection, found: &FoundRecord) -> Resul
         let mut document = Document::new(object);
         let mut record = RecordWriter::new();
         let is_selected = |name: &str| {
-            profiles.iter().any(|decision| {
-                decision.profile.display_name() == name && decision.outcome == ProfileOutcome::Unchanged
+            profiles.iter().any(|selected| {
+                selected.profile.display_name() == name && selected.decision.outcome == ProfileOutcome::Unchanged
             })
         };
         if let Some(earlier) = found.genuine() {
             record.keep_others(earlier, is_selected);
         }
-        let verdicts = inject::apply(&mut document, &profiles, found.genuine(), &mut record)?;
+        let subject = Subject { object, world, arena, earlier: found.genuine() };
+        let verdicts = inject::apply(&mut document, &profiles, subject, &mut record)?;
         let text = record.finish();
-        inject::set_record(&mut document, text.as_deref())?;
+        inject::set_record(&mut document, text)?;
         let patch = patch::write(&document);
         if let Some(patch) = &patch {
             match patch::check(object, patch, &mut document) {
@@ -150,12 +159,19 @@ fn inject(object: Value<'_>, selection: Selection, found: &FoundRecord) -> Resul
         }
         (patch, verdicts)
     };
-    for (decision, verdict) in profiles.iter_mut().zip(verdicts) {
-        if let Some(Verdict { outcome, reason, detail }) = verdict {
-            *decision = ProfileDecision { outcome, reason, detail, profile: Arc::clone(&decision.profile) };
-        }
+    let mut decisions = Vec::with_capacity(profiles.len());
+    for (selected, verdict) in profiles.into_iter().zip(verdicts) {
+        let decision = selected.decision;
+        decisions.push(match verdict {
+            Some(Verdict { outcome, reason, detail, notes }) => {
+                let profile = decision.profile;
+                notices.extend(notes.into_iter().map(|text| Notice::OfProfile { profile: profile.display_name().into(), text }));
+                ProfileDecision { outcome, reason, detail, profile }
+            }
+            None => decision,
+        });
     }
-    Ok(Ok(conclude(object, profiles, notices, reason, patch)))
+    Ok(Ok(conclude(object, decisions, notices, reason, patch)))
 }
 
 /// What follows for the object from what became of each profile.

@@ -7,24 +7,22 @@ use pillion_api::profile::{OnError, Otherwise};
 
 use super::Refusal;
 use super::pod::Pod;
-use crate::compute::{Computation, Parameters, World};
+use crate::compute::{Arena, Computation, Parameters, World};
 use crate::expression::Budget;
 use crate::parameter::{self, Invalid, Metadata, Sources};
 use crate::profile::CompiledProfile;
 use crate::report::{ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
 
-/// Why a profile's conditions do not hold; `None` if they do. The gravest of several counts, with the reasons of all that
-/// are as grave.
-pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refusal> {
-    if profile.conditions.is_empty() && profile.parameters.is_empty() {
-        return None;
-    }
-    let parameters = match resolve_all(profile, world) {
-        Ok(parameters) => parameters,
-        Err(refusal) => return Some(refusal),
-    };
-    let computation = Computation::new(world, &parameters, &profile.variables);
+/// What a profile's expressions stand for, if its conditions hold; else why they do not. The gravest of several counts,
+/// with the reasons of all that are as grave.
+pub(super) fn check<'v>(
+    profile: &'v CompiledProfile,
+    world: World<'v>,
+    arena: &'v Arena,
+) -> Result<Computation<'v>, Refusal> {
+    let parameters = arena.keep_parameters(resolve_all(profile, world)?);
+    let computation = Computation::new(world, parameters, profile);
     let mut budget = Budget::new();
     let mut refusals: Vec<Refusal> = Vec::new();
     for condition in &profile.conditions {
@@ -50,12 +48,13 @@ pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refus
         };
         refusals.push(refusal);
     }
-    let gravest = refusals.iter().map(|refusal| gravity(refusal.outcome)).max()?;
-    refusals.retain(|refusal| gravity(refusal.outcome) == gravest);
-    refusals.into_iter().reduce(|first, next| Refusal {
+    let gravest = refusals.iter().map(|refusal| gravity(refusal.outcome)).max();
+    refusals.retain(|refusal| Some(gravity(refusal.outcome)) == gravest);
+    let refusal = refusals.into_iter().reduce(|first, next| Refusal {
         detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
         ..first
-    })
+    });
+    refusal.map_or(Ok(computation), Err)
 }
 
 /// The values of a profile's parameters.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::OptOut;
 
-use crate::compute::World;
+use crate::compute::{Arena, Computation, World};
 use crate::profile::CompiledProfile;
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
@@ -23,11 +23,19 @@ use candidates::Candidates;
 use pod::Pod;
 use request::Asked;
 
+/// A profile that was asked for.
+pub(crate) struct Selected<'v> {
+    /// What is decided about it. One that is for the object is `Unchanged` until it is applied.
+    pub(crate) decision: ProfileDecision,
+    pub(crate) profile: &'v CompiledProfile,
+    /// What its expressions stand for, if it is for the object.
+    pub(crate) computation: Option<Computation<'v>>,
+}
+
 /// What selection found.
-pub(crate) struct Selection {
-    /// The profiles that were asked for, in their order. Those that are for the object are `Unchanged` until they are
-    /// applied.
-    pub(crate) profiles: Vec<ProfileDecision>,
+pub(crate) struct Selection<'v> {
+    /// The profiles that were asked for, in their order.
+    pub(crate) profiles: Vec<Selected<'v>>,
     pub(crate) notices: Vec<Notice>,
     /// Why the object is refused.
     pub(crate) denied: Option<(Reason, Box<str>)>,
@@ -43,34 +51,44 @@ pub(crate) struct Refusal {
 }
 
 /// Selects the profiles of a pod.
-pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, world: World<'_>) -> Selection {
+pub(crate) fn select<'v>(
+    candidates: &'v Candidates,
+    level: InjectionLevel,
+    world: World<'v>,
+    arena: &'v Arena,
+) -> Selection<'v> {
     let pod = Pod::new(world.object);
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
     let Asked { places, dropped, notices, denied } = request::asked(candidates, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
-    let mut profiles: Vec<ProfileDecision> = Vec::with_capacity(places.len());
+    let mut profiles: Vec<Selected<'v>> = Vec::with_capacity(places.len());
     for place in places {
         let Some(profile) = candidates.profile(place) else { continue };
         let not_matched = |reason| Some(Refusal { outcome: ProfileOutcome::NotMatched, reason, detail: None });
+        let mut computation = None;
         let refusal = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
             not_matched(Reason::OptedOut)
         } else if !object_matches(profile, pod) {
             not_matched(Reason::ObjectSelector)
-        } else if let Some(refusal) = conditions::check(profile, world) {
-            Some(refusal)
-        } else if group_is_taken(profile, &profiles) {
-            not_matched(Reason::ExclusiveGroup)
         } else {
-            None
+            match conditions::check(profile, world, arena) {
+                Err(refusal) => Some(refusal),
+                Ok(_) if group_is_taken(profile, &profiles) => not_matched(Reason::ExclusiveGroup),
+                Ok(computed) => {
+                    computation = Some(computed);
+                    None
+                }
+            }
         };
         let Refusal { outcome, reason, detail } = refusal.unwrap_or(Refusal {
             outcome: ProfileOutcome::Unchanged,
             reason: Reason::AlreadyInjected,
             detail: None,
         });
-        profiles.push(ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail });
+        let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail };
+        profiles.push(Selected { decision, profile, computation });
     }
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }
@@ -82,10 +100,11 @@ fn object_matches(profile: &CompiledProfile, pod: Pod<'_>) -> bool {
     selector.matches(|key| labels.iter().find(|(candidate, _)| candidate == key).map(|(_, value)| &**value))
 }
 
-fn group_is_taken(profile: &CompiledProfile, earlier: &[ProfileDecision]) -> bool {
+fn group_is_taken(profile: &CompiledProfile, earlier: &[Selected<'_>]) -> bool {
     profile.exclusive_group.is_some()
-        && earlier.iter().any(|decision| {
-            decision.outcome == ProfileOutcome::Unchanged && decision.profile.exclusive_group == profile.exclusive_group
+        && earlier.iter().any(|earlier| {
+            earlier.decision.outcome == ProfileOutcome::Unchanged
+                && earlier.profile.exclusive_group == profile.exclusive_group
         })
 }
 

@@ -7,10 +7,10 @@ use serde_json::{Value as Json, json};
 
 use super::candidates::Candidates;
 use super::{Selection, select};
-use crate::compute::World;
+use crate::compute::{Arena, World};
 use crate::json::OwnedTape;
 use crate::profile::{ProfileName, ProfileSet, compile};
-use crate::report::{Notice, ProfileOutcome, Reason};
+use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
 
 const KEY: &str = "example.com/inject";
@@ -23,6 +23,14 @@ fn profile(name: &str, mut spec: Json) -> (ProfileName, Json) {
         None => ProfileName::cluster(name),
     };
     (name, spec)
+}
+
+/// What selection found, without what it was found from.
+struct Found {
+    profiles: Vec<ProfileDecision>,
+    notices: Vec<Notice>,
+    denied: Option<(Reason, Box<str>)>,
+    reason: Reason,
 }
 
 struct Case {
@@ -40,7 +48,7 @@ impl Case {
         Self { namespace: Namespace::new([("env", "prod")], annotations.iter().copied()), ..self }
     }
 
-    fn select(&self, labels: &Json, annotations: &Json) -> Selection {
+    fn select(&self, labels: &Json, annotations: &Json) -> Found {
         let compiled = self
             .profiles
             .iter()
@@ -55,7 +63,10 @@ impl Case {
             namespace: &self.namespace,
             uid: "u",
         };
-        select(&candidates, self.level, world)
+        let arena = Arena::new();
+        let Selection { profiles, notices, denied, reason } = select(&candidates, self.level, world, &arena);
+        let profiles = profiles.into_iter().map(|selected| selected.decision).collect();
+        Found { profiles, notices, denied, reason }
     }
 
     /// The profiles that are for a pod, in their order.

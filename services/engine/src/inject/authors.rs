@@ -1,0 +1,88 @@
+//! What the author of the request wrote, by `metadata.managedFields`.
+//!
+//! In a CREATE review they name what the author wrote and nothing that admission added; the API server computes them. So a
+//! LimitRange's resources in an author's overlay are told apart from the author's own.
+
+use crate::json::Value;
+
+/// The fields that the author wrote.
+#[derive(Clone, Copy)]
+pub(super) struct Authors<'a> {
+    managed: Option<Value<'a>>,
+}
+
+impl<'a> Authors<'a> {
+    pub(super) fn of(object: Value<'a>) -> Self {
+        let managed = object.at(&["metadata", "managedFields"]);
+        Self { managed: managed.filter(|managed| managed.items().next().is_some()) }
+    }
+
+    /// Whether the author wrote what stands at a place; so it is taken to be where nobody knows.
+    pub(super) fn wrote(self, pointer: &str) -> bool {
+        let Some(managed) = self.managed else { return true };
+        managed.items().any(|entry| {
+            let fields = entry.get("fieldsV1");
+            fields.is_some_and(|fields| names(fields, pointer.split('/').skip(1)))
+        })
+    }
+}
+
+/// Whether a set of fields names a place, or all that is around it.
+fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bool {
+    let Some(token) = tokens.next() else { return true };
+    let name = token.replace("~1", "/").replace("~0", "~");
+    let below = fields.members().find_map(|(key, value)| {
+        let key = key.text();
+        let is_named = match key.split_once(':') {
+            Some(("f", field)) => field == name,
+            Some(("k", keys)) => is_key(keys, &name),
+            _ => false,
+        };
+        is_named.then_some(value)
+    });
+    match below {
+        // A field that is owned as a whole has nothing below it.
+        Some(below) => below.members().next().is_none() || names(below, tokens),
+        None => false,
+    }
+}
+
+/// Whether the keys of an element, as JSON, are those that a pointer names it by.
+fn is_key(keys: &str, name: &str) -> bool {
+    let Ok(serde_json::Value::Object(keys)) = serde_json::from_str(keys) else { return false };
+    let values = keys.values().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+    values.collect::<Vec<_>>().join(",") == name
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::json::OwnedTape;
+
+    #[test]
+    fn what_admission_added_is_not_the_authors() {
+        let object = json!({"metadata": {"managedFields": [{"fieldsV1": {"f:spec": {"f:containers": {
+            "k:{\"name\":\"proxy\"}": {
+                ".": {}, "f:image": {}, "f:args": {},
+                "f:env": {".": {}, "k:{\"name\":\"A\"}": {".": {}, "f:name": {}, "f:value": {}}},
+                "f:ports": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {"f:name": {}}},
+            },
+        }}}}]}});
+        let tape = OwnedTape::parse(object.to_string()).unwrap();
+        let authors = Authors::of(tape.root());
+        for (pointer, wrote) in [
+            ("/spec/containers/proxy/image", true),
+            ("/spec/containers/proxy/env/A/value", true),
+            ("/spec/containers/proxy/env/B/value", false),
+            ("/spec/containers/proxy/ports/80,TCP/name", true),
+            ("/spec/containers/proxy/resources/limits/cpu", false),
+            ("/spec/containers/other/image", false),
+        ] {
+            assert_eq!(authors.wrote(pointer), wrote, "{pointer}");
+        }
+        let unknown = OwnedTape::parse("{}").unwrap();
+        assert!(Authors::of(unknown.root()).wrote("/spec/x"), "without managedFields all is the author's");
+    }
+}

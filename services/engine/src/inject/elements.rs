@@ -1,0 +1,621 @@
+//! The elements of lists: those of a template found, made and put in their places, and those of the object changed or
+//! removed.
+
+use std::borrow::Cow;
+
+use crate::expression::{EvaluationError, Expression, Value as Computed};
+use crate::json::{Content, Key, Kind as JsonKind, SlotId, Value};
+use crate::profile::template::{ConflictRule, Kind, Node, Rules};
+use crate::report::Reason;
+use crate::schema::{self, KeyedList};
+
+use super::merge::{Directives, Fault, Merge, Part, push_escaped, push_token};
+use super::render::Spot;
+
+/// A list whose containers may be moved, and the one that they may be moved to.
+const INIT_CONTAINERS: &str = "initContainers";
+const CONTAINERS: &str = "containers";
+
+/// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places(Vec<(Box<str>, Spot, usize)>);
+
+impl Places {
+    /// How many there were, and counts one more.
+    fn next(&mut self, list: &str, spot: &Spot) -> usize {
+        let known = self.0.iter_mut().find(|(other, at, _)| **other == *list && at == spot);
+        if let Some((_, _, count)) = known {
+            *count += 1;
+            return *count - 1;
+        }
+        self.0.push((list.into(), spot.clone(), 1));
+        0
+    }
+}
+
+/// An element of a template's list.
+#[derive(Clone, Copy)]
+pub(super) struct Element<'a> {
+    pub(super) part: Part<'a>,
+    /// The directives beside its fields.
+    pub(super) rules: Option<&'a Rules>,
+    /// The directives of the group that it stands in.
+    group: Option<&'a Rules>,
+    /// Whether `$when` is still to be asked, because it asks what the object has.
+    node: Option<&'a Node>,
+}
+
+impl<'a> Element<'a> {
+    /// The part whose `$when` is still to be asked.
+    pub(super) const fn asks(&self) -> Option<&'a Node> {
+        self.node
+    }
+}
+
+/// The fields of an element that tell it from others.
+pub(super) struct Keys<'a> {
+    fields: &'static [&'static str],
+    values: [Option<Value<'a>>; 2],
+}
+
+impl<'a> Keys<'a> {
+    /// The value of a key field that the element has.
+    pub(super) fn get(&self, field: &str) -> Option<Value<'a>> {
+        let place = self.fields.iter().position(|candidate| *candidate == field)?;
+        self.values.get(place).copied().flatten()
+    }
+}
+
+impl<'a> Merge<'_, 'a, '_> {
+    /// Goes over the elements of a template's list: groups are opened, `$forEach` is gone through, and what `$when` leaves
+    /// out is left out.
+    pub(super) fn expand(
+        &mut self,
+        nodes: &'a [Node],
+        group: Option<&'a Rules>,
+        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        for node in nodes {
+            let rules = node.rules.as_deref();
+            if rules.is_some_and(|rules| rules.each.is_some() || rules.prune.is_some()) {
+                continue;
+            }
+            let Some(for_each) = rules.and_then(|rules| rules.for_each.as_ref()) else {
+                self.expand_one(node, group, sink)?;
+                continue;
+            };
+            let known = self.computation.known();
+            let list = self.evaluate(&for_each.list)?;
+            let items = pairs(&list).ok_or_else(|| {
+                self.failed(&EvaluationError::new("$forEach goes over a list or a map, and this is neither"))
+            })?;
+            for (index, (key, item)) in items.into_iter().enumerate() {
+                self.charge(ITEM_COST)?;
+                self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+                self.computation.know("key", key);
+                self.computation.know(&for_each.item, item);
+                let result = self.expand_one(node, group, sink);
+                self.computation.forget(known);
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    fn expand_one(
+        &mut self,
+        node: &'a Node,
+        group: Option<&'a Rules>,
+        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let rules = node.rules.as_deref();
+        if !node.uses_existing && !self.is_wanted(node)? {
+            return Ok(());
+        }
+        let asked = node.uses_existing.then_some(node);
+        match &node.kind {
+            // A list in a list is spliced.
+            Kind::List(nodes) => return self.expand(nodes, rules.or(group), sink),
+            Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: asked }),
+            Kind::Plain(_) | Kind::Text(_) | Kind::Changed(_) => {}
+        }
+        let known = self.computation.known();
+        self.know_existing(node, None)?;
+        let part = self.resolve(node, &schema::ANY)?;
+        self.computation.forget(known);
+        match part {
+            Some(Part::Plain(value)) if value.kind() == JsonKind::Array => value
+                .items()
+                .try_for_each(|item| sink(self, Element { part: Part::Plain(item), rules, group, node: asked })),
+            Some(part) => sink(self, Element { part, rules, group, node: asked }),
+            None => Ok(()),
+        }
+    }
+
+    /// Lays a template's list over one whose elements are told apart by keys.
+    pub(super) fn list(
+        &mut self,
+        parent: SlotId,
+        list: SlotId,
+        part: Part<'a>,
+        keyed: &'static KeyedList,
+    ) -> Result<(), Fault> {
+        self.document.open(list)?;
+        let around = std::mem::take(&mut self.env);
+        let result = match part {
+            Part::Plain(value) => value.items().try_for_each(|item| {
+                let element = Element { part: Part::Plain(item), rules: None, group: None, node: None };
+                self.element(parent, list, element, keyed)
+            }),
+            Part::Node(Node { kind: Kind::List(nodes), .. }) => {
+                self.change_elements(list, nodes, keyed.element, Some(keyed))?;
+                self.expand(nodes, None, &mut |merge, element| merge.element(parent, list, element, keyed))
+            }
+            Part::Node(_) => Ok(()),
+        };
+        let entries = std::mem::replace(&mut self.env, around);
+        result?;
+        super::order::behind_what_they_need(self.document, list, &entries);
+        Ok(())
+    }
+
+    fn element(
+        &mut self,
+        parent: SlotId,
+        list: SlotId,
+        element: Element<'a>,
+        keyed: &'static KeyedList,
+    ) -> Result<(), Fault> {
+        let length = self.pointer.len();
+        let (known, around) = (self.computation.known(), self.manner);
+        let result = self.place(parent, list, element, keyed, length);
+        self.pointer.truncate(length);
+        self.computation.forget(known);
+        self.manner = around;
+        result
+    }
+
+    fn place(
+        &mut self,
+        parent: SlotId,
+        list: SlotId,
+        element: Element<'a>,
+        keyed: &'static KeyedList,
+        list_pointer: usize,
+    ) -> Result<(), Fault> {
+        let keys = self.keys_of(element.part, keyed)?;
+        push_keys(&mut self.pointer, keyed, |key| keys.get(key));
+        let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
+        let existing = self.find(list, &keys, keyed);
+        if let Some(node) = element.node {
+            self.know_existing(node, existing)?;
+            if !self.is_wanted(node)? {
+                return Ok(());
+            }
+        }
+        let Directives { conflict: written, join } = self.element_directives(element)?;
+        let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.manner.conflict });
+        let existing = match existing {
+            Some(existing) => Some(existing),
+            None => self.find_elsewhere(parent, list, &keys, keyed, rule, element)?,
+        };
+        let Some(existing) = existing else {
+            if self.manner.settled && join.is_none() {
+                return Ok(());
+            }
+            return self.add_element(list, element, &keys, keyed, list_pointer);
+        };
+        let is_sidecar = self.sidecar(element)? == Some(true);
+        match rule {
+            _ if self.is_ours() && written != Some(ConflictRule::Replace) && join.is_none() => {
+                if element.part.acts_again() {
+                    self.manner.settled = true;
+                    self.manner.conflict = rule;
+                    self.object(existing, element.part, keyed.element, Some(&keys))?;
+                }
+            }
+            _ if join.is_some() => {
+                if let Some(join) = join {
+                    self.join_element(list, existing, element.part, join, keyed)?;
+                }
+            }
+            ConflictRule::Merge | ConflictRule::Replace => {
+                self.manner.conflict = rule;
+                self.manner.settled &= rule != ConflictRule::Replace;
+                self.manner.overlay |= keyed.names && rule == ConflictRule::Merge && !self.manner.within_added;
+                self.object(existing, element.part, keyed.element, Some(&keys))?;
+                if is_sidecar {
+                    self.make_sidecar(existing)?;
+                }
+                self.remember_env(existing, keyed);
+            }
+            ConflictRule::Keep => {}
+            ConflictRule::Fail => {
+                let is_equal = matches!(element.part, Part::Plain(value) if self.is_equal(existing, value));
+                if !is_equal {
+                    return Err(self.fault(Reason::NameTaken));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_element(
+        &mut self,
+        list: SlotId,
+        element: Element<'a>,
+        keys: &Keys<'a>,
+        keyed: &'static KeyedList,
+        list_pointer: usize,
+    ) -> Result<(), Fault> {
+        let content = match element.part {
+            Part::Plain(value) => Content::Value(value),
+            Part::Node(_) => Content::Map,
+        };
+        let slot = self.insert(list, element, content, list_pointer)?;
+        if matches!(content, Content::Map) {
+            let around = self.enter_added();
+            self.manner.conflict = ConflictRule::Merge;
+            let result = self.object(slot, element.part, keyed.element, Some(keys));
+            self.manner = around;
+            result?;
+        }
+        if self.sidecar(element)? == Some(true) {
+            let around = self.enter_added();
+            let result = self.make_sidecar(slot);
+            self.manner = around;
+            result?;
+        }
+        if let Some(join) = element.rules.and_then(|rules| rules.join.as_ref())
+            && join.prepend.is_some()
+            && let Some(value) = self.document.member(slot, "value")?
+        {
+            // Where nothing is there, what goes in front and what goes behind are joined with one another.
+            let around = self.enter_added();
+            let own = self.current(value)?;
+            let result = self.join_text(value, own, join);
+            self.manner = around;
+            result?;
+        }
+        self.note_added();
+        self.remember_env(slot, keyed);
+        Ok(())
+    }
+
+    /// Entries of an env list that are new or joined stand behind what they refer to.
+    fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
+        if schema::is_env(keyed) {
+            self.env.push(slot);
+        }
+    }
+
+    /// Joins to an element that is there. In an env entry that is about its value.
+    fn join_element(
+        &mut self,
+        list: SlotId,
+        existing: SlotId,
+        part: Part<'a>,
+        join: &'a crate::profile::template::Join,
+        keyed: &'static KeyedList,
+    ) -> Result<(), Fault> {
+        if part.kind() != JsonKind::Object {
+            return Ok(());
+        }
+        let Some(whole) = self.value_of(part)? else { return Ok(()) };
+        let Some(value) = whole.get("value") else { return Ok(()) };
+        let length = self.pointer.len();
+        if let Some(slot) = self.document.member(existing, "value")? {
+            push_token(&mut self.pointer, "value");
+            let result = self.join_text(slot, value, join);
+            self.pointer.truncate(length);
+            self.remember_env(existing, keyed);
+            return result;
+        }
+        if self.document.member(existing, "valueFrom")?.is_some() {
+            return self.join_reference(list, existing, value, join);
+        }
+        // An entry with neither is an empty text.
+        push_token(&mut self.pointer, "value");
+        self.document.add_member(existing, Key::new("value"), Content::Value(value));
+        self.note_added();
+        self.pointer.truncate(length);
+        self.remember_env(existing, keyed);
+        Ok(())
+    }
+
+    /// The directives of an element: its own, else those of its group.
+    fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, Fault> {
+        let own = match element.rules {
+            Some(rules) => self.directives_of(rules)?,
+            None => Directives::default(),
+        };
+        match element.group {
+            Some(group) if own.conflict.is_none() => {
+                Ok(Directives { conflict: self.directives_of(group)?.conflict, ..own })
+            }
+            _ => Ok(own),
+        }
+    }
+
+    /// The fields that tell an element from others.
+    fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, Fault> {
+        let mut keys = Keys { fields: keyed.keys, values: [None; 2] };
+        for (value, field) in keys.values.iter_mut().zip(keyed.keys) {
+            *value = match part {
+                Part::Plain(whole) => whole.get(field),
+                Part::Node(Node { kind: Kind::Map(fields), .. }) => {
+                    match fields.iter().find(|(key, _)| **key == **field) {
+                        Some((_, node)) => match self.resolve(node, &schema::ANY)? {
+                            Some(part) => self.value_of(part)?,
+                            None => None,
+                        },
+                        None => None,
+                    }
+                }
+                Part::Node(_) => None,
+            };
+            let has_default = keyed.defaults.iter().any(|(key, _)| key == field);
+            if value.is_none_or(|value| !value.is_scalar()) && !has_default {
+                return Err(self.failed(&EvaluationError::new(format!("an element of this list has no {field}"))));
+            }
+        }
+        Ok(keys)
+    }
+
+    /// The list that an element is for: containers change theirs by `$sidecar`.
+    fn list_of(
+        &mut self,
+        parent: SlotId,
+        list: SlotId,
+        element: Element<'a>,
+        list_pointer: usize,
+    ) -> Result<(SlotId, usize), Fault> {
+        if self.sidecar(element)? != Some(false) {
+            return Ok((list, list_pointer));
+        }
+        let other = match self.document.member(parent, CONTAINERS)? {
+            Some(other) => other,
+            None => self.document.add_member(parent, Key::new(CONTAINERS), Content::List),
+        };
+        self.document.open(other)?;
+        let pointer = self.pointer.replacen(INIT_CONTAINERS, CONTAINERS, 1);
+        let length = list_pointer + CONTAINERS.len() - INIT_CONTAINERS.len();
+        self.pointer = pointer;
+        Ok((other, length))
+    }
+
+    fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, Fault> {
+        match element.rules.and_then(|rules| rules.sidecar.as_ref()) {
+            Some(expression) => self.truth(expression).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn make_sidecar(&mut self, container: SlotId) -> Result<(), Fault> {
+        if self.document.member(container, "restartPolicy")?.is_none() {
+            let length = self.pointer.len();
+            push_token(&mut self.pointer, "restartPolicy");
+            self.document.add_member(container, Key::new("restartPolicy"), Content::Scalar("\"Always\""));
+            self.note_added();
+            self.pointer.truncate(length);
+        }
+        Ok(())
+    }
+
+    /// Puts a new element where its profile says.
+    fn insert(
+        &mut self,
+        list: SlotId,
+        element: Element<'a>,
+        content: Content<'a>,
+        list_pointer: usize,
+    ) -> Result<SlotId, Fault> {
+        let position = element.rules.and_then(|rules| rules.position.as_ref());
+        let position = position.or_else(|| element.group.and_then(|rules| rules.position.as_ref()));
+        let spot = self.spot(position)?;
+        let index = match &spot {
+            Spot::Last => None,
+            Spot::First => Some(0),
+            Spot::Before(name) => self.index_of(list, name),
+            Spot::After(name) => self.index_of(list, name).map(|index| index + 1),
+        };
+        Ok(match (index, &spot) {
+            (None, _) => self.document.push_item(list, content),
+            // Each goes directly before the element that is named, so behind those that went there already.
+            (Some(index), Spot::Before(_)) => self.document.insert_item(list, index, content),
+            (Some(index), _) => {
+                let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
+                let already = self.places.next(list_pointer, &spot);
+                self.document.insert_item(list, index + already, content)
+            }
+        })
+    }
+
+    fn index_of(&self, list: SlotId, name: &str) -> Option<usize> {
+        let has_name = |child| self.document.value_of(child, "name").is_some_and(|value| value.is(name));
+        self.document.children(list).position(has_name)
+    }
+
+    /// The element of a list that has the same keys.
+    fn find(&self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Option<SlotId> {
+        self.document.children(list).find(|candidate| {
+            keyed.keys.iter().all(|key| {
+                let found = self.document.value_of(*candidate, key);
+                key_of(keys.get(key), key, keyed) == key_of(found, key, keyed)
+            })
+        })
+    }
+
+    /// Containers of all kinds share their names. One that `$sidecar` puts elsewhere is moved, all others are in the way.
+    fn find_elsewhere(
+        &mut self,
+        parent: SlotId,
+        list: SlotId,
+        keys: &Keys<'a>,
+        keyed: &'static KeyedList,
+        rule: ConflictRule,
+        element: Element<'a>,
+    ) -> Result<Option<SlotId>, Fault> {
+        for name in keyed.siblings {
+            let Some(sibling) = self.document.member(parent, name)?.filter(|sibling| *sibling != list) else {
+                continue;
+            };
+            self.document.open(sibling)?;
+            let Some(found) = self.find(sibling, keys, keyed) else { continue };
+            let moves = element.rules.is_some_and(|rules| rules.sidecar.is_some())
+                && matches!(*name, INIT_CONTAINERS | CONTAINERS)
+                && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
+            if !moves {
+                return Err(self.fault(Reason::NameTaken));
+            }
+            let (ours, others) = if *name == CONTAINERS {
+                (INIT_CONTAINERS, CONTAINERS)
+            } else {
+                (CONTAINERS, INIT_CONTAINERS)
+            };
+            let current = self.current(found)?;
+            let there = self.pointer.replacen(ours, others, 1);
+            let here = std::mem::replace(&mut self.pointer, there);
+            self.note_replaced(found);
+            self.pointer = here;
+            self.document.remove(found, sibling);
+            let length = self.pointer.rfind('/').unwrap_or(0);
+            let moved = self.insert(list, element, Content::Value(current), length)?;
+            self.note_added();
+            return Ok(Some(moved));
+        }
+        Ok(None)
+    }
+
+    /// Changes and removes elements that are there: `$each` and `$prune`.
+    pub(super) fn change_elements(
+        &mut self,
+        list: SlotId,
+        nodes: &'a [Node],
+        element: &'static schema::Type,
+        keyed: Option<&'static KeyedList>,
+    ) -> Result<(), Fault> {
+        for node in nodes {
+            let Some(rules) = node.rules.as_deref() else { continue };
+            let (condition, prunes) = match (&rules.each, &rules.prune) {
+                (Some(each), _) => (each, false),
+                (None, Some(prune)) => (prune, true),
+                (None, None) => continue,
+            };
+            let elements: Vec<_> = self.document.children(list).collect();
+            for (index, slot) in elements.into_iter().enumerate() {
+                self.charge(ITEM_COST)?;
+                let (known, length, around) = (self.computation.known(), self.pointer.len(), self.manner);
+                let item = self.current(slot)?;
+                if let Some(keyed) = keyed {
+                    push_keys(&mut self.pointer, keyed, |key| item.get(key));
+                }
+                self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+                self.computation.know("item", Computed::from(item));
+                let result = self.change_element(list, slot, node, condition, prunes, element);
+                self.computation.forget(known);
+                self.pointer.truncate(length);
+                self.manner = around;
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    fn change_element(
+        &mut self,
+        list: SlotId,
+        slot: SlotId,
+        node: &'a Node,
+        condition: &'a Expression,
+        prunes: bool,
+        element: &'static schema::Type,
+    ) -> Result<(), Fault> {
+        if !self.truth(condition)? || !self.is_wanted(node)? {
+            return Ok(());
+        }
+        if prunes {
+            self.note_replaced(slot);
+            self.document.remove(slot, list);
+            return Ok(());
+        }
+        let directives = self.directives(node)?;
+        self.follow(directives);
+        self.object(slot, Part::Node(node), element, None)
+    }
+
+    /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole.
+    pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
+        let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
+        self.as_one(list, |merge| {
+            merge.document.open(list)?;
+            merge.change_elements(list, nodes, &schema::ANY, None)
+        })
+    }
+
+    /// Removes the entries of a map for which a condition is true.
+    pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), Fault> {
+        self.document.open(map)?;
+        let entries: Vec<_> = self.document.children(map).collect();
+        for slot in entries {
+            let Some(key) = self.document.key(slot) else { continue };
+            self.charge(ITEM_COST)?;
+            let (known, length) = (self.computation.known(), self.pointer.len());
+            let text = key.text();
+            push_token(&mut self.pointer, &text);
+            let item = self.current(slot)?;
+            self.computation.know("key", Computed::String(text.into()));
+            self.computation.know("item", Computed::from(item));
+            let result = self.truth(condition).map(|prunes| {
+                if prunes {
+                    self.note_replaced(slot);
+                    self.document.remove(slot, map);
+                }
+            });
+            self.computation.forget(known);
+            self.pointer.truncate(length);
+            result?;
+        }
+        Ok(())
+    }
+}
+
+impl Part<'_> {
+    /// Whether there is something to do in it also where an earlier pass has added it.
+    fn acts_again(self) -> bool {
+        matches!(self, Self::Node(node) if node.acts_again)
+    }
+}
+
+/// Bytes that going over one item is charged as.
+const ITEM_COST: usize = 256;
+
+/// The items of a list, or the entries of a map by their keys.
+fn pairs<'v>(list: &Computed<'v>) -> Option<Vec<(Computed<'v>, Computed<'v>)>> {
+    if let Some(items) = list.list_items() {
+        return Some(items.into_iter().map(|item| (Computed::Null, item)).collect());
+    }
+    list.map_entries()
+}
+
+/// The value of a key field, as text: strings by what they stand for, anything else as it stands.
+fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
+    if let Some(value) = value {
+        return Some(value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw())));
+    }
+    let default = keyed.defaults.iter().find(|(field, _)| *field == key);
+    default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
+}
+
+/// Writes the token of an element by the values of its key fields.
+pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
+    for (index, key) in keyed.keys.iter().enumerate() {
+        let value = key_of(value(key), key, keyed).unwrap_or_default();
+        if index == 0 {
+            push_token(pointer, &value);
+        } else {
+            pointer.push(',');
+            push_escaped(pointer, &value);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Joining to an env entry that is a reference and so has no text: it gets another name, and the joined entry refers to it.
+
+use std::borrow::Cow;
+
+use crate::json::{Content, Key, SlotId, Value, write_string};
+use crate::profile::template::{Join, JoinReference};
+
+use super::merge::{Fault, Merge, push_token};
+
+/// What stands in front of the name of an entry that was moved.
+const PREFIX: &str = "PILLION_";
+
+impl<'a> Merge<'_, 'a, '_> {
+    /// Joins a value to an env entry of a list that has `valueFrom`.
+    pub(super) fn join_reference(
+        &mut self,
+        list: SlotId,
+        entry: SlotId,
+        value: Value<'a>,
+        join: &'a Join,
+    ) -> Result<(), Fault> {
+        let name = self.document.value_of(entry, "name").and_then(Value::as_str).map(Cow::into_owned);
+        let (Some(name), JoinReference::Compose) = (name, join.value_from) else {
+            self.notes.push(format!("{}: is a reference, so nothing was joined to it", self.pointer).into());
+            return Ok(());
+        };
+        let moved_name = format!("{PREFIX}{name}");
+        let original = self.current(entry)?;
+        let mut moved = Vec::with_capacity(original.raw().len() + PREFIX.len());
+        moved.push(b'{');
+        for (index, (key, value)) in original.members().enumerate() {
+            if index > 0 {
+                moved.push(b',');
+            }
+            write_string(&mut moved, &key.text());
+            moved.push(b':');
+            if key.is("name") {
+                write_string(&mut moved, &moved_name);
+            } else {
+                moved.extend_from_slice(value.raw().as_bytes());
+            }
+        }
+        moved.push(b'}');
+        let prepend = match &join.prepend {
+            Some(text) => self.choice(text)?,
+            None => None,
+        };
+        let value = value.as_str().unwrap_or_default();
+        let there = format!("$({moved_name})");
+        let Some(joined) = super::join::text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
+        let place = self.document.children(list).position(|child| child == entry).unwrap_or(0);
+        let moved = self.keep(moved)?;
+        self.document.insert_item(list, place, Content::Value(moved));
+        let here = self.pointer.clone();
+        let around = self.pointer.rfind('/').unwrap_or(0);
+        self.pointer.truncate(around);
+        push_token(&mut self.pointer, &moved_name);
+        self.note_added();
+        self.pointer = here;
+        // The whole entry is what stood here.
+        self.note_replaced(entry);
+        self.document.replace(entry, Content::Map);
+        let name = original.get("name").map_or(Content::Scalar("\"\""), Content::Value);
+        self.document.add_member(entry, Key::new("name"), name);
+        let joined = self.document.keep(joined);
+        self.document.add_member(entry, Key::new("value"), joined);
+        self.env.push(entry);
+        Ok(())
+    }
+}

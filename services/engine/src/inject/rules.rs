@@ -1,0 +1,138 @@
+//! The rules of a profile on containers that are there: which of them each is for, and laying its template over those.
+
+use pillion_api::profile::{ContainerType, Otherwise};
+
+use crate::compute;
+use crate::expression::Value as Computed;
+use crate::json::{Document, SlotId, State, Value};
+use crate::profile::rules::ContainerRule;
+use crate::report::Reason;
+use crate::schema;
+
+use super::merge::{Conflict, Fault, Merge, push_token};
+
+/// The lists of a pod's containers that a rule may be for, in the order in which they start.
+const LISTS: [&str; 2] = ["initContainers", "containers"];
+
+/// A container that rules may be for.
+struct Target<'a> {
+    slot: SlotId,
+    list: &'static str,
+    name: Box<str>,
+    kind: ContainerType,
+    /// The container as expressions see it: an author's as it was before any profile, an injected one as it is.
+    value: Value<'a>,
+}
+
+impl<'a> Merge<'_, 'a, '_> {
+    /// Applies the rules in their order, each to all containers in theirs. `is_injected` tells the containers that this or
+    /// an earlier profile added, by their pointers.
+    pub(super) fn rules(
+        &mut self,
+        rules: &'a [ContainerRule],
+        author: Value<'a>,
+        is_injected: &dyn Fn(&str) -> bool,
+    ) -> Result<(), Fault> {
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let targets = self.targets(author, is_injected)?;
+        for rule in rules {
+            for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
+                let known = self.computation.known();
+                let result = self.rule(rule, target);
+                self.computation.forget(known);
+                self.pointer.clear();
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    fn targets(&mut self, author: Value<'a>, is_injected: &dyn Fn(&str) -> bool) -> Result<Vec<Target<'a>>, Fault> {
+        let mut targets = Vec::new();
+        let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(targets) };
+        for list in LISTS {
+            let Some(slot) = self.document.member(spec, list)? else { continue };
+            self.document.open(slot)?;
+            let containers: Vec<_> = self.document.children(slot).collect();
+            for slot in containers {
+                let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
+                let mut pointer = String::with_capacity(64);
+                push_token(&mut pointer, "spec");
+                push_token(&mut pointer, list);
+                push_token(&mut pointer, &name);
+                let is_own = self.computation.adds(&name);
+                let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
+                let authors = author.at(&["spec", list]).and_then(|list| {
+                    list.items().find(|container| container.get("name").is_some_and(|other| other.is(&name)))
+                });
+                let (kind, value) = match authors {
+                    Some(value) if !is_added => {
+                        let kind = match compute::init_kind(value) {
+                            _ if list == "containers" => ContainerType::App,
+                            "Sidecar" => ContainerType::Sidecar,
+                            _ => ContainerType::Init,
+                        };
+                        (kind, value)
+                    }
+                    _ => (ContainerType::Injected, self.current(slot)?),
+                };
+                targets.push(Target { slot, list, name: name.into(), kind, value });
+            }
+        }
+        Ok(targets)
+    }
+
+    fn rule(&mut self, rule: &'a ContainerRule, target: &Target<'a>) -> Result<(), Fault> {
+        let image = target.value.get("image").and_then(Value::as_str).unwrap_or_default();
+        if !rule.names_match(&target.name, &image) {
+            return Ok(());
+        }
+        push_token(&mut self.pointer, "spec");
+        push_token(&mut self.pointer, target.list);
+        push_token(&mut self.pointer, &target.name);
+        let kind = match target.kind {
+            ContainerType::App => "App",
+            ContainerType::Init => "Init",
+            ContainerType::Sidecar => "Sidecar",
+            ContainerType::Injected => "Injected",
+        };
+        self.computation.know("container", compute::container(Computed::from(target.value), kind));
+        if let Some(condition) = &rule.condition
+            && !self.truth(condition)?
+        {
+            return Ok(());
+        }
+        for condition in &rule.conditions {
+            if self.truth(&condition.expression)? {
+                continue;
+            }
+            let message = condition.message.as_deref().unwrap_or(&condition.name);
+            let place = format!("{}: rule {}: {message}", self.pointer, rule.name);
+            match condition.otherwise {
+                Otherwise::NotMatched => {}
+                Otherwise::Skip => self.notes.push(place.into()),
+                Otherwise::Deny => return Err(Fault::Denied(Conflict::new(Reason::MatchCondition, &place))),
+            }
+            return Ok(());
+        }
+        let known = self.computation.known();
+        self.know_existing(&rule.template, Some(target.slot))?;
+        let part = if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
+        let directives = self.directives(&rule.template)?;
+        self.computation.forget(known);
+        let around = self.manner;
+        self.follow(directives);
+        // What was added in this pass is recorded with the container that it was added to.
+        if self.document.state(target.slot) == State::Added {
+            self.manner.within_added = true;
+        }
+        let result = match part {
+            Some(part) => self.object(target.slot, part, &schema::CONTAINER, None),
+            None => Ok(()),
+        };
+        self.manner = around;
+        result
+    }
+}

@@ -1,0 +1,122 @@
+//! The rules of `spec.containers`: which of the containers that are there already, and what is laid over each.
+
+use std::collections::HashMap;
+
+use pillion_api::profile::{ContainerRule as Text, ContainerType};
+
+use super::Diagnostic;
+use super::expressions::{self, Condition};
+use super::template::{Compiler, Needs, Node};
+use crate::expression::{Expression, Scope};
+
+/// A rule on containers that are there.
+#[derive(Debug)]
+pub(crate) struct ContainerRule {
+    pub(crate) name: Box<str>,
+    pub(crate) types: Box<[ContainerType]>,
+    pub(crate) names: Box<[Box<str>]>,
+    /// Images, with `*` for any part.
+    pub(crate) images: Box<[Box<str>]>,
+    pub(crate) condition: Option<Expression>,
+    pub(crate) conditions: Box<[Condition]>,
+    pub(crate) template: Node,
+}
+
+/// The name of the container that a rule's expressions are about.
+const CONTAINER: &str = "container";
+
+/// Compiles the rules. What is wrong goes to `faults`.
+pub(super) fn compile(
+    rules: &[Text],
+    (scope, needs): (&Scope, &Needs),
+    faults: &mut Vec<Diagnostic>,
+) -> Box<[ContainerRule]> {
+    let mut names = HashMap::new();
+    let mut compiled = Vec::with_capacity(rules.len());
+    for (index, rule) in rules.iter().enumerate() {
+        let path = format!("spec.containers[{index}]");
+        expressions::check_name(&path, &rule.name, &mut names, faults);
+        compiled.extend(compile_rule(&path, rule, (scope, needs), faults));
+    }
+    compiled.into()
+}
+
+fn compile_rule(
+    path: &str,
+    rule: &Text,
+    known: (&Scope, &Needs),
+    faults: &mut Vec<Diagnostic>,
+) -> Option<ContainerRule> {
+    let before = faults.len();
+    let matched = rule.match_.clone().unwrap_or_default();
+    let types = if matched.types.is_empty() { vec![ContainerType::App] } else { matched.types };
+    let conditions = format!("{path}.matchConditions");
+    let conditions = expressions::conditions(&conditions, &rule.match_conditions, &[CONTAINER], known, faults);
+    let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, faults);
+    let condition =
+        matched.where_.as_deref().and_then(|source| compiler.condition(&format!("{path}.match.where"), source));
+    let template = compiler.template(&format!("{path}.template"), &rule.template);
+    if rule.template.get("name").is_some() {
+        let fault = Diagnostic::new(format!("{path}.template.name"), "a rule cannot change the name of a container");
+        faults.push(fault.with_help("say in match which containers it is for"));
+    }
+    let boxed = |texts: &[String]| texts.iter().map(|text| Box::from(text.as_str())).collect();
+    let template = template?;
+    (faults.len() == before).then(|| ContainerRule {
+        name: rule.name.as_str().into(),
+        types: types.into(),
+        names: boxed(&matched.names),
+        images: boxed(&matched.images),
+        condition,
+        conditions,
+        template,
+    })
+}
+
+impl ContainerRule {
+    /// Whether a container's name and image are among those that the rule is for.
+    pub(crate) fn names_match(&self, name: &str, image: &str) -> bool {
+        (self.names.is_empty() || self.names.iter().any(|wanted| glob(wanted, name)))
+            && (self.images.is_empty() || self.images.iter().any(|wanted| glob(wanted, image)))
+    }
+}
+
+/// Whether a text is like a pattern in which `*` stands for any part.
+fn glob(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
+    let Some(last) = pattern.contains('*').then(|| parts.next_back().unwrap_or_default()) else {
+        return rest.is_empty();
+    };
+    // The earliest place is as good as any: what is behind it is longest then.
+    for part in parts {
+        match rest.split_once(part) {
+            Some((_, behind)) => rest = behind,
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::glob;
+
+    #[test]
+    fn a_star_stands_for_any_part() {
+        for (pattern, text, like) in [
+            ("nginx", "nginx", true),
+            ("nginx", "nginx:1", false),
+            ("*", "", true),
+            ("nginx:*", "nginx:1.27", true),
+            ("*/nginx:*", "registry.example.com/nginx:1", true),
+            ("*/nginx:*", "nginx:1", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("ab*ba", "aba", false),
+            ("*.example.com/*", "x.example.com/app", true),
+        ] {
+            assert_eq!(glob(pattern, text), like, "{pattern} {text}");
+        }
+    }
+}

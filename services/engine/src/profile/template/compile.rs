@@ -1,0 +1,289 @@
+//! From the JSON of a template to what is run, and to everything that is wrong with it.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json};
+
+use super::{Changed, Kind, Node, Piece, Rules, Text};
+use crate::expression::{self, Expression, ExpressionError, Scope};
+use crate::json::{OwnedTape, write_escaped};
+use crate::profile::Diagnostic;
+
+/// The names that variables need and that are there only in some places: of each variable, `container` or `item`.
+pub(crate) type Needs = BTreeMap<Box<str>, Vec<&'static str>>;
+
+/// Where a part of a template stands, which decides about its directives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The value of a field.
+    Field,
+    /// An element of a list.
+    Element,
+    /// An element of a pod's `initContainers`.
+    InitContainer,
+}
+
+/// Compiles templates. What is wrong goes to `faults`.
+pub(crate) struct Compiler<'s> {
+    pub(super) faults: &'s mut Vec<Diagnostic>,
+    pub(super) scope: Scope,
+    /// Names that are known here and not everywhere.
+    pub(super) locals: Vec<String>,
+    needs: &'s Needs,
+    path: String,
+}
+
+impl<'s> Compiler<'s> {
+    /// A compiler of templates whose expressions may use the scope, and of the names that are not known everywhere these.
+    pub(crate) fn new(scope: &Scope, locals: &[&str], needs: &'s Needs, faults: &'s mut Vec<Diagnostic>) -> Self {
+        let scope = locals.iter().fold(scope.clone(), |scope, local| scope.with(*local));
+        let locals = locals.iter().map(|local| (*local).to_owned()).collect();
+        Self { faults, scope, locals, needs, path: String::new() }
+    }
+
+    /// Compiles a template that stands at a field path; `None` if something in it is wrong.
+    pub(crate) fn template(&mut self, path: &str, template: &Json) -> Option<Node> {
+        let before = self.faults.len();
+        path.clone_into(&mut self.path);
+        let around = self.scope.clone();
+        self.scope = around.clone().with("existing");
+        self.locals.push("existing".to_owned());
+        let node = self.node(template, Place::Field);
+        self.locals.pop();
+        self.scope = around;
+        if self.faults.len() == before { node } else { None }
+    }
+
+    /// Compiles an expression that stands at a field path.
+    pub(crate) fn condition(&mut self, path: &str, source: &str) -> Option<Expression> {
+        path.clone_into(&mut self.path);
+        self.expression(source)
+    }
+
+    pub(super) fn node(&mut self, template: &Json, place: Place) -> Option<Node> {
+        if is_plain(template) {
+            return self.plain(template);
+        }
+        match template {
+            Json::String(text) => self.string(text),
+            Json::Array(items) => {
+                let is_init = self.path.ends_with(".initContainers") || self.path.ends_with(".initContainers.$value");
+                let place = if is_init { Place::InitContainer } else { Place::Element };
+                let items = items.iter().enumerate();
+                let nodes: Vec<_> = items
+                    .map(|(index, item)| self.below(&format!("[{index}]"), |compiler| compiler.node(item, place)))
+                    .collect();
+                let nodes: Box<[Node]> = nodes.into_iter().collect::<Option<_>>()?;
+                let acts_again = nodes.iter().any(|node| node.acts_again);
+                Some(Node { kind: Kind::List(nodes), rules: None, uses_existing: false, acts_again })
+            }
+            Json::Object(fields) => self.map(fields, place),
+            Json::Null | Json::Bool(_) | Json::Number(_) => self.plain(template),
+        }
+    }
+
+    fn map(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Node> {
+        let around = self.scope.clone();
+        let locals = self.locals.len();
+        // The list of `$forEach` is computed outside of it.
+        let rules = self.rules(fields, place);
+        let mut nodes = Vec::new();
+        let mut complete = true;
+        for (name, value) in fields.iter().filter(|(name, _)| !name.starts_with('$')) {
+            match self.below(&format!(".{name}"), |compiler| compiler.node(value, Place::Field)) {
+                Some(node) => nodes.push((escaped(name), node)),
+                None => complete = false,
+            }
+        }
+        let value = fields.get("$value").map(|value| self.below(".$value", |compiler| compiler.node(value, place)));
+        self.scope = around;
+        self.locals.truncate(locals);
+        let rules = rules?;
+        let fields_act_again = nodes.iter().any(|(_, node)| node.acts_again);
+        let acts_again = rules.acts_again() || fields_act_again || matches!(&value, Some(Some(v)) if v.acts_again);
+        let uses_existing = rules.use_existing();
+        let rules = (!rules.is_empty()).then(|| Box::new(rules));
+        if !complete {
+            return None;
+        }
+        let map = |nodes: Vec<_>| Kind::Map(nodes.into());
+        match value {
+            None => Some(Node { kind: map(nodes), rules, uses_existing, acts_again }),
+            Some(value) => {
+                let value = value?;
+                if nodes.is_empty() {
+                    let uses_existing = uses_existing || value.uses_existing;
+                    // Directives of the value itself would stand beside these.
+                    if value.rules.is_some() && rules.is_some() {
+                        let help = "write all of them into one of the two";
+                        self.fault("directives stand both beside $value and in it", help);
+                        return None;
+                    }
+                    let rules = rules.or(value.rules);
+                    return Some(Node { kind: value.kind, rules, uses_existing, acts_again });
+                }
+                let changes = Node { kind: map(nodes), rules: None, uses_existing: false, acts_again: false };
+                let kind = Kind::Changed(Box::new(Changed { value, changes }));
+                Some(Node { kind, rules, uses_existing, acts_again })
+            }
+        }
+    }
+
+    fn string(&mut self, text: &str) -> Option<Node> {
+        let parsed = match expression::Text::parse(text) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                self.wrong(text, &error);
+                return None;
+            }
+        };
+        if let expression::Text::Literal(literal) = parsed {
+            return self.plain(&Json::String(literal));
+        }
+        let text = self.text(parsed)?;
+        let uses_existing = text.uses("existing");
+        Some(Node { kind: Kind::Text(text), rules: None, uses_existing, acts_again: false })
+    }
+
+    /// A string that holds at least one expression.
+    pub(super) fn text(&mut self, parsed: expression::Text) -> Option<Text> {
+        match parsed {
+            expression::Text::Literal(literal) => Some(Text::Mixed([Piece::Literal(literal.into())].into())),
+            expression::Text::Whole(source) => self.expression(&source.text).map(Text::Whole),
+            expression::Text::Mixed(parts) => {
+                let pieces: Vec<_> = parts
+                    .into_iter()
+                    .map(|part| match part {
+                        expression::Part::Text(text) => Some(Piece::Literal(text.into())),
+                        expression::Part::Expression(source) => {
+                            self.expression(&source.text).map(Piece::Expression)
+                        }
+                    })
+                    .collect();
+                Some(Text::Mixed(pieces.into_iter().collect::<Option<_>>()?))
+            }
+        }
+    }
+
+    /// Compiles an expression, and finds whether the variables that it reads have here what they need.
+    pub(super) fn expression(&mut self, source: &str) -> Option<Expression> {
+        let expression = match Expression::compile(source, &self.scope) {
+            Ok(expression) => expression,
+            Err(error) => {
+                self.wrong(source, &error);
+                return None;
+            }
+        };
+        let missing = expression.members("variables").find_map(|variable| {
+            let needed = self.needs.get(variable)?.iter();
+            let missing = needed.copied().find(|needed| !self.locals.iter().any(|local| local == needed))?;
+            Some((variable.to_owned(), missing))
+        });
+        if let Some((variable, missing)) = missing {
+            let message = format!("variables.{variable} is computed from `{missing}`, which is not known here");
+            let help = match missing {
+                "container" => "`container` is known in the rules of spec.containers",
+                _ => "`item`, `index` and `key` are known where $forEach, $each or $prune stands",
+            };
+            self.fault(&message, help);
+            return None;
+        }
+        Some(expression)
+    }
+
+    fn plain(&mut self, value: &Json) -> Option<Node> {
+        match OwnedTape::parse(value.to_string()) {
+            Ok(tape) => Some(Node { kind: Kind::Plain(tape), rules: None, uses_existing: false, acts_again: false }),
+            Err(error) => {
+                self.fault(&format!("the template cannot be used: {error}"), "make it smaller");
+                None
+            }
+        }
+    }
+
+    fn wrong(&mut self, source: &str, error: &ExpressionError) {
+        self.faults.push(Diagnostic::of_expression(self.path.clone(), source, error));
+    }
+
+    pub(super) fn fault(&mut self, message: &str, help: &str) {
+        self.faults.push(Diagnostic::new(self.path.clone(), message).with_help(help));
+    }
+
+    pub(super) fn below<T>(&mut self, part: &str, work: impl FnOnce(&mut Self) -> T) -> T {
+        let length = self.path.len();
+        self.path.push_str(part);
+        let result = work(self);
+        self.path.truncate(length);
+        result
+    }
+}
+
+impl Text {
+    /// Whether one of its expressions reads something of this name.
+    pub(crate) fn uses(&self, name: &str) -> bool {
+        match self {
+            Self::Whole(expression) => expression.uses(name),
+            Self::Mixed(pieces) => pieces.iter().any(|piece| match piece {
+                Piece::Literal(_) => false,
+                Piece::Expression(expression) => expression.uses(name),
+            }),
+        }
+    }
+}
+
+/// A template without its directives, each `$value` in the place of the map that it stands in, with the fields beside it
+/// in it if it is a map.
+pub(crate) fn without_directives(template: &Json) -> Json {
+    match template {
+        Json::Object(fields) => {
+            let others = fields.iter().filter(|(name, _)| !name.starts_with('$'));
+            let mut others: Map<_, _> =
+                others.map(|(name, value)| (name.clone(), without_directives(value))).collect();
+            match fields.get("$value").map(without_directives) {
+                Some(Json::Object(mut value)) => {
+                    value.append(&mut others);
+                    Json::Object(value)
+                }
+                Some(value) if others.is_empty() => value,
+                _ => Json::Object(others),
+            }
+        }
+        Json::Array(items) => {
+            // A list in a list is a group of elements.
+            let items = items.iter().map(without_directives).flat_map(|item| match item {
+                Json::Array(items) => items,
+                other => vec![other],
+            });
+            Json::Array(items.collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Whether there is no directive and no expression in a value.
+fn is_plain(value: &Json) -> bool {
+    match value {
+        Json::Array(items) => items.iter().all(is_plain),
+        Json::Object(fields) => fields.iter().all(|(name, value)| !name.starts_with('$') && is_plain(value)),
+        Json::String(text) => !text.contains("${"),
+        Json::Null | Json::Bool(_) | Json::Number(_) => true,
+    }
+}
+
+fn escaped(name: &str) -> Box<str> {
+    let mut out = Vec::with_capacity(name.len());
+    write_escaped(&mut out, name);
+    String::from_utf8(out).unwrap_or_default().into()
+}
+
+impl Rules {
+    fn is_empty(&self) -> bool {
+        let Self { when, for_each, conflict, position, join, each, prune, sidecar } = self;
+        let expressions = [when, each, prune, sidecar];
+        expressions.iter().all(|expression| expression.is_none())
+            && for_each.is_none()
+            && conflict.is_none()
+            && position.is_none()
+            && join.is_none()
+    }
+}

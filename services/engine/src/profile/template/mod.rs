@@ -1,0 +1,184 @@
+//! A template as it is run: the author's partial object with its expressions compiled and its directives taken apart.
+//!
+//! Most of a template is plain: no expression and no directive below. Such a part stays the JSON that it is, read once
+//! when the profile is compiled, and costs a request nothing but its being written.
+
+mod compile;
+mod directives;
+
+use crate::expression::Expression;
+use crate::json::OwnedTape;
+
+pub(crate) use compile::{Compiler, Needs, without_directives};
+
+/// A part of a template.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) kind: Kind,
+    /// The directives that stand beside its fields, if there are any.
+    pub(crate) rules: Option<Box<Rules>>,
+    /// Whether an expression of this part itself, not of one below, asks for what the object has at its place.
+    pub(crate) uses_existing: bool,
+    /// Whether there is something to do in it also where an earlier pass has added it: a `$join` or a written `Replace`,
+    /// here or below.
+    pub(crate) acts_again: bool,
+}
+
+/// What a part of a template is.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// No expression and no directive below.
+    Plain(OwnedTape),
+    /// A string with expressions in it.
+    Text(Text),
+    /// An object. Keys are escaped for JSON.
+    Map(Box<[(Box<str>, Node)]>),
+    /// A list.
+    List(Box<[Node]>),
+    /// `$value` with fields beside it: a value with changes.
+    Changed(Box<Changed>),
+}
+
+/// A value, and what is laid over it.
+#[derive(Debug)]
+pub(crate) struct Changed {
+    pub(crate) value: Node,
+    /// The fields beside `$value`, as an object.
+    pub(crate) changes: Node,
+}
+
+/// A string with expressions in it.
+#[derive(Debug)]
+pub(crate) enum Text {
+    /// One expression, whose value keeps its type.
+    Whole(Expression),
+    /// Text and expressions side by side.
+    Mixed(Box<[Piece]>),
+}
+
+/// A part of a string with expressions.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    /// Text as it is.
+    Literal(Box<str>),
+    /// An expression whose value is put in.
+    Expression(Expression),
+}
+
+/// The directives of a part of a template.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    pub(crate) when: Option<Expression>,
+    pub(crate) for_each: Option<ForEach>,
+    pub(crate) conflict: Option<Choice<ConflictRule>>,
+    pub(crate) position: Option<Position>,
+    pub(crate) join: Option<Join>,
+    pub(crate) each: Option<Expression>,
+    pub(crate) prune: Option<Expression>,
+    pub(crate) sidecar: Option<Expression>,
+}
+
+/// `$forEach`, and the name of the item.
+#[derive(Debug)]
+pub(crate) struct ForEach {
+    pub(crate) list: Expression,
+    pub(crate) item: Box<str>,
+}
+
+/// A word that is known when the profile is compiled, or found by an expression.
+#[derive(Debug)]
+pub(crate) enum Choice<T> {
+    Known(T),
+    Found(Text),
+}
+
+/// What happens where the object has a value that differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConflictRule {
+    /// Maps go deeper, the object's leaves win.
+    Merge,
+    /// The object's value stays whole.
+    Keep,
+    /// Maps go deeper, ours wins.
+    Replace,
+    /// The profile is not applied.
+    Fail,
+}
+
+/// Where a new element goes, as it is written.
+#[derive(Debug)]
+pub(crate) enum Position {
+    End(Choice<End>),
+    /// Before the element with this name; last if there is none.
+    Before(Choice<Box<str>>),
+    /// Behind the element with this name; last if there is none.
+    After(Choice<Box<str>>),
+}
+
+/// An end of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    First,
+    Last,
+}
+
+/// What is joined to the object's value.
+#[derive(Debug, Default)]
+pub(crate) struct Join {
+    /// Between the pieces of a text.
+    pub(crate) separator: Box<str>,
+    /// A piece with the same part before this counts as there.
+    pub(crate) key: Option<Box<str>>,
+    /// Goes in front of the object's value.
+    pub(crate) prepend: Option<Choice<Box<str>>>,
+    pub(crate) format: JoinFormat,
+    pub(crate) value_from: JoinReference,
+}
+
+/// How the pieces of a joined value are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum JoinFormat {
+    /// Text, split at the separator.
+    #[default]
+    Text,
+    /// JSON: objects are united, arrays too.
+    Json,
+    /// JSON if what is there is JSON, else text.
+    Auto,
+}
+
+/// What becomes of an env entry that is a reference and so has no text to join to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum JoinReference {
+    /// It stays as it is, and the author is told.
+    #[default]
+    Skip,
+    /// It gets another name, and the joined entry refers to it.
+    Compose,
+}
+
+impl ConflictRule {
+    pub(crate) const WORDS: &'static str = "Merge, Keep, Replace or Fail";
+
+    pub(crate) fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "Merge" => Some(Self::Merge),
+            "Keep" => Some(Self::Keep),
+            "Replace" => Some(Self::Replace),
+            "Fail" => Some(Self::Fail),
+            _ => None,
+        }
+    }
+}
+
+impl End {
+    pub(crate) const WORDS: &'static str = "First, Last, {before: name} or {after: name}";
+
+    pub(crate) fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "First" => Some(Self::First),
+            "Last" => Some(Self::Last),
+            _ => None,
+        }
+    }
+}
