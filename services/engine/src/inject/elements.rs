@@ -66,13 +66,14 @@ impl<'a> Keys<'a> {
     }
 }
 
-impl<'a> Merge<'_, 'a, '_> {
+impl<'a> Merge<'_, 'a> {
     /// Goes over the elements of a template's list: groups are opened, `$forEach` is gone through, and what `$when` leaves
     /// out is left out.
     pub(super) fn expand(
         &mut self,
         nodes: &'a [Node],
         group: Option<&'a Rules>,
+        type_: &'static schema::Type,
         sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         for node in nodes {
@@ -81,7 +82,7 @@ impl<'a> Merge<'_, 'a, '_> {
                 continue;
             }
             let Some(for_each) = rules.and_then(|rules| rules.for_each.as_ref()) else {
-                self.expand_one(node, group, sink)?;
+                self.expand_one(node, group, type_, sink)?;
                 continue;
             };
             let known = self.computation.known();
@@ -94,7 +95,7 @@ impl<'a> Merge<'_, 'a, '_> {
                 self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
                 self.computation.know("key", key);
                 self.computation.know(&for_each.item, item);
-                let result = self.expand_one(node, group, sink);
+                let result = self.expand_one(node, group, type_, sink);
                 self.computation.forget(known);
                 result?;
             }
@@ -106,6 +107,7 @@ impl<'a> Merge<'_, 'a, '_> {
         &mut self,
         node: &'a Node,
         group: Option<&'a Rules>,
+        type_: &'static schema::Type,
         sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         let rules = node.rules.as_deref();
@@ -115,13 +117,13 @@ impl<'a> Merge<'_, 'a, '_> {
         let asked = node.uses_existing.then_some(node);
         match &node.kind {
             // A list in a list is spliced.
-            Kind::List(nodes) => return self.expand(nodes, rules.or(group), sink),
+            Kind::List(nodes) => return self.expand(nodes, rules.or(group), type_, sink),
             Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: asked }),
             Kind::Plain(_) | Kind::Text(_) | Kind::Changed(_) => {}
         }
         let known = self.computation.known();
         self.know_existing(node, None)?;
-        let part = self.resolve(node, &schema::ANY)?;
+        let part = self.resolve(node, type_)?;
         self.computation.forget(known);
         match part {
             Some(Part::Plain(value)) if value.kind() == JsonKind::Array => value
@@ -149,7 +151,8 @@ impl<'a> Merge<'_, 'a, '_> {
             }),
             Part::Node(Node { kind: Kind::List(nodes), .. }) => {
                 self.change_elements(list, nodes, keyed.element, Some(keyed))?;
-                self.expand(nodes, None, &mut |merge, element| merge.element(parent, list, element, keyed))
+                let type_ = keyed.element;
+                self.expand(nodes, None, type_, &mut |merge, element| merge.element(parent, list, element, keyed))
             }
             Part::Node(_) => Ok(()),
         };
@@ -468,11 +471,8 @@ impl<'a> Merge<'_, 'a, '_> {
             if !moves {
                 return Err(self.fault(Reason::NameTaken));
             }
-            let (ours, others) = if *name == CONTAINERS {
-                (INIT_CONTAINERS, CONTAINERS)
-            } else {
-                (CONTAINERS, INIT_CONTAINERS)
-            };
+            let (ours, others) =
+                if *name == CONTAINERS { (INIT_CONTAINERS, CONTAINERS) } else { (CONTAINERS, INIT_CONTAINERS) };
             let current = self.current(found)?;
             let there = self.pointer.replacen(ours, others, 1);
             let here = std::mem::replace(&mut self.pointer, there);

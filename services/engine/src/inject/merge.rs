@@ -85,14 +85,14 @@ pub(super) struct Surroundings<'d, 'a> {
 }
 
 /// One template's merge.
-pub(super) struct Merge<'d, 'a, 'r> {
+pub(super) struct Merge<'d, 'a> {
     pub(super) document: &'d mut Document<'a>,
     pub(super) computation: &'d Computation<'a>,
     pub(super) arena: &'a Arena,
     pub(super) budget: Budget,
     pub(super) authors: Authors<'a>,
     /// What the same profile did in an earlier pass.
-    pub(super) earlier: &'r Earlier<'r>,
+    pub(super) earlier: &'d Earlier<'a>,
     pub(super) places: &'d mut Places,
     record: &'d mut RecordWriter,
     pub(super) manner: Manner,
@@ -107,8 +107,8 @@ pub(super) struct Merge<'d, 'a, 'r> {
     pub(super) notes: Vec<Box<str>>,
 }
 
-impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
-    pub(super) fn new(surroundings: Surroundings<'d, 'a>, earlier: &'r Earlier<'r>) -> Self {
+impl<'d, 'a> Merge<'d, 'a> {
+    pub(super) fn new(surroundings: Surroundings<'d, 'a>, earlier: &'d Earlier<'a>) -> Self {
         let Surroundings { document, places, record, computation, arena, authors } = surroundings;
         Self {
             document,
@@ -119,12 +119,7 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
             earlier,
             places,
             record,
-            manner: Manner {
-                conflict: ConflictRule::Merge,
-                settled: false,
-                within_added: false,
-                overlay: false,
-            },
+            manner: Manner { conflict: ConflictRule::Merge, settled: false, within_added: false, overlay: false },
             changes: 0,
             edits: 0,
             pointer: String::with_capacity(128),
@@ -448,7 +443,7 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
 
     /// Whether an earlier pass of the same profile replaced what stands at the place at hand, or around it.
     fn is_known(&self) -> bool {
-        self.earlier.replaced.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
+        self.earlier.replaced.iter().any(|(pointer, _)| is_at_or_below(&self.pointer, pointer))
     }
 
     /// Notes that something was added at the place at hand. What an earlier pass had added stands in the record already.
@@ -506,6 +501,20 @@ impl<'d, 'a, 'r> Merge<'d, 'a, 'r> {
             self.note_original(&original);
         }
         Ok(())
+    }
+
+    /// What stood at the place at hand before an earlier pass of the same profile: `None` if that pass left it alone,
+    /// `Some(None)` if nothing was there.
+    pub(super) fn original(&self) -> Option<Option<Value<'a>>> {
+        let replaced = self.earlier.replaced.iter().find(|(pointer, _)| is_at_or_below(&self.pointer, pointer));
+        match replaced {
+            Some((pointer, original)) => {
+                let below = self.pointer.get(pointer.len()..).unwrap_or_default();
+                let tokens = below.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~"));
+                Some(tokens.into_iter().try_fold(*original, |value, token| value.get(&token)))
+            }
+            None => self.is_below_ours().then_some(None),
+        }
     }
 
     fn is_below_ours(&self) -> bool {

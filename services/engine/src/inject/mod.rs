@@ -43,20 +43,20 @@ pub(crate) struct Verdict {
 
 /// What the profiles are applied to.
 #[derive(Clone, Copy)]
-pub(crate) struct Subject<'a, 'r> {
+pub(crate) struct Subject<'a> {
     /// The object as it came in.
     pub(crate) object: Value<'a>,
     pub(crate) world: World<'a>,
     pub(crate) arena: &'a Arena,
     /// The record of an earlier pass.
-    pub(crate) earlier: Option<&'r Record>,
+    pub(crate) earlier: Option<&'a Record>,
 }
 
 /// Applies each profile that selection left `Unchanged`, and says of each what became of it; of the others, `None`.
 pub(crate) fn apply<'a>(
     document: &mut Document<'a>,
     profiles: &[Selected<'a>],
-    subject: Subject<'a, '_>,
+    subject: Subject<'a>,
     record: &mut RecordWriter,
 ) -> Result<Vec<Option<Verdict>>, Malformed> {
     let mut verdicts = Vec::with_capacity(profiles.len());
@@ -105,7 +105,7 @@ pub(crate) fn apply<'a>(
 fn lay<'a>(
     document: &mut Document<'a>,
     selected: &Selected<'a>,
-    subject: Subject<'a, '_>,
+    subject: Subject<'a>,
     places: &mut Places,
     record: &mut RecordWriter,
 ) -> Result<(usize, Vec<Box<str>>), Fault> {

@@ -30,7 +30,8 @@ pub(crate) struct Record {
 #[derive(Debug, Default)]
 pub(crate) struct Earlier<'r> {
     pub(crate) added: Vec<Cow<'r, str>>,
-    pub(crate) replaced: Vec<Cow<'r, str>>,
+    /// With what stood there.
+    pub(crate) replaced: Vec<(Cow<'r, str>, Value<'r>)>,
 }
 
 /// Whether the annotation of an object that has one is genuine: managedFields are there and do not name it.
@@ -70,7 +71,7 @@ impl Record {
         let entry = self.entry(profile);
         Earlier {
             added: entry.into_iter().flat_map(Self::added).collect(),
-            replaced: entry.into_iter().flat_map(Self::replaced).map(|(pointer, _)| pointer).collect(),
+            replaced: entry.into_iter().flat_map(Self::replaced).collect(),
         }
     }
 

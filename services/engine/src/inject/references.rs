@@ -10,7 +10,7 @@ use super::merge::{Fault, Merge, push_token};
 /// What stands in front of the name of an entry that was moved.
 const PREFIX: &str = "PILLION_";
 
-impl<'a> Merge<'_, 'a, '_> {
+impl<'a> Merge<'_, 'a> {
     /// Joins a value to an env entry of a list that has `valueFrom`.
     pub(super) fn join_reference(
         &mut self,

@@ -24,7 +24,7 @@ pub(super) enum Spot {
 /// The name of what the object has at the place at hand.
 const EXISTING: &str = "existing";
 
-impl<'a> Merge<'_, 'a, '_> {
+impl<'a> Merge<'_, 'a> {
     /// A part of a template as it can be laid; `None` if it is left out.
     pub(super) fn resolve(&mut self, node: &'a Node, type_: &'static Type) -> Result<Option<Part<'a>>, Fault> {
         match &node.kind {
@@ -158,7 +158,7 @@ impl<'a> Merge<'_, 'a, '_> {
             }
             Kind::List(nodes) => {
                 let mut items: Vec<u8> = Vec::new();
-                self.expand(nodes, None, &mut |merge, element| {
+                self.expand(nodes, None, &crate::schema::ANY, &mut |merge, element| {
                     if let Some(node) = element.asks() {
                         merge.know_existing(node, None)?;
                         if !merge.is_wanted(node)? {
@@ -181,6 +181,10 @@ impl<'a> Merge<'_, 'a, '_> {
                     }
                     Ok(())
                 })?;
+                // So is a list whose every element was left out.
+                if items.is_empty() {
+                    return Ok(false);
+                }
                 out.push(b'[');
                 out.extend_from_slice(&items);
                 out.push(b']');
@@ -233,7 +237,9 @@ impl<'a> Merge<'_, 'a, '_> {
     pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, Fault> {
         match choice {
             Choice::Known(text) => Ok(Some(text.clone())),
-            Choice::Found(text) => Ok(self.text(text)?.and_then(|value| value.as_str().map(|text| text.as_ref().into()))),
+            Choice::Found(text) => {
+                Ok(self.text(text)?.and_then(|value| value.as_str().map(|text| text.as_ref().into())))
+            }
         }
     }
 
@@ -273,9 +279,11 @@ impl<'a> Merge<'_, 'a, '_> {
         if !node.uses_existing {
             return Ok(());
         }
-        let value = match existing {
-            Some(slot) => Computed::some(Computed::from(self.current(slot)?)),
-            None => Computed::none(),
+        // A second pass sees what the first one saw.
+        let value = match (self.original(), existing) {
+            (Some(original), _) => original.map_or(Computed::none(), |value| Computed::some(Computed::from(value))),
+            (None, Some(slot)) => Computed::some(Computed::from(self.current(slot)?)),
+            (None, None) => Computed::none(),
         };
         self.computation.know(EXISTING, value);
         Ok(())

@@ -24,7 +24,7 @@ struct Target<'a> {
     value: Value<'a>,
 }
 
-impl<'a> Merge<'_, 'a, '_> {
+impl<'a> Merge<'_, 'a> {
     /// Applies the rules in their order, each to all containers in theirs. `is_injected` tells the containers that this or
     /// an earlier profile added, by their pointers.
     pub(super) fn rules(
@@ -119,7 +119,8 @@ impl<'a> Merge<'_, 'a, '_> {
         }
         let known = self.computation.known();
         self.know_existing(&rule.template, Some(target.slot))?;
-        let part = if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
+        let part =
+            if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
         let directives = self.directives(&rule.template)?;
         self.computation.forget(known);
         let around = self.manner;

@@ -21,9 +21,10 @@ pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) -> b
         return false;
     }
     let template = &without_directives(template);
-    if !template.to_string().contains("${") {
-        check_types(template, faults);
+    if template.to_string().contains("${") {
+        return true;
     }
+    check_types(template, faults);
     let Some(fields) = template.as_object() else {
         faults.push(Diagnostic::new("spec.template", "the template has to be an object"));
         return true;

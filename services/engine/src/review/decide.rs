@@ -123,7 +123,7 @@ fn inject<'v>(
     selection: Selection<'v>,
     world: World<'v>,
     arena: &'v Arena,
-    found: &FoundRecord,
+    found: &'v FoundRecord,
 ) -> Result<Result<Decided, Fault>, Malformed> {
     let Selection { profiles, mut notices, denied, reason } = selection;
     if matches!(found, FoundRecord::Foreign) {
@@ -165,7 +165,9 @@ fn inject<'v>(
         decisions.push(match verdict {
             Some(Verdict { outcome, reason, detail, notes }) => {
                 let profile = decision.profile;
-                notices.extend(notes.into_iter().map(|text| Notice::OfProfile { profile: profile.display_name().into(), text }));
+                notices.extend(
+                    notes.into_iter().map(|text| Notice::OfProfile { profile: profile.display_name().into(), text }),
+                );
                 ProfileDecision { outcome, reason, detail, profile }
             }
             None => decision,

@@ -155,9 +155,7 @@ impl<'s> Compiler<'s> {
                     .into_iter()
                     .map(|part| match part {
                         expression::Part::Text(text) => Some(Piece::Literal(text.into())),
-                        expression::Part::Expression(source) => {
-                            self.expression(&source.text).map(Piece::Expression)
-                        }
+                        expression::Part::Expression(source) => self.expression(&source.text).map(Piece::Expression),
                     })
                     .collect();
                 Some(Text::Mixed(pieces.into_iter().collect::<Option<_>>()?))
@@ -237,8 +235,7 @@ pub(crate) fn without_directives(template: &Json) -> Json {
     match template {
         Json::Object(fields) => {
             let others = fields.iter().filter(|(name, _)| !name.starts_with('$'));
-            let mut others: Map<_, _> =
-                others.map(|(name, value)| (name.clone(), without_directives(value))).collect();
+            let mut others: Map<_, _> = others.map(|(name, value)| (name.clone(), without_directives(value))).collect();
             match fields.get("$value").map(without_directives) {
                 Some(Json::Object(mut value)) => {
                     value.append(&mut others);

@@ -63,7 +63,8 @@ impl Compiler<'_> {
                 self.fault("$sidecar stands on a container in initContainers", "move the container there");
             }
             _ => {
-                let known = "there are $value, $when, $forEach, $as, $conflict, $join, $position, $each, $prune and $sidecar";
+                let known =
+                    "there are $value, $when, $forEach, $as, $conflict, $join, $position, $each, $prune and $sidecar";
                 self.fault(&format!("there is no directive {name}"), known);
             }
         }
@@ -141,9 +142,8 @@ impl Compiler<'_> {
                 ("separator", Some(text)) => join.separator = text.into(),
                 ("key", Some(text)) if !text.is_empty() => join.key = Some(text.into()),
                 ("prepend", Some(_)) => {
-                    join.prepend = self.below(".prepend", |compiler| {
-                        compiler.choice(value, |text| Some(Box::from(text)), "a text")
-                    });
+                    join.prepend = self
+                        .below(".prepend", |compiler| compiler.choice(value, |text| Some(Box::from(text)), "a text"));
                 }
                 ("format", Some("Text")) => join.format = JoinFormat::Text,
                 ("format", Some("JSON")) => join.format = JoinFormat::Json,
@@ -151,7 +151,8 @@ impl Compiler<'_> {
                 ("valueFrom", Some("Skip")) => join.value_from = JoinReference::Skip,
                 ("valueFrom", Some("Compose")) => join.value_from = JoinReference::Compose,
                 _ => {
-                    let known = "it has separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
+                    let known =
+                        "it has separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
                     self.fault(&format!("$join has no {name} that is {value}"), known);
                 }
             }
@@ -175,7 +176,10 @@ impl Compiler<'_> {
                 return Some(Choice::Known(known));
             }
         }
-        self.fault(&format!("expected {expected}, found {value}"), "a word is written as it stands, or found by ${...}");
+        self.fault(
+            &format!("expected {expected}, found {value}"),
+            "a word is written as it stands, or found by ${...}",
+        );
         None
     }
 }

@@ -1,0 +1,222 @@
+//! Profiles at work: each file in `tests/cases` has profiles, pods and what becomes of them.
+//!
+//! Of every pod that is changed, the result is given to the engine once more: the second patch has to be empty. Both are
+//! done with the record as it is found, and with managedFields that name what the author wrote, as the API server does.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+
+const RECORD: &str = "pillion.dev/injected";
+
+/// A file of cases.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct File {
+    /// Profiles by their names: `name`, or `namespace/name`.
+    profiles: serde_json::Map<String, Json>,
+    /// Annotations of the namespace.
+    #[serde(default)]
+    namespace: serde_json::Map<String, Json>,
+    cases: Vec<Case>,
+}
+
+/// A pod, and what becomes of it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Case {
+    name: String,
+    pod: Json,
+    /// The whole object behind it, without the record. Absent: the pod as it was.
+    result: Option<Json>,
+    /// Reasons of the profiles that were asked for, as they stand in metrics.
+    reasons: Option<Vec<String>>,
+    /// Parts of what the author is told, in order.
+    #[serde(default)]
+    told: Vec<String>,
+    /// What somebody else changes between the first pass and the second, as a merge patch.
+    foreign: Option<Json>,
+    /// The whole object behind the second pass, where it is not the one before it.
+    then: Option<Json>,
+}
+
+fn snapshot(file: &File) -> Snapshot {
+    let compiled = file.profiles.iter().map(|(name, spec)| {
+        let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let name = match name.split_once('/') {
+            Some((namespace, name)) => ProfileName::namespaced(namespace, name),
+            None => ProfileName::cluster(name.as_str()),
+        };
+        let compiled = compile(&name, &spec);
+        Arc::new(compiled.unwrap_or_else(|faults| {
+            panic!("{name}: {}", faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        }))
+    });
+    let annotations = file.namespace.iter().map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()));
+    let namespace = Namespace::new([("pillion.dev/injection", "enabled")], annotations);
+    Snapshot::new(ProfileSet::new(compiled)).with_namespace("team-a", Some(namespace))
+}
+
+fn review(pod: &Json) -> Vec<u8> {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "11111111-2222-3333-4444-555555555555", "operation": "CREATE", "namespace": "team-a",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "userInfo": {"username": "someone"}, "object": pod, "oldObject": null, "dryRun": false,
+        },
+    });
+    serde_json::to_vec(&review).unwrap()
+}
+
+fn decide(pod: &Json, snapshot: &Snapshot, record_trust: RecordTrust) -> (Decided, Json) {
+    let body = review(pod);
+    let review = Review::parse(&body).unwrap();
+    let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
+    let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
+    let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
+    (decided, answer)
+}
+
+/// The same object with what the API server says of who wrote what.
+fn managed(pod: &Json, author: &Json) -> Json {
+    fn fields(value: &Json) -> Json {
+        match value {
+            Json::Object(members) => members
+                .iter()
+                .map(|(key, value)| (format!("f:{key}"), fields(value)))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => items
+                .iter()
+                .map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+            _ => json!({}),
+        }
+    }
+    let mut pod = pod.clone();
+    let mut author = author.clone();
+    author["metadata"].as_object_mut().unwrap().remove("managedFields");
+    pod["metadata"]["managedFields"] = json!([{
+        "manager": "kubectl-create", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+        "fieldsV1": fields(&author),
+    }]);
+    pod
+}
+
+/// The object without the record, and without managedFields that the pod did not have.
+fn plain(mut object: Json, pod: &Json) -> Json {
+    if let Some(annotations) = object["metadata"].get_mut("annotations").and_then(Json::as_object_mut) {
+        annotations.remove(RECORD);
+        if annotations.is_empty() {
+            object["metadata"].as_object_mut().unwrap().remove("annotations");
+        }
+    }
+    if pod["metadata"].get("managedFields").is_none() {
+        object["metadata"].as_object_mut().unwrap().remove("managedFields");
+    }
+    object
+}
+
+fn patched(pod: &Json, decided: &Decided) -> Json {
+    let mut object = pod.clone();
+    if let Some(patch) = &decided.patch {
+        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
+    }
+    object
+}
+
+fn merged(target: &mut Json, patch: &Json) {
+    json_patch::merge(target, patch);
+}
+
+fn check(file: &str, snapshot: &Snapshot, case: &Case) {
+    let at = format!("{file}: {}", case.name);
+    let expected = case.result.as_ref().unwrap_or(&case.pod);
+    for trust in [RecordTrust::AsFound, RecordTrust::ManagedFields] {
+        let pod = match trust {
+            RecordTrust::AsFound => case.pod.clone(),
+            RecordTrust::ManagedFields if case.pod["metadata"].get("managedFields").is_some() => case.pod.clone(),
+            RecordTrust::ManagedFields => managed(&case.pod, &case.pod),
+        };
+        let (decided, answer) = decide(&pod, snapshot, trust);
+        let result = patched(&pod, &decided);
+        let shown = decided.decision.profiles.iter().map(|profile| format!("{} {:?}", profile.reason, profile.detail));
+        let shown = format!("{trust:?} {:?} {answer}", shown.collect::<Vec<_>>());
+        assert_same(&plain(result.clone(), &case.pod), expected, &format!("{at} ({shown})"));
+        if let Some(reasons) = &case.reasons {
+            let found: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.reason.as_str()).collect();
+            assert_eq!(&found, reasons, "{at} ({shown})");
+        }
+        let told = answer["response"]["warnings"].as_array().cloned().unwrap_or_default();
+        let denied = answer["response"]["status"]["message"].as_str().map(Json::from);
+        let told: Vec<_> = denied.into_iter().chain(told).map(|text| text.as_str().unwrap().to_owned()).collect();
+        assert_eq!(told.len(), case.told.len(), "{at}: {told:?}");
+        for (told, part) in told.iter().zip(&case.told) {
+            assert!(told.contains(part.as_str()), "{at}: {told:?} does not say {part:?}");
+        }
+        let mut again = result;
+        if let Some(foreign) = &case.foreign {
+            merged(&mut again, foreign);
+        }
+        let (second, _) = decide(&again, snapshot, trust);
+        match &case.then {
+            None => {
+                let patch = second.patch.as_deref().map(String::from_utf8_lossy);
+                assert_eq!(patch, None, "{at}: the second pass changes something ({trust:?})");
+            }
+            Some(then) => {
+                let result = patched(&again, &second);
+                assert_same(&plain(result.clone(), &case.pod), then, &format!("{at}: the second pass ({trust:?})"));
+                let (third, _) = decide(&result, snapshot, trust);
+                let patch = third.patch.as_deref().map(String::from_utf8_lossy);
+                assert_eq!(patch, None, "{at}: the third pass changes something ({trust:?})");
+            }
+        }
+    }
+}
+
+/// Compares objects with the order of their keys left aside.
+fn assert_same(found: &Json, expected: &Json, at: &str) {
+    let sorted = |value: &Json| {
+        let mut value = value.clone();
+        value.sort_all_objects();
+        serde_json::to_string_pretty(&value).unwrap()
+    };
+    let (found, expected) = (sorted(found), sorted(expected));
+    assert!(found == expected, "{at}\n--- found\n{found}\n--- expected\n{expected}");
+}
+
+#[test]
+fn every_case_is_as_it_says() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let mut count = 0;
+    let mut failed = Vec::new();
+    for path in files {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let file: File = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let snapshot = snapshot(&file);
+        for case in &file.cases {
+            count += 1;
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&name, &snapshot, case)));
+            if result.is_err() {
+                failed.push(format!("{name}: {}", case.name));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{} of {count} failed: {failed:#?}", failed.len());
+    assert!(count >= 25, "only {count} cases were found");
+}
