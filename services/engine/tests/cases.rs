@@ -3,7 +3,12 @@
 //! Of every pod that is changed, the result is given to the engine once more: the second patch has to be empty. Both are
 //! done with the record as it is found, and with managedFields that name what the author wrote, as the API server does.
 
-mod common;
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -81,7 +86,7 @@ fn review(pod: &Json) -> Vec<u8> {
 fn decide(pod: &Json, snapshot: &Snapshot, record_trust: RecordTrust) -> (Decided, Json) {
     let body = review(pod);
     let review = Review::parse(&body).unwrap();
-    let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
+    let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust };
     let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
     let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
     (decided, answer)

@@ -1,7 +1,7 @@
 //! What the author of the request wrote, by `metadata.managedFields`.
 //!
-//! In a CREATE review they name what the author wrote and nothing that admission added; the API server computes them. So a
-//! LimitRange's resources in an author's overlay are told apart from the author's own.
+//! In a CREATE review they name what the author wrote and nothing that admission added; the API server computes them. So what
+//! a `LimitRange` put into an author's overlay is told apart from the author's own.
 
 use crate::json::Value;
 

@@ -1,9 +1,8 @@
-//! The elements of lists: those of a template found, made and put in their places, and those of the object changed or
-//! removed.
+//! The elements of a template's lists: found in the object, or made and put in their places.
 
 use std::borrow::Cow;
 
-use crate::expression::{EvaluationError, Expression, Value as Computed};
+use crate::expression::{EvaluationError, Value as Computed};
 use crate::json::{Content, Key, Kind as JsonKind, SlotId, Value};
 use crate::profile::template::{ConflictRule, Kind, Node, Rules};
 use crate::report::Reason;
@@ -11,10 +10,6 @@ use crate::schema::{self, KeyedList};
 
 use super::merge::{Directives, Fault, Merge, Part, push_escaped, push_token};
 use super::render::Spot;
-
-/// A list whose containers may be moved, and the one that they may be moved to.
-const INIT_CONTAINERS: &str = "initContainers";
-const CONTAINERS: &str = "containers";
 
 /// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
 #[derive(Clone, Debug, Default)]
@@ -365,48 +360,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(keys)
     }
 
-    /// The list that an element is for: containers change theirs by `$sidecar`.
-    fn list_of(
-        &mut self,
-        parent: SlotId,
-        list: SlotId,
-        element: Element<'a>,
-        list_pointer: usize,
-    ) -> Result<(SlotId, usize), Fault> {
-        if self.sidecar(element)? != Some(false) {
-            return Ok((list, list_pointer));
-        }
-        let other = match self.document.member(parent, CONTAINERS)? {
-            Some(other) => other,
-            None => self.document.add_member(parent, Key::new(CONTAINERS), Content::List),
-        };
-        self.document.open(other)?;
-        let pointer = self.pointer.replacen(INIT_CONTAINERS, CONTAINERS, 1);
-        let length = list_pointer + CONTAINERS.len() - INIT_CONTAINERS.len();
-        self.pointer = pointer;
-        Ok((other, length))
-    }
-
-    fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, Fault> {
-        match element.rules.and_then(|rules| rules.sidecar.as_ref()) {
-            Some(expression) => self.truth(expression).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn make_sidecar(&mut self, container: SlotId) -> Result<(), Fault> {
-        if self.document.member(container, "restartPolicy")?.is_none() {
-            let length = self.pointer.len();
-            push_token(&mut self.pointer, "restartPolicy");
-            self.document.add_member(container, Key::new("restartPolicy"), Content::Scalar("\"Always\""));
-            self.note_added();
-            self.pointer.truncate(length);
-        }
-        Ok(())
-    }
-
     /// Puts a new element where its profile says.
-    fn insert(
+    pub(super) fn insert(
         &mut self,
         list: SlotId,
         element: Element<'a>,
@@ -440,143 +395,13 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The element of a list that has the same keys.
-    fn find(&self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Option<SlotId> {
+    pub(super) fn find(&self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Option<SlotId> {
         self.document.children(list).find(|candidate| {
             keyed.keys.iter().all(|key| {
                 let found = self.document.value_of(*candidate, key);
                 key_of(keys.get(key), key, keyed) == key_of(found, key, keyed)
             })
         })
-    }
-
-    /// Containers of all kinds share their names. One that `$sidecar` puts elsewhere is moved, all others are in the way.
-    fn find_elsewhere(
-        &mut self,
-        parent: SlotId,
-        list: SlotId,
-        keys: &Keys<'a>,
-        keyed: &'static KeyedList,
-        rule: ConflictRule,
-        element: Element<'a>,
-    ) -> Result<Option<SlotId>, Fault> {
-        for name in keyed.siblings {
-            let Some(sibling) = self.document.member(parent, name)?.filter(|sibling| *sibling != list) else {
-                continue;
-            };
-            self.document.open(sibling)?;
-            let Some(found) = self.find(sibling, keys, keyed) else { continue };
-            let moves = element.rules.is_some_and(|rules| rules.sidecar.is_some())
-                && matches!(*name, INIT_CONTAINERS | CONTAINERS)
-                && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
-            if !moves {
-                return Err(self.fault(Reason::NameTaken));
-            }
-            let (ours, others) =
-                if *name == CONTAINERS { (INIT_CONTAINERS, CONTAINERS) } else { (CONTAINERS, INIT_CONTAINERS) };
-            let current = self.current(found)?;
-            let there = self.pointer.replacen(ours, others, 1);
-            let here = std::mem::replace(&mut self.pointer, there);
-            self.note_replaced(found);
-            self.pointer = here;
-            self.document.remove(found, sibling);
-            let length = self.pointer.rfind('/').unwrap_or(0);
-            let moved = self.insert(list, element, Content::Value(current), length)?;
-            self.note_added();
-            return Ok(Some(moved));
-        }
-        Ok(None)
-    }
-
-    /// Changes and removes elements that are there: `$each` and `$prune`.
-    pub(super) fn change_elements(
-        &mut self,
-        list: SlotId,
-        nodes: &'a [Node],
-        element: &'static schema::Type,
-        keyed: Option<&'static KeyedList>,
-    ) -> Result<(), Fault> {
-        for node in nodes {
-            let Some(rules) = node.rules.as_deref() else { continue };
-            let (condition, prunes) = match (&rules.each, &rules.prune) {
-                (Some(each), _) => (each, false),
-                (None, Some(prune)) => (prune, true),
-                (None, None) => continue,
-            };
-            let elements: Vec<_> = self.document.children(list).collect();
-            for (index, slot) in elements.into_iter().enumerate() {
-                self.charge(ITEM_COST)?;
-                let (known, length, around) = (self.computation.known(), self.pointer.len(), self.manner);
-                let item = self.current(slot)?;
-                if let Some(keyed) = keyed {
-                    push_keys(&mut self.pointer, keyed, |key| item.get(key));
-                }
-                self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
-                self.computation.know("item", Computed::from(item));
-                let result = self.change_element(list, slot, node, condition, prunes, element);
-                self.computation.forget(known);
-                self.pointer.truncate(length);
-                self.manner = around;
-                result?;
-            }
-        }
-        Ok(())
-    }
-
-    fn change_element(
-        &mut self,
-        list: SlotId,
-        slot: SlotId,
-        node: &'a Node,
-        condition: &'a Expression,
-        prunes: bool,
-        element: &'static schema::Type,
-    ) -> Result<(), Fault> {
-        if !self.truth(condition)? || !self.is_wanted(node)? {
-            return Ok(());
-        }
-        if prunes {
-            self.note_replaced(slot);
-            self.document.remove(slot, list);
-            return Ok(());
-        }
-        let directives = self.directives(node)?;
-        self.follow(directives);
-        self.object(slot, Part::Node(node), element, None)
-    }
-
-    /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole.
-    pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
-        let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
-        self.as_one(list, |merge| {
-            merge.document.open(list)?;
-            merge.change_elements(list, nodes, &schema::ANY, None)
-        })
-    }
-
-    /// Removes the entries of a map for which a condition is true.
-    pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), Fault> {
-        self.document.open(map)?;
-        let entries: Vec<_> = self.document.children(map).collect();
-        for slot in entries {
-            let Some(key) = self.document.key(slot) else { continue };
-            self.charge(ITEM_COST)?;
-            let (known, length) = (self.computation.known(), self.pointer.len());
-            let text = key.text();
-            push_token(&mut self.pointer, &text);
-            let item = self.current(slot)?;
-            self.computation.know("key", Computed::String(text.into()));
-            self.computation.know("item", Computed::from(item));
-            let result = self.truth(condition).map(|prunes| {
-                if prunes {
-                    self.note_replaced(slot);
-                    self.document.remove(slot, map);
-                }
-            });
-            self.computation.forget(known);
-            self.pointer.truncate(length);
-            result?;
-        }
-        Ok(())
     }
 }
 
@@ -588,7 +413,7 @@ impl Part<'_> {
 }
 
 /// Bytes that going over one item is charged as.
-const ITEM_COST: usize = 256;
+pub(super) const ITEM_COST: usize = 256;
 
 /// The items of a list, or the entries of a map by their keys.
 fn pairs<'v>(list: &Computed<'v>) -> Option<Vec<(Computed<'v>, Computed<'v>)>> {

@@ -94,11 +94,12 @@ pub(super) struct Merge<'d, 'a> {
     /// What the same profile did in an earlier pass.
     pub(super) earlier: &'d Earlier<'a>,
     pub(super) places: &'d mut Places,
-    record: &'d mut RecordWriter,
+    pub(super) record: &'d mut RecordWriter,
     pub(super) manner: Manner,
-    changes: usize,
+    /// How much was changed, as the record has it.
+    pub(super) changes: usize,
     /// How often anything was edited, also what counts as one change with others.
-    edits: usize,
+    pub(super) edits: usize,
     /// Pointer to the place at hand, with the elements of keyed lists by their keys.
     pub(super) pointer: String,
     /// Env entries of the list at hand that are new or joined.
@@ -257,7 +258,9 @@ impl<'d, 'a> Merge<'d, 'a> {
             ConflictRule::Merge | ConflictRule::Keep => Ok(false),
             ConflictRule::Fail => Err(self.fault(Reason::NameTaken)),
             ConflictRule::Replace => {
-                others.into_iter().for_each(|other| self.take_away(at, other));
+                for other in others {
+                    self.take_away(at, other);
+                }
                 Ok(true)
             }
         }
@@ -436,91 +439,6 @@ impl<'d, 'a> Merge<'d, 'a> {
         self.document.remove(member, parent);
     }
 
-    /// Whether an earlier pass of the same profile added what stands at the place at hand.
-    pub(super) fn is_ours(&self) -> bool {
-        self.earlier.added.iter().any(|pointer| *pointer == self.pointer)
-    }
-
-    /// Whether an earlier pass of the same profile replaced what stands at the place at hand, or around it.
-    fn is_known(&self) -> bool {
-        self.earlier.replaced.iter().any(|(pointer, _)| is_at_or_below(&self.pointer, pointer))
-    }
-
-    /// Notes that something was added at the place at hand. What an earlier pass had added stands in the record already.
-    pub(super) fn note_added(&mut self) {
-        self.edits += 1;
-        if self.manner.within_added {
-            return;
-        }
-        self.changes += 1;
-        if !self.is_ours() {
-            self.record.add(&self.pointer);
-        }
-    }
-
-    /// Notes what stands at the place at hand, before it is replaced. What stood there before an earlier pass replaced it
-    /// stands in the record already; what we added ourselves is no original.
-    pub(super) fn note_replaced(&mut self, present: SlotId) {
-        self.edits += 1;
-        if self.manner.within_added {
-            return;
-        }
-        let mut original = Vec::new();
-        if !self.is_known() && !self.is_below_ours() {
-            self.document.write(present, &mut original);
-        }
-        self.note_original(&original);
-    }
-
-    /// Notes the original of the place at hand; an empty one is known already.
-    pub(super) fn note_original(&mut self, original: &[u8]) {
-        self.changes += 1;
-        if let Ok(original) = std::str::from_utf8(original)
-            && !original.is_empty()
-        {
-            self.record.replace(&self.pointer, original);
-        }
-    }
-
-    /// Does some work on a list whose elements have no names, so that the record can only have it as a whole.
-    pub(super) fn as_one(
-        &mut self,
-        list: SlotId,
-        work: impl FnOnce(&mut Self) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let mut original = Vec::new();
-        if !self.manner.within_added && !self.is_known() && !self.is_below_ours() {
-            self.document.write(list, &mut original);
-        }
-        let (around, edits) = (self.manner, self.edits);
-        self.manner.within_added = true;
-        let result = work(self);
-        self.manner = around;
-        result?;
-        if self.edits > edits && !self.manner.within_added {
-            self.note_original(&original);
-        }
-        Ok(())
-    }
-
-    /// What stood at the place at hand before an earlier pass of the same profile: `None` if that pass left it alone,
-    /// `Some(None)` if nothing was there.
-    pub(super) fn original(&self) -> Option<Option<Value<'a>>> {
-        let replaced = self.earlier.replaced.iter().find(|(pointer, _)| is_at_or_below(&self.pointer, pointer));
-        match replaced {
-            Some((pointer, original)) => {
-                let below = self.pointer.get(pointer.len()..).unwrap_or_default();
-                let tokens = below.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~"));
-                Some(tokens.into_iter().try_fold(*original, |value, token| value.get(&token)))
-            }
-            None => self.is_below_ours().then_some(None),
-        }
-    }
-
-    fn is_below_ours(&self) -> bool {
-        self.earlier.added.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
-    }
-
     pub(super) fn fault(&self, reason: Reason) -> Fault {
         Fault::Conflict(Conflict { reason, place: self.pointer.as_str().into() })
     }
@@ -546,11 +464,6 @@ impl Part<'_> {
         let mut rules = nodes.iter().filter_map(|node| node.rules.as_ref());
         rules.any(|rules| rules.each.is_some() || rules.prune.is_some())
     }
-}
-
-/// Whether a place is another one, or is below it.
-fn is_at_or_below(place: &str, other: &str) -> bool {
-    place.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 pub(super) fn push_token(pointer: &mut String, token: &str) {

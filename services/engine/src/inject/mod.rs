@@ -2,10 +2,13 @@
 //! the record of what was added.
 
 mod authors;
+mod changes;
 mod elements;
 mod join;
 mod locate;
 mod merge;
+mod moves;
+mod notes;
 mod order;
 mod record;
 mod references;

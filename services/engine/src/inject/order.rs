@@ -21,10 +21,10 @@ pub(super) fn behind_what_they_need(document: &mut Document<'_>, list: SlotId, e
             .iter()
             .enumerate()
             .skip(own + 1)
-            .filter(|(_, slot)| name(document, **slot).is_some_and(|name| needed.iter().any(|other| *other == name)))
+            .filter(|(_, slot)| name(document, **slot).is_some_and(|name| needed.contains(&name)))
             .map(|(place, slot)| (place, *slot))
             .collect();
-        let Some((last, _)) = behind.last() else { continue };
+        let Some((end, _)) = behind.last() else { continue };
         let is_new = |slot: &SlotId| document.state(*slot) == crate::json::State::Added;
         // What is new and refers to nothing itself can stand anywhere; so nothing of the author's has to move.
         let movable = behind.iter().all(|(_, slot)| is_new(slot) && references(document, *slot).is_empty());
@@ -33,7 +33,7 @@ pub(super) fn behind_what_they_need(document: &mut Document<'_>, list: SlotId, e
                 document.move_item(list, slot, Some(*entry));
             }
         } else {
-            document.move_item(list, *entry, order.get(last + 1).copied());
+            document.move_item(list, *entry, order.get(end + 1).copied());
         }
     }
 }

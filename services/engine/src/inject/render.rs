@@ -9,6 +9,7 @@ use crate::report::Reason;
 use crate::schema::Type;
 
 use super::merge::{Conflict, Directives, Fault, Merge, Part};
+use super::notes::Original;
 
 /// Where a new element goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,9 +282,9 @@ impl<'a> Merge<'_, 'a> {
         }
         // A second pass sees what the first one saw.
         let value = match (self.original(), existing) {
-            (Some(original), _) => original.map_or(Computed::none(), |value| Computed::some(Computed::from(value))),
-            (None, Some(slot)) => Computed::some(Computed::from(self.current(slot)?)),
-            (None, None) => Computed::none(),
+            (Original::Was(value), _) => Computed::some(Computed::from(value)),
+            (Original::Unchanged, Some(slot)) => Computed::some(Computed::from(self.current(slot)?)),
+            (Original::Nothing, _) | (Original::Unchanged, None) => Computed::none(),
         };
         self.computation.know(EXISTING, value);
         Ok(())

@@ -168,7 +168,7 @@ fn inject<'v>(
                 notices.extend(
                     notes.into_iter().map(|text| Notice::OfProfile { profile: profile.display_name().into(), text }),
                 );
-                ProfileDecision { outcome, reason, detail, profile }
+                ProfileDecision { profile, outcome, reason, detail }
             }
             None => decision,
         });

@@ -190,8 +190,11 @@ impl Rules {
         let found = |text: &super::Text| text.uses("existing");
         let in_conflict = matches!(&self.conflict, Some(Choice::Found(text)) if found(text));
         let in_position = match &self.position {
-            Some(Position::End(Choice::Found(text))) => found(text),
-            Some(Position::Before(Choice::Found(text)) | Position::After(Choice::Found(text))) => found(text),
+            Some(
+                Position::End(Choice::Found(text))
+                | Position::Before(Choice::Found(text))
+                | Position::After(Choice::Found(text)),
+            ) => found(text),
             _ => false,
         };
         let in_join = self.join.as_ref().and_then(|join| join.prepend.as_ref());

@@ -1,0 +1,103 @@
+//! Elements and entries that are there, changed or removed: `$each` and `$prune`.
+
+use crate::expression::{Expression, Value as Computed};
+use crate::json::SlotId;
+use crate::profile::template::{Kind, Node};
+use crate::schema::{self, KeyedList};
+
+use super::elements::{ITEM_COST, push_keys};
+use super::merge::{Fault, Merge, Part, push_token};
+
+impl<'a> Merge<'_, 'a> {
+    /// Changes and removes elements that are there: `$each` and `$prune`.
+    pub(super) fn change_elements(
+        &mut self,
+        list: SlotId,
+        nodes: &'a [Node],
+        element: &'static schema::Type,
+        keyed: Option<&'static KeyedList>,
+    ) -> Result<(), Fault> {
+        for node in nodes {
+            let Some(rules) = node.rules.as_deref() else { continue };
+            let (condition, prunes) = match (&rules.each, &rules.prune) {
+                (Some(each), _) => (each, false),
+                (None, Some(prune)) => (prune, true),
+                (None, None) => continue,
+            };
+            let elements: Vec<_> = self.document.children(list).collect();
+            for (index, slot) in elements.into_iter().enumerate() {
+                self.charge(ITEM_COST)?;
+                let (known, length, around) = (self.computation.known(), self.pointer.len(), self.manner);
+                let item = self.current(slot)?;
+                if let Some(keyed) = keyed {
+                    push_keys(&mut self.pointer, keyed, |key| item.get(key));
+                }
+                self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+                self.computation.know("item", Computed::from(item));
+                let result = self.change_element(list, slot, node, condition, prunes, element);
+                self.computation.forget(known);
+                self.pointer.truncate(length);
+                self.manner = around;
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    fn change_element(
+        &mut self,
+        list: SlotId,
+        slot: SlotId,
+        node: &'a Node,
+        condition: &'a Expression,
+        prunes: bool,
+        element: &'static schema::Type,
+    ) -> Result<(), Fault> {
+        if !self.truth(condition)? || !self.is_wanted(node)? {
+            return Ok(());
+        }
+        if prunes {
+            self.note_replaced(slot);
+            self.document.remove(slot, list);
+            return Ok(());
+        }
+        let directives = self.directives(node)?;
+        self.follow(directives);
+        self.object(slot, Part::Node(node), element, None)
+    }
+
+    /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole.
+    pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
+        let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
+        self.as_one(list, |merge| {
+            merge.document.open(list)?;
+            merge.change_elements(list, nodes, &schema::ANY, None)
+        })
+    }
+
+    /// Removes the entries of a map for which a condition is true.
+    pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), Fault> {
+        self.document.open(map)?;
+        let entries: Vec<_> = self.document.children(map).collect();
+        for slot in entries {
+            let Some(key) = self.document.key(slot) else { continue };
+            self.charge(ITEM_COST)?;
+            let (known, length) = (self.computation.known(), self.pointer.len());
+            let text = key.text();
+            push_token(&mut self.pointer, &text);
+            let item = self.current(slot)?;
+            self.computation.know("key", Computed::String(text.into()));
+            self.computation.know("item", Computed::from(item));
+            let result = self.truth(condition).map(|prunes| {
+                if prunes {
+                    self.note_replaced(slot);
+                    self.document.remove(slot, map);
+                }
+            });
+            self.computation.forget(known);
+            self.pointer.truncate(length);
+            result?;
+        }
+        Ok(())
+    }
+}

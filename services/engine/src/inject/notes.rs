@@ -1,0 +1,109 @@
+//! What the record is told: what was added where, and what stood at the places that were replaced.
+
+use crate::json::{SlotId, Value};
+
+use super::merge::{Fault, Merge};
+
+/// What stood at a place before an earlier pass of the same profile.
+#[derive(Clone, Copy)]
+pub(super) enum Original<'a> {
+    /// That pass left it alone.
+    Unchanged,
+    /// Nothing was there.
+    Nothing,
+    /// This.
+    Was(Value<'a>),
+}
+
+impl<'a> Merge<'_, 'a> {
+    /// Whether an earlier pass of the same profile added what stands at the place at hand.
+    pub(super) fn is_ours(&self) -> bool {
+        self.earlier.added.iter().any(|pointer| *pointer == self.pointer)
+    }
+
+    /// Whether an earlier pass of the same profile replaced what stands at the place at hand, or around it.
+    pub(super) fn is_known(&self) -> bool {
+        self.earlier.replaced.iter().any(|(pointer, _)| is_at_or_below(&self.pointer, pointer))
+    }
+
+    /// Notes that something was added at the place at hand. What an earlier pass had added stands in the record already.
+    pub(super) fn note_added(&mut self) {
+        self.edits += 1;
+        if self.manner.within_added {
+            return;
+        }
+        self.changes += 1;
+        if !self.is_ours() {
+            self.record.add(&self.pointer);
+        }
+    }
+
+    /// Notes what stands at the place at hand, before it is replaced. What stood there before an earlier pass replaced it
+    /// stands in the record already; what we added ourselves is no original.
+    pub(super) fn note_replaced(&mut self, present: SlotId) {
+        self.edits += 1;
+        if self.manner.within_added {
+            return;
+        }
+        let mut original = Vec::new();
+        if !self.is_known() && !self.is_below_ours() {
+            self.document.write(present, &mut original);
+        }
+        self.note_original(&original);
+    }
+
+    /// Notes the original of the place at hand; an empty one is known already.
+    pub(super) fn note_original(&mut self, original: &[u8]) {
+        self.changes += 1;
+        if let Ok(original) = std::str::from_utf8(original)
+            && !original.is_empty()
+        {
+            self.record.replace(&self.pointer, original);
+        }
+    }
+
+    /// Does some work on a list whose elements have no names, so that the record can only have it as a whole.
+    pub(super) fn as_one(
+        &mut self,
+        list: SlotId,
+        work: impl FnOnce(&mut Self) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let mut original = Vec::new();
+        if !self.manner.within_added && !self.is_known() && !self.is_below_ours() {
+            self.document.write(list, &mut original);
+        }
+        let (around, edits) = (self.manner, self.edits);
+        self.manner.within_added = true;
+        let result = work(self);
+        self.manner = around;
+        result?;
+        if self.edits > edits && !self.manner.within_added {
+            self.note_original(&original);
+        }
+        Ok(())
+    }
+
+    /// What stood at the place at hand before an earlier pass of the same profile.
+    pub(super) fn original(&self) -> Original<'a> {
+        let replaced = self.earlier.replaced.iter().find(|(pointer, _)| is_at_or_below(&self.pointer, pointer));
+        match replaced {
+            Some((pointer, original)) => {
+                let below = self.pointer.get(pointer.len()..).unwrap_or_default();
+                let mut tokens = below.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~"));
+                let found = tokens.try_fold(*original, |value, token| value.get(&token));
+                found.map_or(Original::Nothing, Original::Was)
+            }
+            None if self.is_below_ours() => Original::Nothing,
+            None => Original::Unchanged,
+        }
+    }
+
+    fn is_below_ours(&self) -> bool {
+        self.earlier.added.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
+    }
+}
+
+/// Whether a place is another one, or is below it.
+fn is_at_or_below(place: &str, other: &str) -> bool {
+    place.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
