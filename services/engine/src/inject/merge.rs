@@ -9,7 +9,7 @@
 
 use crate::compute::{Arena, Computation};
 use crate::expression::Budget;
-use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, Value};
+use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, State, Value};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::report::Reason;
 use crate::schema::{self, Field, OneOf, Type};
@@ -377,6 +377,7 @@ impl<'d, 'a> Merge<'d, 'a> {
                 None => return Ok(()),
             },
         };
+        let original = null.map(|null| (self.document.content(null), self.document.state(null)));
         let slot = match null {
             Some(null) => {
                 self.document.replace(null, content);
@@ -405,7 +406,11 @@ impl<'d, 'a> Merge<'d, 'a> {
         // A map or list whose every part was left out is left out too.
         let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
         if is_made && self.document.children(slot).next().is_none() {
-            self.document.remove(slot, at);
+            match original {
+                Some((original, State::Original)) => self.document.restore(slot, original),
+                Some((original, _)) => self.document.replace(slot, original),
+                None => self.document.remove(slot, at),
+            }
         }
         Ok(())
     }

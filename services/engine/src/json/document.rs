@@ -295,6 +295,14 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// Gives a slot back what it held from the beginning.
+    pub(crate) fn restore(&mut self, id: SlotId, original: Content<'a>) {
+        self.replace(id, original);
+        if let Some(slot) = self.slot_mut(id) {
+            slot.state = State::Original;
+        }
+    }
+
     /// Takes a slot away. One that was added is as if it had never been there.
     pub(crate) fn remove(&mut self, id: SlotId, parent: SlotId) {
         if self.state(id) == State::Added {
