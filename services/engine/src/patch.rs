@@ -39,6 +39,7 @@ impl Writer<'_, '_> {
     fn slot(&mut self, id: SlotId) {
         match self.document.state(id) {
             State::Added => self.operation("add", Some(id)),
+            State::Replaced if self.document.is_as_it_was(id) => {}
             State::Replaced => self.operation("replace", Some(id)),
             State::Removed => self.operation("remove", None),
             State::Original => match self.document.content(id) {

@@ -32,6 +32,11 @@ impl<'a> Merge<'_, 'a> {
                 if let Some(keyed) = keyed {
                     push_keys(&mut self.pointer, keyed, |key| item.get(key));
                 }
+                // What the profile adds itself is as it should be.
+                if self.own.contains(&slot) || (keyed.is_some() && (self.is_below_ours() || self.is_later())) {
+                    self.pointer.truncate(length);
+                    continue;
+                }
                 self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
                 self.computation.know("item", Computed::from(item));
                 let result = self.change_element(list, slot, node, condition, prunes, element);
@@ -88,8 +93,9 @@ impl<'a> Merge<'_, 'a> {
             let item = self.current(slot)?;
             self.computation.know("key", Computed::String(text.into()));
             self.computation.know("item", Computed::from(item));
+            let is_others = !self.is_below_ours() && !self.is_later();
             let result = self.truth(condition).map(|prunes| {
-                if prunes {
+                if prunes && is_others {
                     self.note_replaced(slot);
                     self.document.remove(slot, map);
                 }

@@ -151,8 +151,15 @@ impl<'a> Merge<'_, 'a> {
             }
             Part::Node(_) => Ok(()),
         };
-        let entries = std::mem::replace(&mut self.env, around);
+        let mut entries = std::mem::replace(&mut self.env, around);
         result?;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        // What a rule before this one added may refer to what is new now.
+        let own = self.document.children(list).filter(|child| self.own.contains(child) && !entries.contains(child));
+        let own: Vec<_> = own.collect();
+        entries.extend(own);
         super::order::behind_what_they_need(self.document, list, &entries);
         Ok(())
     }
@@ -204,6 +211,7 @@ impl<'a> Merge<'_, 'a> {
             return self.add_element(list, element, &keys, keyed, list_pointer);
         };
         let is_sidecar = self.sidecar(element)? == Some(true);
+        let edits = self.edits;
         match rule {
             _ if self.is_ours() && written != Some(ConflictRule::Replace) && join.is_none() => {
                 if element.part.acts_again() {
@@ -225,7 +233,9 @@ impl<'a> Merge<'_, 'a> {
                 if is_sidecar {
                     self.make_sidecar(existing)?;
                 }
-                self.remember_env(existing, keyed);
+                if self.edits > edits {
+                    self.remember_env(existing, keyed);
+                }
             }
             ConflictRule::Keep => {}
             ConflictRule::Fail => {
@@ -251,6 +261,10 @@ impl<'a> Merge<'_, 'a> {
             Part::Node(_) => Content::Map,
         };
         let slot = self.insert(list, element, content, list_pointer)?;
+        self.own.push(slot);
+        if !keyed.siblings.is_empty() {
+            self.containers.push(self.pointer.as_str().into());
+        }
         if matches!(content, Content::Map) {
             let around = self.enter_added();
             self.manner.conflict = ConflictRule::Merge;
@@ -303,10 +317,13 @@ impl<'a> Merge<'_, 'a> {
         let Some(value) = whole.get("value") else { return Ok(()) };
         let length = self.pointer.len();
         if let Some(slot) = self.document.member(existing, "value")? {
+            let edits = self.edits;
             push_token(&mut self.pointer, "value");
             let result = self.join_text(slot, value, join);
             self.pointer.truncate(length);
-            self.remember_env(existing, keyed);
+            if self.edits > edits {
+                self.remember_env(existing, keyed);
+            }
             return result;
         }
         if self.document.member(existing, "valueFrom")?.is_some() {
@@ -314,11 +331,14 @@ impl<'a> Merge<'_, 'a> {
         }
         // An entry with neither is an empty text.
         push_token(&mut self.pointer, "value");
-        self.document.add_member(existing, Key::new("value"), Content::Value(value));
+        let slot = self.document.add_member(existing, Key::new("value"), Content::Scalar("\"\""));
         self.note_added();
+        let around = self.enter_added();
+        let result = self.join_text(slot, value, join);
+        self.manner = around;
         self.pointer.truncate(length);
         self.remember_env(existing, keyed);
-        Ok(())
+        result
     }
 
     /// The directives of an element: its own, else those of its group.
@@ -407,7 +427,7 @@ impl<'a> Merge<'_, 'a> {
 
 impl Part<'_> {
     /// Whether there is something to do in it also where an earlier pass has added it.
-    fn acts_again(self) -> bool {
+    pub(super) fn acts_again(self) -> bool {
         matches!(self, Self::Node(node) if node.acts_again)
     }
 }

@@ -112,6 +112,47 @@ fn locate(document: &mut Document<'_>, pointer: &str) -> Result<Option<Place>, M
     Ok(None)
 }
 
+/// The part of a value that a pointer names, where the first bytes of the pointer lead to the value.
+pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize) -> Option<Value<'v>> {
+    let mut known = Some(Known::Object(&schema::POD));
+    let mut found = value;
+    let mut at = 0;
+    for token in pointer.split('/').skip(1) {
+        at += token.len() + 1;
+        let name = unescaped(token);
+        let is_below = at > length;
+        known = match known {
+            Some(Known::Keyed(keyed)) => {
+                if is_below {
+                    let mut keys = String::new();
+                    found = found.items().find(|item| {
+                        keys.clear();
+                        push_keys(&mut keys, keyed, |key| item.get(key));
+                        keys.strip_prefix('/') == Some(token)
+                    })?;
+                }
+                Some(Known::Object(keyed.element))
+            }
+            Some(Known::Object(type_)) => {
+                if is_below {
+                    found = found.get(&name)?;
+                }
+                type_.field(&name).map(|field| match field {
+                    Field::Object(type_) => Known::Object(type_),
+                    Field::Keyed(keyed) => Known::Keyed(keyed),
+                })
+            }
+            None => {
+                if is_below {
+                    found = found.get(&name)?;
+                }
+                None
+            }
+        };
+    }
+    Some(found)
+}
+
 fn element(
     document: &mut Document<'_>,
     list: SlotId,

@@ -104,6 +104,10 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) pointer: String,
     /// Env entries of the list at hand that are new or joined.
     pub(super) env: Vec<SlotId>,
+    /// Elements that were added in this pass.
+    pub(super) own: Vec<SlotId>,
+    /// Containers that were added in this pass, by their pointers.
+    pub(super) containers: Vec<Box<str>>,
     /// What the author is told.
     pub(super) notes: Vec<Box<str>>,
 }
@@ -125,13 +129,15 @@ impl<'d, 'a> Merge<'d, 'a> {
             edits: 0,
             pointer: String::with_capacity(128),
             env: Vec::new(),
+            own: Vec::new(),
+            containers: Vec::new(),
             notes: Vec::new(),
         }
     }
 
-    /// How much was changed, and what the author is told.
-    pub(super) fn finish(self) -> (usize, Vec<Box<str>>) {
-        (self.changes, self.notes)
+    /// How much was changed, what the author is told, and the containers that were added.
+    pub(super) fn finish(self) -> (usize, Vec<Box<str>>, Vec<Box<str>>) {
+        (self.changes, self.notes, self.containers)
     }
 
     /// Lays the template over the whole object.
@@ -229,9 +235,9 @@ impl<'d, 'a> Merge<'d, 'a> {
         let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
         let result = match present {
             Some(present) => self.lay(at, present, part, directives.join, field),
-            None if self.manner.settled && directives.join.is_none() => Ok(()),
+            None if self.manner.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
             None => match self.make_room(at, &name, &type_.one_of) {
-                Ok(true) => self.add_member(at, existing, key, part, field),
+                Ok(true) => self.add_member(at, existing, key, part, directives.join.is_some(), field),
                 Ok(false) => Ok(()),
                 Err(fault) => Err(fault),
             },
@@ -366,12 +372,14 @@ impl<'d, 'a> Merge<'d, 'a> {
         null: Option<SlotId>,
         key: Key<'a>,
         part: Part<'a>,
+        is_joined: bool,
         field: Option<&'static Field>,
     ) -> Result<(), Fault> {
         let content = match (field, part) {
             (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
             (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
             (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
+            _ if self.manner.settled && !is_joined => return Ok(()),
             _ => match self.value_of(part)? {
                 Some(value) => Content::Value(value),
                 None => return Ok(()),
@@ -392,11 +400,14 @@ impl<'d, 'a> Merge<'d, 'a> {
                     Some(Field::Object(type_)) => type_,
                     _ => &schema::ANY,
                 };
-                let around = self.enter_added();
+                let around = self.manner;
+                if !self.manner.settled {
+                    self.enter_added();
+                }
                 let result = self.object(slot, part, type_, None);
                 self.manner = around;
                 result?;
-                if self.document.children(slot).next().is_some() {
+                if !self.manner.settled && self.document.children(slot).next().is_some() {
                     self.note_added();
                 }
             }

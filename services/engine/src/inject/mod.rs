@@ -64,6 +64,7 @@ pub(crate) fn apply<'a>(
 ) -> Result<Vec<Option<Verdict>>, Malformed> {
     let mut verdicts = Vec::with_capacity(profiles.len());
     let mut places = Places::default();
+    let mut injected = Injected::default();
     for selected in profiles {
         if selected.decision.outcome != ProfileOutcome::Unchanged {
             verdicts.push(None);
@@ -71,8 +72,11 @@ pub(crate) fn apply<'a>(
         }
         let profile = selected.profile;
         let before = (document.clone(), places.clone());
+        if subject.earlier.is_some() {
+            injected.profiles.push(profile.display_name().into());
+        }
         let mark = record.begin(profile.display_name(), profile.revision(), subject.earlier);
-        let changes = match lay(document, selected, subject, &mut places, record) {
+        let changes = match lay(document, selected, subject, &mut places, &mut injected, record) {
             Ok(_) if !record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
             Ok(changes) => Ok(changes),
             Err(Fault::Conflict(conflict)) => Err((conflict, false)),
@@ -110,6 +114,7 @@ fn lay<'a>(
     selected: &Selected<'a>,
     subject: Subject<'a>,
     places: &mut Places,
+    injected: &mut Injected,
     record: &mut RecordWriter,
 ) -> Result<(usize, Vec<Box<str>>), Fault> {
     let profile: &'a CompiledProfile = selected.profile;
@@ -117,7 +122,8 @@ fn lay<'a>(
     if profile.adds_linux_containers && is_for_windows(document)? {
         return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
     }
-    let earlier = subject.earlier.map(|record| record.of(profile.display_name())).unwrap_or_default();
+    let earlier = subject.earlier.map(|record| record.of(profile.display_name(), |other| injected.knows(other)));
+    let earlier = earlier.unwrap_or_default();
     let surroundings = Surroundings {
         document,
         places,
@@ -130,15 +136,47 @@ fn lay<'a>(
     if let Some(template) = &profile.template {
         merge.whole(template, &schema::POD)?;
     }
-    let is_injected = |pointer: &str| subject.earlier.is_some_and(|record| record.all_added().any(|at| at == pointer));
-    merge.rules(&profile.rules, subject.world.object, &is_injected)?;
-    let changes = merge.finish();
+    let is_cluster = profile.name().namespace.is_none();
+    if !profile.rules.is_empty() {
+        let own = merge.containers.iter().map(|pointer| &**pointer).chain(earlier.added.iter().map(|at| &**at));
+        let own: Vec<Box<str>> = own.map(Box::from).collect();
+        let is_injected = |pointer: &str| own.iter().any(|own| **own == *pointer) || injected.has(pointer, is_cluster);
+        merge.rules(&profile.rules, subject.world.object, &is_injected)?;
+    }
+    let (changes, notes, containers) = merge.finish();
     for volume in &profile.foreign_volumes {
         if !has_volume(document, volume)? {
             return Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume)));
         }
     }
-    Ok(changes)
+    injected.extend(containers, is_cluster);
+    injected.extend(earlier.added.iter().map(|at| Box::from(&**at)), is_cluster);
+    Ok((changes, notes))
+}
+
+/// What profiles have done so far.
+#[derive(Default)]
+struct Injected {
+    /// The places that were added, and whether a cluster profile did.
+    places: Vec<(Box<str>, bool)>,
+    /// The profiles.
+    profiles: Vec<Box<str>>,
+}
+
+impl Injected {
+    fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_cluster: bool) {
+        self.places.extend(places.into_iter().map(|place| (place, is_cluster)));
+    }
+
+    /// Whether a profile has had its turn.
+    fn knows(&self, profile: &str) -> bool {
+        self.profiles.iter().any(|known| **known == *profile)
+    }
+
+    /// Whether a profile sees what stands at a place as injected. A tenant's never sees what a cluster profile added.
+    fn has(&self, pointer: &str, seen_by_cluster: bool) -> bool {
+        self.places.iter().any(|(place, by_cluster)| **place == *pointer && (seen_by_cluster || !by_cluster))
+    }
 }
 
 fn is_for_windows(document: &mut Document<'_>) -> Result<bool, Malformed> {

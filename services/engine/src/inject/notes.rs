@@ -2,6 +2,7 @@
 
 use crate::json::{SlotId, Value};
 
+use super::locate::value_at;
 use super::merge::{Fault, Merge};
 
 /// What stood at a place before an earlier pass of the same profile.
@@ -86,19 +87,49 @@ impl<'a> Merge<'_, 'a> {
     /// What stood at the place at hand before an earlier pass of the same profile.
     pub(super) fn original(&self) -> Original<'a> {
         let replaced = self.earlier.replaced.iter().find(|(pointer, _)| is_at_or_below(&self.pointer, pointer));
-        match replaced {
-            Some((pointer, original)) => {
-                let below = self.pointer.get(pointer.len()..).unwrap_or_default();
-                let mut tokens = below.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~"));
-                let found = tokens.try_fold(*original, |value, token| value.get(&token));
-                found.map_or(Original::Nothing, Original::Was)
+        if let Some((pointer, original)) = replaced {
+            return self.part_of(*original, pointer.len());
+        }
+        if self.is_below_ours() {
+            // A container that was moved along was there, in the other list.
+            let there = self.moved_from();
+            let moved = self.earlier.replaced.iter().find(|(pointer, _)| there.as_deref() == Some(&**pointer));
+            if let (Some((_, original)), Some(length)) = (moved, container_length(&self.pointer)) {
+                return self.part_of(*original, length);
             }
-            None if self.is_below_ours() => Original::Nothing,
-            None => Original::Unchanged,
+        }
+        // Where an element was added as a whole, its parts found nothing.
+        if self.is_ours() || self.is_later() || (self.manner.settled && self.is_below_ours()) {
+            return Original::Nothing;
+        }
+        Original::Unchanged
+    }
+
+    /// The part of an original that stood at the place at hand; the first bytes of the pointer lead to the original.
+    fn part_of(&self, original: Value<'a>, length: usize) -> Original<'a> {
+        match value_at(original, &self.pointer, length) {
+            Some(value) => Original::Was(value),
+            None => Original::Nothing,
         }
     }
 
-    fn is_below_ours(&self) -> bool {
+    /// The place of the container at hand in the other list of containers.
+    fn moved_from(&self) -> Option<String> {
+        let container = self.pointer.get(..container_length(&self.pointer)?)?;
+        let [ours, other] = if container.starts_with("/spec/initContainers/") {
+            ["/spec/initContainers/", "/spec/containers/"]
+        } else {
+            ["/spec/containers/", "/spec/initContainers/"]
+        };
+        container.strip_prefix(ours).map(|name| format!("{other}{name}"))
+    }
+
+    /// Whether a profile that comes behind this one added what stands at the place at hand.
+    pub(super) fn is_later(&self) -> bool {
+        self.earlier.added_later.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
+    }
+
+    pub(super) fn is_below_ours(&self) -> bool {
         self.earlier.added.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
     }
 }
@@ -106,4 +137,10 @@ impl<'a> Merge<'_, 'a> {
 /// Whether a place is another one, or is below it.
 fn is_at_or_below(place: &str, other: &str) -> bool {
     place.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// How much of a pointer leads to a container.
+fn container_length(pointer: &str) -> Option<usize> {
+    let mut slashes = pointer.match_indices('/').map(|(place, _)| place).skip(3);
+    (pointer.matches('/').count() >= 3).then(|| slashes.next().unwrap_or(pointer.len()))
 }

@@ -32,6 +32,8 @@ pub(crate) struct Earlier<'r> {
     pub(crate) added: Vec<Cow<'r, str>>,
     /// With what stood there.
     pub(crate) replaced: Vec<(Cow<'r, str>, Value<'r>)>,
+    /// What profiles that come behind it added: this one did not see it then, and does not now.
+    pub(crate) added_later: Vec<Cow<'r, str>>,
 }
 
 /// Whether the annotation of an object that has one is genuine: managedFields are there and do not name it.
@@ -66,13 +68,19 @@ impl Record {
         self.profiles().flat_map(Self::replaced)
     }
 
-    /// The elements that a profile added, and the places whose values it replaced.
-    pub(crate) fn of(&self, profile: &str) -> Earlier<'_> {
-        let entry = self.entry(profile);
-        Earlier {
-            added: entry.into_iter().flat_map(Self::added).collect(),
-            replaced: entry.into_iter().flat_map(Self::replaced).collect(),
+    /// What a profile did, and what was done behind it. `is_before` tells the profiles that come before it.
+    pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> Earlier<'_> {
+        let mut earlier = Earlier::default();
+        for entry in self.profiles() {
+            let name = entry.get("profile").and_then(Value::as_str).unwrap_or_default();
+            if name == profile {
+                earlier.added.extend(Self::added(entry));
+                earlier.replaced.extend(Self::replaced(entry));
+            } else if !is_before(&name) {
+                earlier.added_later.extend(Self::added(entry));
+            }
         }
+        earlier
     }
 
     fn profiles(&self) -> impl Iterator<Item = Value<'_>> {
@@ -234,8 +242,8 @@ mod tests {
         assert!(writer.end());
         let text: String = serde_json::from_str(&writer.finish().unwrap()).unwrap();
         let read = record(&text);
-        assert_eq!(read.of("a").added, ["/spec/containers/x", "/metadata/annotations/example.com~1y"]);
-        assert!(read.of("b").added.is_empty());
+        assert_eq!(read.of("a", |_| false).added, ["/spec/containers/x", "/metadata/annotations/example.com~1y"]);
+        assert!(read.of("b", |_| false).added.is_empty());
     }
 
     #[test]

@@ -64,6 +64,7 @@ impl<'a> Merge<'_, 'a> {
                 push_token(&mut pointer, &name);
                 let is_own = self.computation.adds(&name);
                 let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
+                let is_seen = is_own || is_injected(&pointer);
                 let authors = author.at(&["spec", list]).and_then(|list| {
                     list.items().find(|container| container.get("name").is_some_and(|other| other.is(&name)))
                 });
@@ -76,7 +77,9 @@ impl<'a> Merge<'_, 'a> {
                         };
                         (kind, value)
                     }
-                    _ => (ContainerType::Injected, self.current(slot)?),
+                    _ if is_seen => (ContainerType::Injected, self.current(slot)?),
+                    // Another profile's, which this one does not see.
+                    _ => continue,
                 };
                 targets.push(Target { slot, list, name: name.into(), kind, value });
             }
@@ -125,10 +128,6 @@ impl<'a> Merge<'_, 'a> {
         self.computation.forget(known);
         let around = self.manner;
         self.follow(directives);
-        // What was added in this pass is recorded with the container that it was added to.
-        if self.document.state(target.slot) == State::Added {
-            self.manner.within_added = true;
-        }
         let result = match part {
             Some(part) => self.object(target.slot, part, &schema::CONTAINER, None),
             None => Ok(()),

@@ -68,6 +68,8 @@ struct Slot<'a> {
 pub(crate) struct Document<'a> {
     slots: Vec<Slot<'a>>,
     texts: Vec<Box<str>>,
+    /// What the slots that were replaced held.
+    originals: Vec<(SlotId, Value<'a>)>,
 }
 
 impl<'a> Document<'a> {
@@ -83,7 +85,7 @@ impl<'a> Document<'a> {
     pub(crate) fn new(root: Value<'a>) -> Self {
         let mut slots = Vec::with_capacity(Self::CAPACITY);
         slots.push(Slot::new(None, Content::Value(root), State::Original));
-        Self { slots, texts: Vec::new() }
+        Self { slots, texts: Vec::new(), originals: Vec::new() }
     }
 
     /// Keeps a scalar that was made for this document, as JSON text.
@@ -113,6 +115,12 @@ impl<'a> Document<'a> {
 
     pub(crate) fn state(&self, id: SlotId) -> State {
         self.slot(id).map_or(State::Removed, |slot| slot.state)
+    }
+
+    /// Whether a slot that was replaced holds what it held from the beginning.
+    pub(crate) fn is_as_it_was(&self, id: SlotId) -> bool {
+        let original = self.originals.iter().find(|(slot, _)| *slot == id);
+        original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
     }
 
     /// Whether it is as it was, with all that is below it.
@@ -287,6 +295,9 @@ impl<'a> Document<'a> {
 
     /// Gives a slot another value.
     pub(crate) fn replace(&mut self, id: SlotId, content: Content<'a>) {
+        if let (State::Original, Content::Value(original)) = (self.state(id), self.content(id)) {
+            self.originals.push((id, original));
+        }
         if let Some(slot) = self.slot_mut(id) {
             slot.content = content;
             slot.first = None;

@@ -1,0 +1,300 @@
+//! What has to hold whatever directives and expressions a profile has: a second pass changes nothing, also after others
+//! have changed the object in between, and what the profile does not speak of stays to the byte.
+
+#![allow(clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use common::{answer, patched};
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+
+fn name() -> impl Strategy<Value = &'static str> {
+    prop_oneof![Just("app"), Just("web"), Just("proxy"), Just("data")]
+}
+
+fn variable() -> impl Strategy<Value = &'static str> {
+    prop_oneof![Just("A"), Just("B"), Just("C"), Just("D"), Just("E")]
+}
+
+/// A variable of a pod; the last two are those that a template changes or removes and does not add.
+fn pods_variable() -> impl Strategy<Value = &'static str> {
+    prop_oneof![5 => variable(), 1 => Just("Y"), 1 => Just("Z")]
+}
+
+fn value() -> impl Strategy<Value = Json> {
+    prop_oneof![
+        Just(json!("x")),
+        Just(json!("x,y")),
+        Just(json!("k=1,l=2")),
+        Just(json!("$(A),$(C)")),
+        Just(json!("{\"j\":1}")),
+        Just(json!("")),
+    ]
+}
+
+/// An env entry of a pod.
+fn entry() -> impl Strategy<Value = Json> {
+    (pods_variable(), value(), 0..6).prop_map(|(name, value, kind)| match kind {
+        0 => json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
+        1 => json!({"name": name}),
+        _ => json!({"name": name, "value": value}),
+    })
+}
+
+fn unique(list: Vec<Json>) -> Json {
+    let mut seen = std::collections::HashSet::new();
+    let mut list = list;
+    list.retain(|element| seen.insert(element["name"].to_string()));
+    Json::Array(list)
+}
+
+fn container() -> impl Strategy<Value = Json> {
+    (name(), prop::collection::vec(entry(), 0..5), any::<bool>(), any::<bool>()).prop_map(|(name, env, args, probe)| {
+        let mut container = json!({"name": name, "image": "auto", "env": unique(env)});
+        if args {
+            container["args"] = json!(["--a", "--b"]);
+        }
+        if probe {
+            container["livenessProbe"] = json!({"httpGet": {"path": "/", "port": 1}});
+        }
+        container
+    })
+}
+
+prop_compose! {
+    fn pod()(
+        init in prop::collection::vec(container(), 0..3),
+        containers in prop::collection::vec(container(), 1..3),
+        tolerations in prop::collection::vec(prop_oneof![Just(json!({"key": "a"})), Just(json!({"key": "b"}))], 0..3),
+        hold in any::<bool>(),
+    ) -> Json {
+        let Json::Array(all) = unique(init.iter().chain(&containers).cloned().collect()) else { unreachable!() };
+        let count = init.len().min(all.len() - 1);
+        let (init, containers) = all.split_at(count);
+        json!({
+            "metadata": {
+                "annotations": {"example.com/hold": hold.to_string(), "old/x": "1"},
+                "managedFields": [{"manager": "m", "fieldsV1": {"f:metadata": {"f:annotations": {}}}}],
+            },
+            "spec": {"initContainers": init, "containers": containers, "tolerations": tolerations},
+        })
+    }
+}
+
+/// Directives of an element, as pairs of a name and a value.
+fn directives() -> impl Strategy<Value = Vec<(&'static str, Json)>> {
+    let one = prop_oneof![
+        Just(("$when", json!("params.hold"))),
+        Just(("$when", json!("!existing.hasValue()"))),
+        Just(("$when", json!("existing.?value.orValue('') != 'x'"))),
+        Just(("$forEach", json!("['p', 'q']"))),
+        Just(("$conflict", json!("Merge"))),
+        Just(("$conflict", json!("Keep"))),
+        Just(("$conflict", json!("Replace"))),
+        Just(("$conflict", json!("Fail"))),
+        Just(("$conflict", json!("${params.hold ? 'Replace' : 'Keep'}"))),
+        Just(("$position", json!("First"))),
+        Just(("$position", json!({"before": "B"}))),
+        Just(("$position", json!({"after": "${'C'}"}))),
+        Just(("$join", json!({"separator": ","}))),
+        Just(("$join", json!({"separator": ",", "key": "=", "prepend": "z=9"}))),
+        Just(("$join", json!({"separator": ",", "valueFrom": "Compose"}))),
+        Just(("$join", json!({"format": "Auto", "separator": ","}))),
+    ];
+    prop::collection::vec(one, 0..3)
+}
+
+fn with(mut element: Json, directives: Vec<(&'static str, Json)>) -> Json {
+    for (name, value) in directives {
+        element[name] = value;
+    }
+    if element.get("$join").is_some() {
+        element.as_object_mut().unwrap().remove("$conflict");
+    }
+    element
+}
+
+/// An env entry of a template.
+fn templated() -> impl Strategy<Value = Json> {
+    let value = prop_oneof![
+        value(),
+        Just(json!("${containers.map(c, c.name).join(',')}")),
+        Just(json!("${toJson({'n': containers.size()})}")),
+        Just(json!("n=${params.hold}")),
+        Just(json!("${object.metadata.annotations[?'none']}")),
+    ];
+    (variable(), value, directives()).prop_map(|(name, value, directives)| {
+        let repeats = directives.iter().any(|(name, _)| *name == "$forEach");
+        let name = if repeats { json!(format!("{name}_${{item}}")) } else { json!(name) };
+        with(json!({"name": name, "value": value}), directives)
+    })
+}
+
+fn env() -> impl Strategy<Value = Json> {
+    let group =
+        prop::collection::vec(templated(), 1..3).prop_map(|entries| json!({"$value": entries, "$when": "params.hold"}));
+    let removal = prop_oneof![
+        Just(json!({"$prune": "item.name == 'Z'"})),
+        Just(json!({"$each": "has(item.value) && item.name == 'Y'", "$conflict": "Replace", "value": "each"})),
+        Just(json!("${[{'name': 'B', 'value': 'computed'}]}")),
+    ];
+    // Two entries of one name are refused, or contradict one another.
+    prop::collection::vec(prop_oneof![6 => templated(), 1 => group, 1 => removal], 1..5).prop_map(|mut entries| {
+        let mut seen = std::collections::HashSet::new();
+        let mut is_new = |entry: &Json| entry.get("name").is_none_or(|name| seen.insert(name.to_string()));
+        for entry in &mut entries {
+            if let Some(group) = entry.get_mut("$value").and_then(Json::as_array_mut) {
+                group.retain(&mut is_new);
+            }
+        }
+        entries.retain(|entry| entry.get("$value").is_some() || is_new(entry));
+        entries.retain(|entry| {
+            *entry != json!("${[{'name': 'B', 'value': 'computed'}]}") || is_new(&json!({"name": "B"}))
+        });
+        Json::Array(entries)
+    })
+}
+
+prop_compose! {
+    fn profile()(
+        sidecar in prop::option::of((env(), any::<bool>(), any::<bool>())),
+        rule in prop::option::of((env(), prop::sample::subsequence(vec!["App", "Init", "Sidecar", "Injected"], 1..4))),
+        probes in any::<bool>(),
+        tolerations in any::<bool>(),
+        prune in any::<bool>(),
+    ) -> Json {
+        let mut spec = json!({
+            "activation": "Always",
+            "parameters": [{"name": "hold", "type": "boolean", "default": false, "annotation": "example.com/hold", "sources": ["Pod"]}],
+            "template": {"metadata": {"labels": {"example.com/l": "${string(containers.size())}"}}},
+        });
+        if let Some((env, native, merge)) = sidecar {
+            let mut container = json!({
+                "name": "proxy", "env": env,
+                "image": {"$value": "proxy:1", "$conflict": "${existing.orValue('') == 'auto' ? 'Replace' : 'Keep'}"},
+            });
+            if native {
+                container["$sidecar"] = json!("params.hold");
+            }
+            container["$conflict"] = if merge { json!("Merge") } else { json!("Fail") };
+            spec["template"]["spec"]["initContainers"] = json!([container]);
+        }
+        if let Some((env, types)) = rule {
+            // A rule on the profile's own container that sets what its template sets contradicts it.
+            let env = if types.contains(&"Injected") {
+                serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
+            } else {
+                env
+            };
+            let mut template = json!({"env": env, "args": {"$value": ["--b", "--c"], "$join": {}}});
+            if probes {
+                template["livenessProbe"] = json!({"$when": "existing.?httpGet.hasValue()", "$conflict": "Replace", "httpGet": {"port": 15020}});
+            }
+            spec["containers"] = json!([{"name": "r", "match": {"types": types}, "template": template}]);
+        }
+        if tolerations {
+            spec["template"]["spec"]["tolerations"] =
+                json!([{"$each": "item.key == 'a'", "$conflict": "Replace", "effect": "NoExecute"}, {"$prune": "item.key == 'b'"}]);
+        }
+        if prune {
+            spec["template"]["metadata"]["annotations"] = json!({"$prune": "key.startsWith('old/')", "example.com/new": "n"});
+        }
+        spec
+    }
+}
+
+/// What others do between two passes.
+fn edits() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(0u8..7, 0..4)
+}
+
+fn edited(mut object: Json, edits: &[u8]) -> Json {
+    for edit in edits {
+        let spec = &mut object["spec"];
+        let late = json!({"name": "late", "image": "l", "env": [{"name": "A", "value": "late"}]});
+        let has_late = spec["containers"].as_array().unwrap().iter().any(|container| container["name"] == "late");
+        match edit {
+            0 if !has_late => spec["containers"].as_array_mut().unwrap().push(late),
+            1 if !has_late => spec["containers"].as_array_mut().unwrap().insert(0, late),
+            2 | 3 => {
+                if let Some(first) = spec["containers"].get_mut(0).and_then(Json::as_object_mut) {
+                    first.insert("image".into(), json!("mirror/x"));
+                    if *edit == 3 {
+                        first.remove("env");
+                    }
+                }
+            }
+            4 => object["metadata"]["labels"] = json!({"other": "1"}),
+            5 => {
+                spec["containers"].as_array_mut().unwrap().reverse();
+            }
+            6 => spec["priority"] = json!(7),
+            _ => {}
+        }
+    }
+    object
+}
+
+fn review(object: &Json) -> Vec<u8> {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": object,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+        },
+    });
+    review.to_string().into_bytes()
+}
+
+fn compiled(profiles: &[Json]) -> Snapshot {
+    let names = ["a", "b", "c"];
+    let compiled = names.into_iter().zip(profiles).map(|(name, spec)| {
+        let spec = serde_json::from_value(spec.clone()).unwrap();
+        Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap_or_else(|faults| {
+            let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
+            unreachable!("{faults:#?}")
+        }))
+    });
+    Snapshot::new(ProfileSet::new(compiled))
+        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn a_second_pass_changes_nothing(pod in pod(), profile in profile()) {
+        let snapshot = compiled(&[profile]);
+        let (first, _) = answer(&review(&pod), &snapshot);
+        let after = patched(&review(&pod), first.patch.as_deref());
+        let (second, _) = answer(&review(&after), &snapshot);
+        let patch = second.patch.map(|patch| String::from_utf8(patch).unwrap());
+        prop_assert_eq!(patch, None, "{}\n-> {}", pod, after);
+    }
+
+    #[test]
+    fn after_others_have_changed_it_one_more_pass_is_enough(
+        pod in pod(), profiles in prop::collection::vec(profile(), 1..3), edits in edits(),
+    ) {
+        // Two profiles that both replace one value contradict one another.
+        let texts: Vec<_> = profiles.iter().enumerate().map(|(number, profile)| {
+            let text = profile.to_string();
+            if number == 0 { text } else { text.replace("\"name\":\"", &format!("\"name\":\"{number}")).replace("1hold", "hold") }
+        }).collect();
+        let profiles: Vec<Json> = texts.iter().map(|text| serde_json::from_str(text).unwrap()).collect();
+        let snapshot = compiled(&profiles);
+        let (first, _) = answer(&review(&pod), &snapshot);
+        let after = edited(patched(&review(&pod), first.patch.as_deref()), &edits);
+        let (second, _) = answer(&review(&after), &snapshot);
+        let then = patched(&review(&after), second.patch.as_deref());
+        let (third, _) = answer(&review(&then), &snapshot);
+        let patch = third.patch.map(|patch| String::from_utf8(patch).unwrap());
+        prop_assert_eq!(patch, None, "{}\n-> {}\n-> {}", pod, after, then);
+    }
+}
