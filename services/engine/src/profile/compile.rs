@@ -94,7 +94,8 @@ fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     for (field, _) in parts.into_iter().filter(|(_, used)| *used) {
         faults.push(
             Diagnostic::new(format!("spec.{field}"), format!("{field} is not supported by this build"))
-                .with_help("use a build that supports it, or leave it out"),
+                .with_help("use a build that supports it, or leave it out")
+                .of_name(),
         );
     }
 }

@@ -6,7 +6,7 @@ use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 
 use super::Diagnostic;
 use crate::compute::{self, Variable};
-use crate::expression::{Expression, ExpressionError, Scope};
+use crate::expression::{Expression, Scope};
 use crate::parameter::{self, Parameter};
 
 /// A condition that was found to be right.
@@ -79,17 +79,10 @@ fn expression(path: &str, source: &str, scope: &Scope, faults: &mut Vec<Diagnost
     match Expression::compile(source, scope) {
         Ok(expression) => Some(expression),
         Err(error) => {
-            faults.push(diagnostic(format!("{path}.expression"), source, &error));
+            faults.push(Diagnostic::of_expression(format!("{path}.expression"), source, &error));
             None
         }
     }
-}
-
-/// An expression's mistake with the piece of source that it is about.
-fn diagnostic(path: String, source: &str, error: &ExpressionError) -> Diagnostic {
-    let piece = source.get(error.range.clone()).filter(|piece| !piece.is_empty());
-    let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
-    Diagnostic { path, message, help: error.help.clone() }
 }
 
 fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, faults: &mut Vec<Diagnostic>) {

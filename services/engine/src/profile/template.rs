@@ -6,6 +6,7 @@
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
+use super::typed::unknown_directive;
 use crate::json::{OwnedTape, write_escaped};
 
 /// A part of a template.
@@ -153,10 +154,7 @@ impl Compiler<'_> {
                     let message = format!("the directive {name} is not supported by this build");
                     compiler.fault(&message, "use a build that supports it, or leave it out");
                 }
-                _ => {
-                    let known = "there are $value, $when, $forEach, $as, $conflict, $join, $position, $each, $prune and $sidecar";
-                    compiler.fault(&format!("there is no directive {name}"), known);
-                }
+                _ => compiler.faults.push(unknown_directive(&compiler.path, name)),
             });
         }
         if rules.join.is_some() && rules.conflict.is_some() {
