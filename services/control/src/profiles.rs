@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
-use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName, ProfileSet, compile};
+use pillion_engine::profile::{CompiledProfile, Diagnostic, Part, ProfileName, ProfileSet, compile};
 use serde_json::Value;
 
 use crate::change::Change;
@@ -207,6 +207,7 @@ fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnost
              for a newer version"
                 .to_owned(),
         ),
+        part: Part::Value,
     }
 }
 

@@ -23,6 +23,28 @@ fn options() -> serde_saphyr::Options {
             max_events: 40_000,
             max_nodes: 20_000,
             max_depth: 64,
+            max_recorded_anchor_events: 40_000,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn an_alias_makes_not_much_of_little() {
+        assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap(), serde_json::json!({"a": [1], "b": [1]}));
+        let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for level in 1..12 {
+            let before = format!("*a{},", level - 1).repeat(10);
+            writeln!(bomb, "a{level}: &a{level} [{before}]").unwrap();
+        }
+        let start = Instant::now();
+        assert!(parse(&bomb).is_err());
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     }
 }

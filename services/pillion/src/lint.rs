@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
-use crate::load;
+use crate::load::{self, Loaded, Problem};
 use crate::output;
 
 /// Arguments of `pillion lint`.
@@ -14,18 +14,52 @@ pub(crate) struct LintArgs {
     /// Files with profiles, and folders of such files.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
+    /// How problems are shown.
+    #[arg(short, long, value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
+    format: Format,
 }
 
-/// Shows all problems; succeeds if there are none.
+/// How problems are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people: on standard error, each with its piece of text.
+    Text,
+    /// For programs: on standard output, a list of objects with severity, file, line, column, path, message and help,
+    /// at most a hundred.
+    Json,
+}
+
+/// Shows all problems; succeeds if there are none but warnings.
 pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
-    let LintArgs { paths } = args;
-    let loaded = load::profiles(&paths);
-    output::problems(&loaded.problems)?;
-    match (loaded.problems.len(), loaded.profiles.len()) {
-        (0, 1) => output::print("ok: 1 profile\n")?,
-        (0, profiles) => output::print(&format!("ok: {profiles} profiles\n"))?,
-        (1, _) => output::tell("1 problem")?,
-        (problems, _) => output::tell(&format!("{problems} problems"))?,
+    let LintArgs { paths, format } = args;
+    let Loaded { profiles, problems, warnings } = load::profiles(&paths);
+    match format {
+        Format::Text => {
+            output::problems(&problems)?;
+            output::problems(&warnings)?;
+            let found = [counted(problems.len(), "problem"), counted(warnings.len(), "warning")];
+            let found: Vec<_> = found.into_iter().flatten().collect();
+            if !found.is_empty() {
+                output::tell(&found.join(", "))?;
+            }
+            if problems.is_empty() {
+                let count = counted(profiles.len(), "profile").unwrap_or_default();
+                output::print(&format!("ok: {count}\n"))?;
+            }
+        }
+        Format::Json => {
+            let all = problems.iter().chain(&warnings).take(output::MAX_PROBLEMS).map(Problem::to_json).collect();
+            output::print(&output::json(&serde_json::Value::Array(all))?)?;
+        }
     }
-    Ok(if loaded.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// So many of something; `None` for none.
+fn counted(count: usize, what: &str) -> Option<String> {
+    match count {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        count => Some(format!("{count} {what}s")),
+    }
 }

@@ -10,6 +10,9 @@ use serde_json::Value;
 
 use crate::load::Problem;
 
+/// How many problems are shown at once: nobody reads more, and a file can have as many as it has bytes.
+pub(crate) const MAX_PROBLEMS: usize = 100;
+
 /// How objects are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -61,9 +64,13 @@ pub(crate) fn tell(text: &str) -> anyhow::Result<()> {
     unless_closed(writeln!(anstream::stderr().lock(), "{text}")).context("cannot write to standard error")
 }
 
-/// Tells the user what is wrong, each with its piece of text.
+/// Tells the user what is wrong, each with its piece of text; of very many, the first.
 pub(crate) fn problems(problems: &[Problem]) -> anyhow::Result<()> {
-    problems.iter().try_for_each(|problem| tell(&format!("{}\n", problem.render())))
+    problems.iter().take(MAX_PROBLEMS).try_for_each(|problem| tell(&format!("{}\n", problem.render())))?;
+    match problems.len().saturating_sub(MAX_PROBLEMS) {
+        0 => Ok(()),
+        more => tell(&format!("and {more} more\n")),
+    }
 }
 
 fn unless_closed(result: io::Result<()>) -> io::Result<()> {

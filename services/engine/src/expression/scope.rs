@@ -71,8 +71,14 @@ impl Scope {
     }
 }
 
+/// How long a name may be for others to be likened to it, in bytes: the work grows with its length, and none is longer.
+const LONGEST_NAME: usize = 100;
+
 /// The candidate that is most like a name, if one is like it at all.
-pub(super) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+pub(crate) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+    if name.len() > LONGEST_NAME {
+        return None;
+    }
     let allowed = (name.chars().count() / 3).max(1);
     candidates
         .into_iter()

@@ -256,8 +256,8 @@ mod tests {
         assert!(writer.end());
         writer.keep_others(&earlier, |name| name == "a");
         let text: String = serde_json::from_str(&writer.finish().unwrap()).unwrap();
-        assert_eq!(record(&text).of("a").added, ["/x"]);
-        assert_eq!(record(&text).of("b").added, ["/y"]);
+        assert_eq!(record(&text).of("a", |_| false).added, ["/x"]);
+        assert_eq!(record(&text).of("b", |_| false).added, ["/y"]);
     }
 
     #[test]

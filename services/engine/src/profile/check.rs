@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
-use super::template::without_directives;
-use super::typed::check_types;
+use super::elements::{Element, elements, entries, is_computed, literal, value_of};
+use super::typed::{Root, check_types};
 
 /// How deep a template may be nested.
 const MAX_DEPTH: usize = 32;
@@ -20,26 +20,42 @@ pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) -> b
     if !check_values("spec.template", template, 0, faults) {
         return false;
     }
-    let template = &without_directives(template);
-    if template.to_string().contains("${") {
-        return true;
-    }
-    check_types(template, faults);
-    let Some(fields) = template.as_object() else {
+    check_types("spec.template", template, Root::Pod, faults);
+    let Some(fields) = value_of(template).as_object() else {
         faults.push(Diagnostic::new("spec.template", "the template has to be an object"));
         return true;
     };
-    for (name, value) in fields {
+    for (name, value) in entries(fields) {
         let path = format!("spec.template.{name}");
         match name.as_str() {
             "metadata" => check_metadata(&path, value, faults),
             "spec" => check_spec(&path, value, faults),
             _ => faults.push(
                 Diagnostic::new(path, format!("a pod's template has no field {name:?}"))
-                    .with_help("the template is a partial pod: it has metadata and spec"),
+                    .with_help("the template is a partial pod: it has metadata and spec")
+                    .of_name(),
             ),
         }
     }
+    true
+}
+
+/// Checks the template of a rule for containers, that is, a partial container, at `spec.containers[i].template`. Whether it
+/// is not nested too deeply to be looked at further.
+pub(super) fn check_container_template(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
+    if !check_values(path, template, 0, faults) {
+        return false;
+    }
+    let Some(fields) = value_of(template).as_object() else {
+        faults.push(Diagnostic::new(path, "the template has to be an object"));
+        return true;
+    };
+    check_types(path, template, Root::Container, faults);
+    if fields.contains_key("name") {
+        let fault = Diagnostic::new(format!("{path}.name"), "a rule cannot give a container another name");
+        faults.push(fault.with_help("say under match for which containers it is").of_name());
+    }
+    check_lists(path, fields, faults);
     true
 }
 
@@ -88,162 +104,253 @@ fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnos
 }
 
 fn check_metadata(path: &str, metadata: &Json, faults: &mut Vec<Diagnostic>) {
-    let Some(fields) = object(path, metadata, faults) else { return };
-    for (name, value) in fields {
+    for (name, value) in value_of(metadata).as_object().into_iter().flat_map(entries) {
         let path = format!("{path}.{name}");
         if !matches!(name.as_str(), "labels" | "annotations") {
             faults.push(
                 Diagnostic::new(path, format!("a template cannot set metadata.{name}"))
-                    .with_help("it can set labels and annotations"),
+                    .with_help("it can set labels and annotations")
+                    .of_name(),
             );
             continue;
         }
-        for (key, value) in object(&path, value, faults).into_iter().flatten() {
+        for (key, _) in value_of(value).as_object().into_iter().flat_map(entries) {
             let path = format!("{path}[{key:?}]");
             if let Some(sentence) = check_key(key) {
-                faults.push(Diagnostic::new(&path, sentence));
+                faults.push(Diagnostic::new(&path, sentence).of_name());
             }
             if key.starts_with("pillion.dev/") {
-                faults.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own"));
-            }
-            if !value.is_string() {
-                faults.push(
-                    Diagnostic::new(&path, format!("expected a string, found {}", kind(value))).with_help("quote it"),
-                );
+                faults.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own").of_name());
             }
         }
     }
 }
 
 fn check_spec(path: &str, spec: &Json, faults: &mut Vec<Diagnostic>) {
-    let Some(fields) = object(path, spec, faults) else { return };
-    let mut containers = HashMap::new();
+    let Some(fields) = value_of(spec).as_object() else { return };
+    let mut containers = Names::default();
     for list in CONTAINER_LISTS {
-        for (path, container) in elements(path, fields, list, faults) {
-            let taken = check_name(&path, container, 63, &mut containers, faults);
-            if let Some(image) = taken.then(|| container.get("image")) {
-                match image {
-                    Some(Json::String(image)) if !image.trim().is_empty() => {}
-                    Some(other) => faults.push(Diagnostic::new(
-                        format!("{path}.image"),
-                        format!("expected the name of an image, found {}", kind(other)),
-                    )),
-                    None => faults.push(Diagnostic::new(&path, "a container that is added needs an image")),
-                }
-            }
-            check_restart_policy(&path, list, container, faults);
-            check_keyed(&path, container, "env", &["name"], faults);
-            check_keyed(&path, container, "ports", &["containerPort"], faults);
-            check_keyed(&path, container, "volumeMounts", &["mountPath", "name"], faults);
-            for (path, port) in elements(&path, container, "ports", faults) {
-                let number = port.get("containerPort").and_then(Json::as_i64);
-                if number.is_some_and(|number| !(1..=65_535).contains(&number)) {
-                    faults.push(Diagnostic::new(format!("{path}.containerPort"), "expected a port from 1 to 65535"));
-                }
-            }
+        for container in elements(path, fields, list) {
+            containers.check_label(&container, faults);
+            check_image(&container, faults);
+            check_restart_policy(list, &container, faults);
+            check_lists(&container.path, container.fields, faults);
         }
     }
-    let mut volumes = HashMap::new();
-    for (path, volume) in elements(path, fields, "volumes", faults) {
-        check_name(&path, volume, 63, &mut volumes, faults);
-        let sources: Vec<_> = volume.keys().filter(|field| *field != "name").collect();
-        if sources.len() != 1 {
-            let found = if sources.is_empty() { "none".to_owned() } else { format!("{sources:?}") };
-            faults.push(Diagnostic::new(path, format!("a volume has exactly one source, found {found}")));
+    let mut volumes = Names::default();
+    for volume in elements(path, fields, "volumes") {
+        volumes.check_label(&volume, faults);
+        check_source(&volume, faults);
+    }
+}
+
+/// A container that is added needs an image. A clone (`$value`) may bring one.
+fn check_image(container: &Element<'_>, faults: &mut Vec<Diagnostic>) {
+    let image = container.fields.get("image").map(value_of);
+    match image {
+        None if !container.is_whole => {}
+        None => faults.push(Diagnostic::new(&container.path, "a container that is added needs an image")),
+        Some(Json::String(image)) if image.trim().is_empty() => {
+            let path = format!("{}.image", container.path);
+            faults.push(Diagnostic::new(path, "expected the name of an image, found an empty string"));
         }
+        Some(_) => {}
     }
 }
 
 /// `restartPolicy: Always` makes an init container a native sidecar; nothing else is allowed on a container.
-fn check_restart_policy(path: &str, list: &str, container: &Map<String, Json>, faults: &mut Vec<Diagnostic>) {
-    let Some(policy) = container.get("restartPolicy") else { return };
-    let path = format!("{path}.restartPolicy");
+fn check_restart_policy(list: &str, container: &Element<'_>, faults: &mut Vec<Diagnostic>) {
+    let Some(policy) = container.fields.get("restartPolicy").map(value_of) else { return };
+    let path = format!("{}.restartPolicy", container.path);
     if list == "containers" {
         let fault = Diagnostic::new(path, "a container of the pod's main list has no restartPolicy of its own");
-        faults.push(fault.with_help("a native sidecar stands in initContainers"));
-    } else if policy != "Always" {
+        faults.push(fault.with_help("a native sidecar stands in initContainers").of_name());
+    } else if policy != "Always" && !is_computed(policy) {
         faults.push(Diagnostic::new(path, "expected Always, which makes it a native sidecar"));
     }
 }
 
-/// Checks the name of an element, and that no other has it. Whether it has one at all.
-fn check_name(
-    path: &str,
-    element: &Map<String, Json>,
-    longest: usize,
-    taken: &mut HashMap<String, String>,
-    faults: &mut Vec<Diagnostic>,
-) -> bool {
-    let Some(name) = element.get("name").and_then(Json::as_str) else {
-        faults.push(Diagnostic::new(path, "an element of this list needs a name"));
-        return false;
-    };
-    let label = (1..=longest).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-        && !name.starts_with('-')
-        && !name.ends_with('-');
-    if !label {
-        faults.push(
-            Diagnostic::new(format!("{path}.name"), format!("{name:?} is not a name that Kubernetes takes here"))
-                .with_help("at most 63 lower-case letters, digits and '-', with a letter or digit at both ends"),
-        );
+/// A volume has exactly one source. Of several that may be left out, one may stay.
+fn check_source(volume: &Element<'_>, faults: &mut Vec<Diagnostic>) {
+    let sources = || entries(volume.fields).filter(|(name, _)| *name != "name");
+    let may_be_left_out = |source: &Json| is_computed(source) || source.get("$when").is_some();
+    let certain: Vec<_> = sources().filter(|(_, source)| !may_be_left_out(source)).map(|(name, _)| name).collect();
+    if certain.len() > 1 {
+        let message = format!("a volume has exactly one source, found {certain:?}");
+        faults.push(Diagnostic::new(&volume.path, message));
+    } else if sources().next().is_none() && volume.is_whole {
+        let fault = Diagnostic::new(&volume.path, "a volume has exactly one source, found none");
+        faults.push(fault.with_help("for instance emptyDir: {}"));
     }
-    if let Some(first) = taken.insert(name.to_owned(), path.to_owned()) {
-        faults.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
-    }
-    true
 }
 
-/// Checks that the elements of a container's list are objects with their keys.
-fn check_keyed(path: &str, container: &Map<String, Json>, list: &str, keys: &[&str], faults: &mut Vec<Diagnostic>) {
-    for (path, element) in elements(path, container, list, faults) {
-        for key in keys.iter().filter(|key| !element.contains_key(**key)) {
-            faults.push(Diagnostic::new(&path, format!("an element of {list} needs {key}")));
+/// Checks the lists of a container whose elements are told apart by keys.
+fn check_lists(path: &str, container: &Map<String, Json>, faults: &mut Vec<Diagnostic>) {
+    for (list, keys, unique) in [
+        ("env", &["name"][..], Some("name")),
+        ("ports", &["containerPort"], None),
+        ("volumeMounts", &["mountPath", "name"], Some("mountPath")),
+    ] {
+        let mut names = Names::default();
+        for element in elements(path, container, list) {
+            for key in keys.iter().filter(|key| element.is_whole && !element.fields.contains_key(**key)) {
+                faults.push(Diagnostic::new(&element.path, format!("an element of {list} needs {key}")));
+            }
+            if let Some(key) = unique {
+                names.check_unique(&element, key, faults);
+            }
+            let port = (list == "ports").then(|| element.fields.get("containerPort").map(value_of)?.as_i64()).flatten();
+            if port.is_some_and(|port| !(1..=65_535).contains(&port)) {
+                let path = format!("{}.containerPort", element.path);
+                faults.push(Diagnostic::new(path, "expected a port from 1 to 65535"));
+            }
         }
     }
 }
 
-/// The elements of a list of objects, each with its path. What is not a list of objects is a fault.
-fn elements<'t>(
-    path: &str,
-    fields: &'t Map<String, Json>,
-    list: &str,
-    faults: &mut Vec<Diagnostic>,
-) -> Vec<(String, &'t Map<String, Json>)> {
-    let path = format!("{path}.{list}");
-    let items = match fields.get(list) {
-        None => return Vec::new(),
-        Some(Json::Array(items)) => items,
-        Some(other) => {
-            faults.push(Diagnostic::new(path, format!("expected a list, found {}", kind(other))));
-            return Vec::new();
-        }
-    };
-    let mut elements = Vec::new();
-    for (index, item) in items.iter().enumerate() {
-        let path = format!("{path}[{index}]");
-        if let Some(element) = object(&path, item, faults) {
-            elements.push((path, element));
-        }
-    }
-    elements
+/// The names that elements have, each with where it was first found.
+#[derive(Default)]
+struct Names {
+    taken: HashMap<String, (String, bool)>,
 }
 
-fn object<'t>(path: &str, value: &'t Json, faults: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
-    let object = value.as_object();
-    if object.is_none() {
-        faults.push(Diagnostic::new(path, format!("expected an object, found {}", kind(value))));
+impl Names {
+    /// Checks that an element has a name, that Kubernetes takes it, and that no other has it.
+    fn check_label(&mut self, element: &Element<'_>, faults: &mut Vec<Diagnostic>) {
+        if !element.fields.contains_key("name") && element.is_whole {
+            faults.push(Diagnostic::new(&element.path, "an element of this list needs a name"));
+        }
+        let Some(name) = element.fields.get("name").map(value_of).and_then(literal) else { return };
+        let label = (1..=63).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && !name.starts_with('-')
+            && !name.ends_with('-');
+        if !label {
+            let path = format!("{}.name", element.path);
+            faults.push(
+                Diagnostic::new(path, format!("{name:?} is not a name that Kubernetes takes here"))
+                    .with_help("at most 63 lower-case letters, digits and '-', with a letter or digit at both ends"),
+            );
+        }
+        self.check_unique(element, "name", faults);
     }
-    object
+
+    /// Checks that no other element has the same text in a field. Of two that are each left out or not, both may stand
+    /// there: which one stays is the conditions' affair.
+    fn check_unique(&mut self, element: &Element<'_>, key: &str, faults: &mut Vec<Diagnostic>) {
+        let Some(name) = element.fields.get(key).map(value_of).and_then(literal) else { return };
+        let now = (element.path.clone(), element.is_conditional);
+        let Some((first, was_conditional)) = self.taken.insert(name.clone(), now) else { return };
+        if !element.is_conditional && !was_conditional {
+            let message = format!("the {key} {name:?} stands at {first} too");
+            faults.push(Diagnostic::new(format!("{}.{key}", element.path), message).with_help("take one of them away"));
+        }
+    }
 }
 
-const fn kind(value: &Json) -> &'static str {
-    match value {
-        Json::Null => "null",
-        Json::Bool(_) => "a boolean",
-        Json::Number(_) => "a number",
-        Json::String(_) => "a string",
-        Json::Array(_) => "a list",
-        Json::Object(_) => "an object",
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(spec: &Json) -> Vec<String> {
+        let mut faults = Vec::new();
+        check_spec("s", spec, &mut faults);
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_expressions_decide_is_not_held_against_a_template() {
+        let right = json!({
+            "volumes": [
+                {"name": "v-${index}", "$forEach": "x", "emptyDir": {}},
+                {"name": "w", "emptyDir": {"$when": "a"}, "configMap": {"$when": "!a", "name": "c"}},
+                {"name": "x", "emptyDir": "${variables.dir}", "secret": {"secretName": "s"}},
+                {"$value": "${variables.volume}", "name": "y"},
+                {"$prune": "item.name == 'z'"},
+                "${variables.volumes}",
+            ],
+            "initContainers": "${variables.containers}",
+            "containers": [
+                {"name": "${params.name}", "image": "${params.image}"},
+                {"$value": "${primary}", "name": "copy"},
+                {"$when": "a", "name": "b", "image": "i:1"},
+                {"$when": "!a", "name": "b", "image": "i:2"},
+                {"name": "c", "image": {"$value": "i", "$conflict": "Keep"}, "env": [
+                    {"$when": "a", "$value": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]},
+                    {"name": "A", "value": "2"},
+                    {"$each": "true", "value": "3"},
+                ]},
+            ],
+        });
+        assert_eq!(spec(&right), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_wrong_whatever_expressions_say_is_found() {
+        for (wrong, told) in [
+            (
+                json!({"containers": [{"name": "a", "image": "i"}, {"$value": [{"name": "a", "image": "i"}]}]}),
+                "s.containers[1].$value[0].name: the name \"a\" stands at s.containers[0] too",
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "i"}], "initContainers": [{"name": "a", "image": "i"}]}),
+                "s.containers[0].name: the name \"a\" stands at s.initContainers[0] too",
+            ),
+            (
+                json!({"containers": [{"$when": "x", "image": "i"}]}),
+                "s.containers[0]: an element of this list needs a name",
+            ),
+            (json!({"containers": [{"$when": "x", "name": "a"}]}), "s.containers[0]: a container that is added needs"),
+            (
+                json!({"containers": [{"name": "a", "image": {"$value": " "}}]}),
+                "s.containers[0].image: expected the name",
+            ),
+            (
+                json!({"volumes": [{"name": "v", "emptyDir": {}, "configMap": {}}]}),
+                "s.volumes[0]: a volume has exactly one source, found [\"emptyDir\", \"configMap\"]",
+            ),
+            (
+                json!({"volumes": [{"$when": "a", "name": "v"}]}),
+                "s.volumes[0]: a volume has exactly one source, found none",
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "i", "env": [{"name": "A"}, {"name": "A"}]}]}),
+                "s.containers[0].env[1].name: the name \"A\" stands at s.containers[0].env[0] too",
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "i", "volumeMounts": [
+                    {"name": "v", "mountPath": "/a"}, {"name": "w", "mountPath": "/a"}]}]}),
+                "s.containers[0].volumeMounts[1].mountPath: the mountPath \"/a\" stands at",
+            ),
+            (
+                json!({"initContainers": [{"name": "a", "image": "i", "restartPolicy": "Never"}]}),
+                "s.initContainers[0].restartPolicy: expected Always",
+            ),
+        ] {
+            let faults = spec(&wrong);
+            assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?} is not {told:?}");
+        }
+    }
+
+    #[test]
+    fn a_rules_template_is_a_part_of_a_container() {
+        let faults = |template: &Json| {
+            let mut faults = Vec::new();
+            check_container_template("t", template, &mut faults);
+            faults.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(faults(&json!({"env": [{"$when": "x", "name": "A", "value": "b"}]})), Vec::<String>::new());
+        for (template, told) in [
+            (json!({"name": "x"}), "t.name: a rule cannot give a container another name"),
+            (json!({"env": [{"value": "b"}]}), "t.env[0]: an element of env needs name"),
+            (json!({"volumeMounts": [{"name": "v"}]}), "t.volumeMounts[0]: an element of volumeMounts needs mountPath"),
+            (json!({"imge": "x"}), "t.imge: Kubernetes has no field"),
+            (json!([]), "t: the template has to be an object"),
+        ] {
+            let faults = faults(&template);
+            assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?} is not {told:?}");
+        }
     }
 }

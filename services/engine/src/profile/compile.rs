@@ -99,7 +99,8 @@ fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     for (field, _) in parts.into_iter().filter(|(_, used)| *used) {
         faults.push(
             Diagnostic::new(format!("spec.{field}"), format!("{field} is not supported by this build"))
-                .with_help("use a build that supports it, or leave it out"),
+                .with_help("use a build that supports it, or leave it out")
+                .of_name(),
         );
     }
 }
@@ -170,7 +171,7 @@ fn check_size(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
 }
 
 /// Whether a template is of a size that can be looked at. What is larger goes to `faults`.
-fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
+pub(super) fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
     let size = template.to_string().len();
     if size > MAX_TEMPLATE_BYTES {
         let message = format!("the template is {size} bytes as JSON; {MAX_TEMPLATE_BYTES} are allowed");

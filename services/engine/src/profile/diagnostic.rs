@@ -1,8 +1,15 @@
 //! What is wrong with a profile, said so that its author can mend it: which field, what is there, what was expected.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::expression::ExpressionError;
+
+/// How long a piece of an expression may be that is said again, in bytes: a longer one is shown in its text only.
+const LONGEST_PIECE: usize = 60;
+
+/// How long each text of a mistake may be, in bytes: what it says again of a profile may be as long as the profile.
+const LONGEST_TEXT: usize = 1_000;
 
 /// One mistake in a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,23 +20,56 @@ pub struct Diagnostic {
     pub message: String,
     /// What to do about it.
     pub help: Option<String>,
+    /// Which part of the field it is about.
+    pub part: Part,
+}
+
+/// Which part of a field a mistake is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// Its value.
+    #[default]
+    Value,
+    /// Its name: such a field does not belong there.
+    Name,
+    /// These bytes of its text: a piece of an expression.
+    Bytes(Range<usize>),
 }
 
 impl Diagnostic {
     pub(crate) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), message: message.into(), help: None }
-    }
-
-    /// An expression's mistake with the piece of source that it is about.
-    pub(crate) fn of_expression(path: impl Into<String>, source: &str, error: &ExpressionError) -> Self {
-        let piece = source.get(error.range.clone()).filter(|piece| !piece.is_empty());
-        let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
-        Self { path: path.into(), message, help: error.help.clone() }
+        Self { path: shortened(path.into()), message: shortened(message.into()), help: None, part: Part::Value }
     }
 
     pub(crate) fn with_help(self, help: impl Into<String>) -> Self {
-        Self { help: Some(help.into()), ..self }
+        Self { help: Some(shortened(help.into())), ..self }
     }
+
+    /// Says that it is about the field's name and not about its value.
+    pub(crate) fn of_name(self) -> Self {
+        Self { part: Part::Name, ..self }
+    }
+
+    /// An expression's mistake, in a field whose text is or holds the expression: `error` counts from that text's begin.
+    pub(crate) fn of_expression(path: impl Into<String>, text: &str, error: &ExpressionError) -> Self {
+        let said = |piece: &str| error.message.contains(&format!("`{piece}`"));
+        let piece = text
+            .get(error.range.clone())
+            .filter(|piece| !piece.is_empty() && piece.len() <= LONGEST_PIECE && !said(piece));
+        let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
+        Self { help: error.help.clone(), part: Part::Bytes(error.range.clone()), ..Self::new(path, message) }
+    }
+}
+
+/// A text that is not longer than people read: of a longer one, its begin and its end.
+fn shortened(text: String) -> String {
+    if text.len() <= LONGEST_TEXT {
+        return text;
+    }
+    let half = LONGEST_TEXT / 2;
+    let begin = text.get(..text.floor_char_boundary(half)).unwrap_or_default();
+    let end = text.get(text.ceil_char_boundary(text.len() - half)..).unwrap_or_default();
+    format!("{begin}…{end}")
 }
 
 impl fmt::Display for Diagnostic {
@@ -39,5 +79,18 @@ impl fmt::Display for Diagnostic {
             Some(help) => write!(formatter, " (help: {help})"),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_text_begin_and_end_are_kept() {
+        let long = Diagnostic::new("spec", format!("begin {} end", "é".repeat(100_000)));
+        assert!(long.message.len() < 1_010 && long.message.starts_with("begin é"), "{}", long.message.len());
+        assert!(long.message.ends_with("é end") && long.message.contains("é…é"));
+        assert_eq!(Diagnostic::new("spec", "short").to_string(), "spec: short");
     }
 }

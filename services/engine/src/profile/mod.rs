@@ -3,10 +3,13 @@
 //! [`compile`] finds everything that can be wrong with a profile before it takes effect, so that a request only looks
 //! things up. A [`CompiledProfile`] never changes; a [`ProfileSet`] holds all of them in the order in which they apply.
 
+mod advice;
 mod check;
 mod compile;
 mod diagnostic;
+mod elements;
 pub(crate) mod expressions;
+mod pod_schema;
 pub(crate) mod rules;
 mod set;
 pub(crate) mod template;
@@ -21,8 +24,9 @@ use pillion_api::selector::LabelSelector;
 use crate::compute::Variable;
 use crate::parameter::Parameter;
 
+pub use advice::advise;
 pub use compile::{MAX_TEMPLATE_BYTES, compile};
-pub use diagnostic::Diagnostic;
+pub use diagnostic::{Diagnostic, Part};
 pub use set::ProfileSet;
 
 /// What a profile is called. Cluster profiles stand before namespaced ones.

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use pillion_api::profile::{ContainerRule as Text, ContainerType};
 
 use super::Diagnostic;
+use super::check::check_container_template;
+use super::compile::is_small;
 use super::expressions::{self, Condition};
 use super::template::{Compiler, Needs, Node};
 use crate::expression::{Expression, Scope};
@@ -52,14 +54,13 @@ fn compile_rule(
     let types = if matched.types.is_empty() { vec![ContainerType::App] } else { matched.types };
     let conditions = format!("{path}.matchConditions");
     let conditions = expressions::conditions(&conditions, &rule.match_conditions, &[CONTAINER], known, faults);
+    let template_path = format!("{path}.template");
+    let is_usable = is_small(&template_path, &rule.template, faults)
+        && check_container_template(&template_path, &rule.template, faults);
     let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, faults);
     let condition =
         matched.where_.as_deref().and_then(|source| compiler.condition(&format!("{path}.match.where"), source));
-    let template = compiler.template(&format!("{path}.template"), &rule.template);
-    if rule.template.get("name").is_some() {
-        let fault = Diagnostic::new(format!("{path}.template.name"), "a rule cannot change the name of a container");
-        faults.push(fault.with_help("say in match which containers it is for"));
-    }
+    let template = if is_usable { compiler.template(&template_path, &rule.template) } else { None };
     let boxed = |texts: &[String]| texts.iter().map(|text| Box::from(text.as_str())).collect();
     let template = template?;
     (faults.len() == before).then(|| ContainerRule {

@@ -1,110 +1,296 @@
-//! Whether a template is of Kubernetes' types: found by reading it as the pod that Kubernetes would read.
+//! Whether a template is of Kubernetes' types: found by walking it along Kubernetes' schema.
 //!
 //! The API server drops a field that it does not know, and refuses every pod whose patch has a value of the wrong type,
 //! also where it is told to ignore failures. Both have to be found before a profile takes effect.
+//!
+//! A template is not an object yet. A string that is one `${...}` is of whatever type its expression has, so nothing is
+//! said of it here; directives stand beside fields and are passed over, and `$value` is the value that it says.
 
-use k8s_openapi::api::core::v1::Pod;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
+use super::pod_schema::{Kind, PodSchema};
+use crate::expression::{Quantity, Text, closest};
 
 /// Fields of a pod's spec that cannot be set when a pod is created.
 const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 
-/// Reads a template, without its directives, as a pod.
-pub(super) fn check_types(template: &Json, faults: &mut Vec<Diagnostic>) {
-    let mut unknown = Vec::new();
-    let mut track = serde_path_to_error::Track::new();
-    let reader = serde_path_to_error::Deserializer::new(template, &mut track);
-    let read: Result<Pod, _> = serde_ignored::deserialize(reader, |path| unknown.push(path_of(&path.to_string())));
-    if let Err(error) = read {
-        let message = error.to_string();
-        let fault = Diagnostic::new(format!("spec.template.{}", track.path()), &message);
-        faults.push(if message.contains("expected a string") { fault.with_help("quote it") } else { fault });
-    }
-    for path in unknown {
-        let field = path.rsplit('.').next().unwrap_or_default();
-        let fault = Diagnostic::new(format!("spec.template.{path}"), format!("Kubernetes has no field {field:?} here"));
-        faults.push(fault.with_help("the API server would drop it; is it misspelled, or does it stand elsewhere?"));
-    }
-    for field in NOT_ON_CREATE {
-        if template.pointer(&format!("/spec/{field}")).is_some() {
-            let message = format!("{field} cannot be set when a pod is created");
-            faults.push(Diagnostic::new(format!("spec.template.spec.{field}"), message));
+/// Directives that stand beside a map's fields.
+pub(super) const DIRECTIVES: [&str; 10] =
+    ["$value", "$when", "$forEach", "$as", "$conflict", "$join", "$position", "$each", "$prune", "$sidecar"];
+
+/// How many fields are listed where none is like the one that was written.
+const LISTED_FIELDS: usize = 12;
+
+/// What a template is a part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Root {
+    /// A pod: it has metadata and spec.
+    Pod,
+    /// A container that is already there, in `spec.containers[i].template`.
+    Container,
+}
+
+/// Checks the fields and the types of a template that stands at a path. The template is not nested without bounds.
+pub(super) fn check_types(path: &str, template: &Json, root: Root, faults: &mut Vec<Diagnostic>) {
+    let schema = PodSchema::new();
+    let mut walk = Walk { schema: &schema, path: path.to_owned(), above: Vec::new(), faults };
+    match root {
+        Root::Container => walk.value(template, Kind::Object("Container")),
+        Root::Pod => {
+            for (field, of) in [("metadata", "ObjectMeta"), ("spec", "PodSpec")] {
+                if let Some(value) = template.get(field) {
+                    walk.below(&format!(".{field}"), |walk| walk.value(value, Kind::Object(of)));
+                }
+            }
         }
     }
 }
 
-/// `spec.containers.0.image` as `spec.containers[0].image`.
-fn path_of(path: &str) -> String {
-    let mut readable = String::with_capacity(path.len());
-    for part in path.split('.').filter(|part| *part != "?") {
-        if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
-            readable.push('[');
-            readable.push_str(part);
-            readable.push(']');
-        } else {
-            if !readable.is_empty() {
-                readable.push('.');
-            }
-            readable.push_str(part);
+/// What is said of a directive that there is not.
+pub(super) fn unknown_directive(path: &str, name: &str) -> Diagnostic {
+    let help = match closest(name, DIRECTIVES) {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => format!("there are {}", DIRECTIVES.join(", ")),
+    };
+    Diagnostic::new(path, format!("there is no directive {name}")).with_help(help).of_name()
+}
+
+/// What a value is called.
+const fn called(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "a boolean",
+        Json::Number(_) => "a number",
+        Json::String(_) => "a string",
+        Json::Array(_) => "a list",
+        Json::Object(_) => "an object",
+    }
+}
+
+struct Walk<'s, 'f> {
+    schema: &'s PodSchema,
+    path: String,
+    /// The objects around the place, with their paths, the outermost first.
+    above: Vec<(&'static str, String)>,
+    faults: &'f mut Vec<Diagnostic>,
+}
+
+impl Walk<'_, '_> {
+    fn value(&mut self, value: &Json, kind: Kind) {
+        match value {
+            // A template has no null: it is told elsewhere.
+            Json::Null => {}
+            Json::String(text) => self.text(text, kind),
+            Json::Object(fields) => self.object(fields, kind),
+            Json::Array(items) => match kind {
+                Kind::List(item) => self.items(items, Kind::of(item)),
+                Kind::Any => {}
+                _ => self.mismatch(value, kind),
+            },
+            Json::Bool(_) | Json::Number(_) => self.scalar(value, kind),
         }
     }
-    readable
+
+    fn items(&mut self, items: &[Json], kind: Kind) {
+        for (index, item) in items.iter().enumerate() {
+            self.below(&format!("[{index}]"), |walk| walk.element(item, kind));
+        }
+    }
+
+    /// An element of a list. A list in a list is spliced, also as `$value`.
+    fn element(&mut self, item: &Json, kind: Kind) {
+        match item {
+            Json::Array(items) => self.items(items, kind),
+            Json::Object(fields) if fields.get("$value").is_some_and(Json::is_array) => {
+                let items = fields.get("$value").and_then(Json::as_array).into_iter().flatten().enumerate();
+                for (index, item) in items {
+                    self.below(&format!(".$value[{index}]"), |walk| walk.element(item, kind));
+                }
+            }
+            // Entries are taken out of the list, whatever they are.
+            Json::Object(fields) if fields.keys().all(|field| field.starts_with('$') && field != "$value") => {}
+            item => self.value(item, kind),
+        }
+    }
+
+    fn object(&mut self, fields: &Map<String, Json>, kind: Kind) {
+        if let Some(value) = fields.get("$value") {
+            self.below(".$value", |walk| walk.value(value, kind));
+            if fields.keys().all(|field| field.starts_with('$')) {
+                return;
+            }
+        }
+        let own = || fields.iter().filter(|(name, _)| !name.starts_with('$'));
+        match kind {
+            Kind::Any => {}
+            Kind::Map(of) => {
+                for (key, value) in own() {
+                    self.below(&format!("[{key:?}]"), |walk| walk.value(value, Kind::of(of)));
+                }
+            }
+            Kind::Object(of) => {
+                self.above.push((of, self.path.clone()));
+                for (name, value) in own() {
+                    self.below(&format!(".{name}"), |walk| walk.field(of, name, value));
+                }
+                self.above.pop();
+            }
+            Kind::List(_) => {
+                let help = "a list begins with `-` or `[`; beside $value it may have directives";
+                self.fault(format!("expected a list, found {}", described(fields)), help);
+            }
+            _ => {
+                let fault =
+                    Diagnostic::new(&self.path, format!("expected {}, found {}", kind.expected(), described(fields)));
+                self.faults.push(fault);
+            }
+        }
+    }
+
+    fn field(&mut self, of: &'static str, name: &str, value: &Json) {
+        if of == "PodSpec" && NOT_ON_CREATE.contains(&name) {
+            let message = format!("{name} cannot be set when a pod is created");
+            self.faults.push(Diagnostic::new(&self.path, message).of_name());
+        } else if let Some(kind) = self.schema.field(of, name) {
+            self.value(value, kind);
+        } else {
+            let help = self.meant(of, name);
+            let message = format!("Kubernetes has no field {name:?} in {}", article(of));
+            self.faults.push(Diagnostic::new(&self.path, message).with_help(help).of_name());
+        }
+    }
+
+    /// What was probably meant by a field that there is not.
+    fn meant(&self, of: &'static str, name: &str) -> String {
+        let fields = || self.schema.fields(of).map(|(field, _)| field);
+        if let Some(same) = fields().find(|field| field.eq_ignore_ascii_case(name)) {
+            return format!("did you mean {same}?");
+        }
+        if let Some(directive) = DIRECTIVES.into_iter().find(|directive| directive.strip_prefix('$') == Some(name)) {
+            return format!("did you mean {directive}?");
+        }
+        if let Some(meant) = closest(name, fields()) {
+            return format!("did you mean {meant}?");
+        }
+        let below = self.schema.below(of, name, 3);
+        if !below.is_empty() {
+            return format!("did you mean {}?", below.into_iter().take(3).collect::<Vec<_>>().join(" or "));
+        }
+        for (above, path) in self.above.iter().rev().skip(1) {
+            let own = self.schema.fields(above).find(|(field, _)| field.eq_ignore_ascii_case(name));
+            let own = own.map(|(field, _)| field.to_owned());
+            if let Some(found) = own.or_else(|| self.schema.below(above, name, 1).into_iter().next()) {
+                return format!("it stands elsewhere: {path}.{found}");
+            }
+        }
+        let known: Vec<_> = fields().take(LISTED_FIELDS + 1).collect();
+        if known.len() > LISTED_FIELDS {
+            "the API server would drop it; is it misspelled, or does it stand elsewhere?".to_owned()
+        } else {
+            format!("there is {}", known.join(", "))
+        }
+    }
+
+    fn text(&mut self, written: &str, kind: Kind) {
+        let literal = match Text::parse(written) {
+            // What is wrong with an expression is told where it is compiled.
+            Ok(Text::Whole(_)) | Err(_) => return,
+            Ok(Text::Mixed(_)) => None,
+            Ok(Text::Literal(text)) => Some(text),
+        };
+        match (kind, literal) {
+            (Kind::Text | Kind::IntOrString | Kind::Any, _) | (Kind::Quantity | Kind::Word(_), None) => {}
+            (Kind::Quantity, Some(text)) if Quantity::is_written(&text) => {}
+            (Kind::Quantity, Some(text)) => {
+                self.fault(format!("{text:?} is not a quantity"), "for instance 100m, 0.5, 1Gi");
+            }
+            (Kind::Word(words), Some(text)) => {
+                let fits = |word: &str| word.strip_suffix('*').map_or(word == text, |begin| text.starts_with(begin));
+                if !words.split('|').any(fits) {
+                    let message = format!("expected {}, found {text:?}", kind.expected());
+                    let help = closest(&text, words.split('|').filter(|word| !word.is_empty()));
+                    let fault = Diagnostic::new(&self.path, message);
+                    self.faults.push(match help {
+                        Some(meant) => fault.with_help(format!("did you mean {meant}?")),
+                        None => fault,
+                    });
+                }
+            }
+            (_, None) => {
+                let message = format!("expected {}, found text with an expression in it", kind.expected());
+                self.fault(message, "a string that is one ${...} and nothing else keeps the type of its value");
+            }
+            (_, Some(text)) => self.mismatch(&Json::String(text), kind),
+        }
+    }
+
+    fn scalar(&mut self, value: &Json, kind: Kind) {
+        let fits = match kind {
+            Kind::Any => true,
+            Kind::Boolean => value.is_boolean(),
+            Kind::Int64 => value.as_i64().is_some(),
+            Kind::Int32 | Kind::IntOrString if value.as_i64().is_some() => {
+                if value.as_i64().is_some_and(|number| i32::try_from(number).is_err()) {
+                    let message = format!("{value} does not fit into an integer of 32 bits");
+                    self.faults.push(Diagnostic::new(&self.path, message));
+                }
+                true
+            }
+            Kind::Quantity => value.is_number(),
+            _ => false,
+        };
+        if !fits {
+            self.mismatch(value, kind);
+        }
+    }
+
+    fn mismatch(&mut self, value: &Json, kind: Kind) {
+        let message = format!("expected {}, found {}", kind.expected(), called(value));
+        let fault = Diagnostic::new(&self.path, message);
+        let help = match (kind, value) {
+            (Kind::Text | Kind::Word(_), Json::Bool(_) | Json::Number(_)) => Some(format!("quote it: \"{value}\"")),
+            (Kind::Boolean | Kind::Int32 | Kind::Int64, Json::String(text)) => {
+                let plain = serde_json::from_str(text).is_ok_and(|plain: Json| match kind {
+                    Kind::Boolean => plain.is_boolean(),
+                    _ => plain.is_i64(),
+                });
+                plain.then(|| format!("take the quotes away: {text}"))
+            }
+            (Kind::List(_), Json::String(_) | Json::Bool(_) | Json::Number(_)) => {
+                Some(format!("write a list: [{value}]"))
+            }
+            _ => None,
+        };
+        self.faults.push(Diagnostic { help, ..fault });
+    }
+
+    fn fault(&mut self, message: String, help: impl Into<String>) {
+        self.faults.push(Diagnostic::new(&self.path, message).with_help(help));
+    }
+
+    fn below(&mut self, part: &str, work: impl FnOnce(&mut Self)) {
+        let length = self.path.len();
+        self.path.push_str(part);
+        work(self);
+        self.path.truncate(length);
+    }
+}
+
+/// An object, by what is in it.
+fn described(fields: &Map<String, Json>) -> &'static str {
+    if !fields.is_empty() && fields.keys().all(|field| field.starts_with('$')) {
+        "an object of directives without $value"
+    } else {
+        "an object"
+    }
+}
+
+/// A type's name with its article.
+fn article(of: &str) -> String {
+    let vowel = of.starts_with(['A', 'E', 'I', 'O', 'U']) || of.starts_with("HTTP");
+    format!("{} {of}", if vowel { "an" } else { "a" })
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn faults(spec: &Json) -> Vec<String> {
-        let mut faults = Vec::new();
-        check_types(&json!({"spec": spec}), &mut faults);
-        faults.iter().map(ToString::to_string).collect()
-    }
-
-    #[test]
-    fn what_the_api_server_would_refuse_or_drop_is_found() {
-        for (spec, path, told) in [
-            (
-                json!({"containers": [{"name": "a", "env": [{"name": "PORT", "value": 8080}]}]}),
-                "spec.template.spec.containers[0].env[0].value",
-                "expected a string",
-            ),
-            (json!({"containers": [{"name": "a", "command": "sh"}]}), "spec.template.spec.containers[0].command", "sh"),
-            (
-                json!({"containers": [{"name": "a", "ports": [{"containerPort": "80"}]}]}),
-                "spec.template.spec.containers[0].ports[0].containerPort",
-                "80",
-            ),
-            (json!({"hostNetwork": "yes"}), "spec.template.spec.hostNetwork", "boolean"),
-            (json!({"contaners": []}), "spec.template.spec.contaners", "no field \"contaners\""),
-            (
-                json!({"containers": [{"name": "a", "imagePullpolicy": "Always"}]}),
-                "spec.template.spec.containers[0].imagePullpolicy",
-                "no field",
-            ),
-            (json!({"ephemeralContainers": []}), "spec.template.spec.ephemeralContainers", "cannot be set"),
-        ] {
-            let faults = faults(&spec);
-            let found = faults.iter().any(|fault| fault.starts_with(&format!("{path}: ")) && fault.contains(told));
-            assert!(found, "{faults:?} do not say {told:?} of {path}");
-        }
-    }
-
-    #[test]
-    fn what_kubernetes_takes_is_right() {
-        let spec = json!({
-            "containers": [{
-                "name": "a", "image": "i", "ports": [{"containerPort": 80, "protocol": "UDP"}],
-                "livenessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
-                "resources": {"limits": {"cpu": 1, "memory": "1Gi"}, "requests": {"cpu": "100m"}},
-                "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-            }],
-            "volumes": [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}],
-        });
-        assert_eq!(faults(&spec), Vec::<String>::new());
-    }
-}
+mod tests;

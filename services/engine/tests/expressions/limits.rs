@@ -261,6 +261,7 @@ fn what_makes_other_evaluators_panic_is_an_error() {
         "base64.decode('###')",
         "string(b'\\xff')",
         "quantity('1e99')",
+        "quantity('1e2147483647')",
         "quantity('9E') * 1000",
         "quantity('1') / 0",
         "duration('99999999h')",

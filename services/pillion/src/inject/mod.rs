@@ -147,7 +147,7 @@ fn read(file: &Path) -> Result<Arc<Source>, Problem> {
         (file.display().to_string(), fs::read_to_string(file))
     };
     match text {
-        Ok(text) => Ok(Arc::new(Source { name, text })),
+        Ok(text) => Ok(Arc::new(Source::new(name, text))),
         Err(error) => Err(Problem::whole(name, format!("cannot be read: {error}"))),
     }
 }

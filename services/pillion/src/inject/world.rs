@@ -65,7 +65,7 @@ fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
     let name = file.display().to_string();
     let text =
         fs::read_to_string(file).map_err(|error| Problem::whole(name.as_str(), format!("cannot be read: {error}")))?;
-    let source = Arc::new(Source { name, text });
+    let source = Arc::new(Source::new(name, text));
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(&source, fault))?;
     let listed = |document: &yaml::Node| document.text("kind").is_some_and(|kind| kind.ends_with("List"));
     let objects = documents.iter().flat_map(|document| match document.get("items") {

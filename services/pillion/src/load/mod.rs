@@ -20,10 +20,13 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::{API_VERSION, GROUP};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
-use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
+use pillion_engine::profile::{CompiledProfile, Diagnostic, Part, ProfileName, advise, compile};
 
 pub(crate) use self::problem::{Problem, Source};
 use self::yaml::Node;
+
+/// How large a file with profiles may be, in bytes. The API server takes no object of a third of it.
+const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The fields of an object that is a profile.
 const FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
@@ -36,8 +39,10 @@ const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND]
 pub(crate) struct Loaded {
     /// In the order of the paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
-    /// In the same order.
+    /// What keeps profiles from being among them, in the same order.
     pub(crate) problems: Vec<Problem>,
+    /// What should be looked at in those that are.
+    pub(crate) warnings: Vec<Problem>,
 }
 
 /// Loads all profiles that the paths name. A tenant's profile that does not say its namespace is in `default`.
@@ -57,7 +62,7 @@ pub(crate) fn profiles_in(paths: &[PathBuf], namespace: &str) -> Loaded {
 struct Loader<'n> {
     namespace: &'n str,
     /// Where each name was first found.
-    seen: HashMap<ProfileName, String>,
+    seen: HashMap<ProfileName, Problem>,
     loaded: Loaded,
 }
 
@@ -87,6 +92,11 @@ impl Loader<'_> {
 
     fn file(&mut self, file: &Path) {
         let name = file.display().to_string();
+        let size = fs::metadata(file).map_or(0, |metadata| metadata.len());
+        if size > MAX_FILE_BYTES {
+            let message = format!("a file with profiles has at most {MAX_FILE_BYTES} bytes, and this has {size}");
+            return self.report(Problem::whole(name, message).with_help("make several files of it".to_owned()));
+        }
         match fs::read_to_string(file) {
             Ok(text) => self.text(name, text),
             Err(error) => self.report(Problem::whole(name, format!("cannot be read: {error}"))),
@@ -94,7 +104,7 @@ impl Loader<'_> {
     }
 
     fn text(&mut self, name: String, text: String) {
-        let source = Arc::new(Source { name, text });
+        let source = Arc::new(Source::new(name, text));
         match yaml::documents(&source.text) {
             Ok(documents) => documents.iter().for_each(|document| self.document(&source, document)),
             Err(fault) => self.report(Problem::syntax(&source, fault)),
@@ -188,21 +198,28 @@ impl Loader<'_> {
         let at = at.map_or_else(|| object.span.clone(), |entry| entry.value.span.clone());
         let here = Problem::at(source, at, format!("there is another profile {name}"));
         if let Some(first) = self.seen.get(name) {
-            let help = format!("the other one is at {first}; names have to be unique");
+            let (line, column) = first.position().unwrap_or((1, 1));
+            let help = format!("the other one is at {}:{line}:{column}; names have to be unique", first.source.name);
             return self.report(here.with_help(help));
         }
-        let (line, column) = here.position().unwrap_or((1, 1));
-        self.seen.insert(name.clone(), format!("{}:{line}:{column}", source.name));
+        self.seen.insert(name.clone(), here);
+        let told = |diagnostic: Diagnostic| {
+            let at = match &diagnostic.part {
+                Part::Value => place::of(object, &diagnostic.path),
+                Part::Name => place::of_name(object, &diagnostic.path),
+                Part::Bytes(part) => place::of_part(&source.text, object, &diagnostic.path, part),
+            };
+            Problem::at(source, at, diagnostic.message).of_field(diagnostic.path).with_help(diagnostic.help)
+        };
         match compile(name, spec) {
-            Ok(profile) => self.loaded.profiles.push(Arc::new(profile)),
+            Ok(profile) => {
+                self.loaded.profiles.push(Arc::new(profile));
+                self.loaded.warnings.extend(advise(spec).into_iter().map(|advice| told(advice).harmless()));
+            }
             Err(diagnostics) => {
-                self.loaded.problems.extend(diagnostics.into_iter().map(|diagnostic| {
-                    let message = match diagnostic.path.as_str() {
-                        "" => diagnostic.message,
-                        path => format!("{path}: {}", diagnostic.message),
-                    };
-                    Problem::at(source, place::of(object, &diagnostic.path), message).with_help(diagnostic.help)
-                }));
+                let mut problems: Vec<_> = diagnostics.into_iter().map(told).collect();
+                problems.sort_by_key(|problem| problem.span.as_ref().map(|span| span.start));
+                self.loaded.problems.extend(problems);
             }
         }
     }

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use serde_json::Value;
+
 use super::yaml::{Content, Node};
 
 /// Where a field stands. A field that is not there is shown at the nearest one above it that is.
@@ -30,6 +32,57 @@ pub(crate) fn of_key(root: &Node, path: &str, key: &str) -> Option<Range<usize>>
         (node, rest) = (next, remaining.strip_prefix('.').unwrap_or(remaining));
     }
     node.entry(key).map(|entry| entry.key_span.clone())
+}
+
+/// Where the name of a field stands. A field that is not there is shown as by [`of`].
+pub(crate) fn of_name(root: &Node, path: &str) -> Range<usize> {
+    let mut node = root;
+    let mut rest = path.trim_start_matches(['.', '$']);
+    let mut place = None;
+    while !rest.is_empty() {
+        let Some((next, _, remaining)) = step(node, rest) else { return of(root, path) };
+        place = match &node.content {
+            Content::Mapping(entries) => entries
+                .iter()
+                .find(|entry| std::ptr::eq(&raw const entry.value, next))
+                .map(|entry| entry.key_span.clone()),
+            _ => None,
+        };
+        (node, rest) = (next, remaining.strip_prefix('.').unwrap_or(remaining));
+    }
+    place.unwrap_or_else(|| of(root, path))
+}
+
+/// Where some bytes of a field's text stand. The text may be quoted, escaped or folded, so that the piece is looked for; if
+/// it is not found as it is, the field is shown.
+pub(crate) fn of_part(text: &str, root: &Node, path: &str, part: &Range<usize>) -> Range<usize> {
+    let whole = of(root, path);
+    part_of(text, root, path, part, &whole).unwrap_or(whole)
+}
+
+fn part_of(text: &str, root: &Node, path: &str, part: &Range<usize>, whole: &Range<usize>) -> Option<Range<usize>> {
+    let mut node = root;
+    let mut rest = path.trim_start_matches(['.', '$']);
+    while !rest.is_empty() {
+        let (next, _, remaining) = step(node, rest)?;
+        (node, rest) = (next, remaining.strip_prefix('.').unwrap_or(remaining));
+    }
+    let Content::Scalar(Value::String(value)) = &node.content else { return None };
+    let written = text.get(whole.clone())?;
+    // Of a piece that is missing, what stands before it is looked for.
+    let (piece, behind) = match value.get(part.clone())? {
+        "" => (value.get(..part.start)?.rsplit('\n').next()?.trim_start(), true),
+        piece => (piece.lines().next()?.trim_end(), false),
+    };
+    if piece.is_empty() {
+        return None;
+    }
+    let before = if behind { part.start - piece.len() } else { part.start };
+    let nth = value.get(..before)?.matches(piece).count();
+    let (offset, _) = written.match_indices(piece).nth(nth)?;
+    let start = whole.start + offset;
+    let end = start + piece.len();
+    Some(if behind { end..end } else { start..end })
 }
 
 /// One step down: the node, its place, and what is left of the path.
@@ -115,6 +168,35 @@ spec:
         assert_eq!(shown("metadata.annotations[\"example.com/a.b\"]"), "first");
         assert_eq!(shown("metadata.annotations['example.com/a.b']"), "first");
         assert_eq!(shown("metadata.annotations.example.com/a"), "second");
+    }
+
+    #[test]
+    fn a_name_is_shown_where_it_stands() {
+        let documents = yaml::documents(TEXT).unwrap();
+        let name = |path| &TEXT[of_name(&documents[0], path)];
+        assert_eq!(name("spec.containers[0].image"), "image");
+        assert_eq!(name("metadata.annotations[\"example.com/a.b\"]"), "example.com/a.b");
+        assert_eq!(name("spec.containers[0]"), "name");
+        assert_eq!(name("spec.nothing"), "spec");
+    }
+
+    #[test]
+    fn a_piece_of_a_text_is_found_however_the_text_is_written() {
+        let text = "a: x + yy + x\nb: \"x \\\"q\\\" + yy\"\nc: 'it''s yy'\nd: >-\n  x +\n  yy + x\ne: |\n  x\n  yy\n";
+        let documents = yaml::documents(text).unwrap();
+        let shown = |path: &str, part: Range<usize>| {
+            let place = of_part(text, &documents[0], path, &part);
+            (place.start, &text[place])
+        };
+        let second = |line: &str, piece: &str| text.find(line).unwrap() + line.rfind(piece).unwrap();
+        assert_eq!(shown("a", 9..10), (second("a: x + yy + x", "x"), "x"));
+        assert_eq!(shown("a", 4..6).1, "yy");
+        assert_eq!(shown("a", 10..10), (second("a: x + yy + x", "x") + 1, ""));
+        for (path, value) in [("b", "x \"q\" + yy"), ("c", "it's yy"), ("d", "x + yy + x"), ("e", "x\nyy\n")] {
+            assert_eq!(documents[0].text(path), Some(value));
+            let start = value.find("yy").unwrap();
+            assert_eq!(shown(path, start..start + 2).1, "yy", "{path}");
+        }
     }
 
     #[test]

@@ -7,7 +7,16 @@ use std::sync::Arc;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 
+use serde::Serialize;
+use serde_json::{Value, json};
+
 use super::yaml::Fault;
+
+/// How long a message may be, in bytes: what it says again of the text may be as long as the text.
+const LONGEST_MESSAGE: usize = 1_000;
+
+/// How much of a line is underlined, in bytes.
+const LONGEST_MARK: usize = 200;
 
 /// A text and what it is called.
 #[derive(Debug)]
@@ -16,15 +25,45 @@ pub(crate) struct Source {
     pub(crate) name: String,
     /// All of it. Empty if it could not be read.
     pub(crate) text: String,
+    /// Where its lines begin.
+    lines: Vec<usize>,
+}
+
+impl Source {
+    /// A text with its name.
+    pub(crate) fn new(name: impl Into<String>, text: String) -> Self {
+        let lines = std::iter::once(0).chain(text.match_indices('\n').map(|(index, _)| index + 1)).collect();
+        Self { name: name.into(), text, lines }
+    }
+
+    /// The line that a byte is in, counted from one, and the byte at which it begins.
+    fn line(&self, offset: usize) -> (usize, usize) {
+        let number = self.lines.partition_point(|start| *start <= offset);
+        (number.max(1), number.checked_sub(1).and_then(|index| self.lines.get(index)).copied().unwrap_or_default())
+    }
+}
+
+/// How bad a problem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// The profile does not take effect.
+    Error,
+    /// The profile takes effect, and perhaps not as it was meant.
+    Warning,
 }
 
 /// Something that is wrong with a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
+    /// How bad it is.
+    pub(crate) severity: Severity,
     /// The file.
     pub(crate) source: Arc<Source>,
     /// Where in it, in bytes; `None` if it is about the file as a whole.
     pub(crate) span: Option<Range<usize>>,
+    /// The path of the field in the object; empty if it is about no field.
+    pub(crate) path: String,
     /// What is wrong, without a full stop.
     pub(crate) message: String,
     /// What to do.
@@ -34,43 +73,105 @@ pub(crate) struct Problem {
 impl Problem {
     /// About a file as a whole.
     pub(crate) fn whole(name: impl Into<String>, message: impl Into<String>) -> Self {
-        let source = Arc::new(Source { name: name.into(), text: String::new() });
-        Self { source, span: None, message: message.into(), help: None }
+        let source = Arc::new(Source::new(name, String::new()));
+        Self { span: None, ..Self::at(&source, 0..0, message) }
     }
 
     /// About a place in a file.
     pub(crate) fn at(source: &Arc<Source>, span: Range<usize>, message: impl Into<String>) -> Self {
-        Self { source: Arc::clone(source), span: Some(span), message: message.into(), help: None }
+        Self {
+            severity: Severity::Error,
+            source: Arc::clone(source),
+            span: Some(span),
+            path: String::new(),
+            message: shortened(message.into()),
+            help: None,
+        }
     }
 
     /// What the YAML parser has to say about a file.
     pub(crate) fn syntax(source: &Arc<Source>, fault: Fault) -> Self {
-        Self { source: Arc::clone(source), span: fault.span, message: fault.message, help: fault.help }
+        Self { span: fault.span, help: fault.help, ..Self::at(source, 0..0, fault.message) }
+    }
+
+    /// The same, of the field at a path.
+    pub(crate) fn of_field(mut self, path: impl Into<String>) -> Self {
+        self.path = shortened(path.into());
+        self
+    }
+
+    /// The same as something that does no harm by itself.
+    pub(crate) const fn harmless(mut self) -> Self {
+        self.severity = Severity::Warning;
+        self
     }
 
     /// The same with a word on what to do.
     pub(crate) fn with_help(mut self, help: impl Into<Option<String>>) -> Self {
-        self.help = help.into();
+        self.help = help.into().map(shortened);
         self
     }
 
     /// Line and column, counted from one, the column in characters.
     pub(crate) fn position(&self) -> Option<(usize, usize)> {
-        let before = self.source.text.get(..self.span.as_ref()?.start)?;
-        let start = before.rfind('\n').map_or(0, |index| index + 1);
-        Some((before.matches('\n').count() + 1, before.get(start..)?.chars().count() + 1))
+        self.position_of(self.span.as_ref()?.start)
+    }
+
+    fn position_of(&self, offset: usize) -> Option<(usize, usize)> {
+        let (line, start) = self.source.line(offset);
+        Some((line, self.source.text.get(start..offset)?.chars().count() + 1))
+    }
+
+    /// The problem for programs.
+    pub(crate) fn to_json(&self) -> Value {
+        let end = self.span.as_ref().and_then(|span| self.position_of(visible(&self.source.text, span).end));
+        let mut json = json!({
+            "severity": self.severity,
+            "file": self.source.name,
+            "line": self.position().map(|(line, _)| line),
+            "column": self.position().map(|(_, column)| column),
+            "endColumn": end.map(|(_, column)| column),
+            "path": self.path,
+            "message": self.message,
+            "help": self.help,
+        });
+        if let Value::Object(fields) = &mut json {
+            fields.retain(|_, value| !value.is_null() && *value != "");
+        }
+        json
+    }
+
+    /// The message with the field that it is about, unless it names the field itself.
+    fn title(&self) -> String {
+        if self.path.is_empty() || self.message.starts_with("unknown field") {
+            self.message.clone()
+        } else {
+            format!("{}: {}", self.path, self.message)
+        }
     }
 
     /// The problem with its piece of text, coloured; a stream that is not a terminal takes the colours out.
     pub(crate) fn render(&self) -> String {
-        let title = Level::ERROR.primary_title(self.message.as_str());
+        let level = match self.severity {
+            Severity::Error => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let title = level.primary_title(self.title());
         let name = self.source.name.as_str();
         let group = match &self.span {
-            Some(span) => title.element(
-                Snippet::source(self.source.text.as_str())
-                    .path(name)
-                    .annotation(AnnotationKind::Primary.span(visible(&self.source.text, span))),
-            ),
+            Some(span) => {
+                let text = self.source.text.as_str();
+                let shown = visible(text, span);
+                // Only the line is given to the renderer, which looks through all that it is given.
+                let (number, start) = self.source.line(shown.start);
+                let line = text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
+                title.element(
+                    Snippet::source(line)
+                        .line_start(number)
+                        .path(name)
+                        .annotation(AnnotationKind::Primary.span(shown.start - start..shown.end - start)),
+                )
+            }
             None => title.element(Origin::path(name)),
         };
         let mut report = vec![group];
@@ -88,7 +189,7 @@ impl fmt::Display for Problem {
         if let Some((line, column)) = self.position() {
             write!(formatter, ":{line}:{column}")?;
         }
-        write!(formatter, ": {}", self.message)?;
+        write!(formatter, ": {}", self.title())?;
         match &self.help {
             Some(help) => write!(formatter, " ({help})"),
             None => Ok(()),
@@ -96,11 +197,24 @@ impl fmt::Display for Problem {
     }
 }
 
+/// A text that is not longer than people read: of a longer one, its begin and its end.
+fn shortened(text: String) -> String {
+    if text.len() <= LONGEST_MESSAGE {
+        return text;
+    }
+    let half = LONGEST_MESSAGE / 2;
+    let begin = text.get(..text.floor_char_boundary(half)).unwrap_or_default();
+    let end = text.get(text.ceil_char_boundary(text.len() - half)..).unwrap_or_default();
+    format!("{begin}…{end}")
+}
+
 /// The part of a span that is on its first line: a block of many lines would be shown whole.
 fn visible(text: &str, span: &Range<usize>) -> Range<usize> {
     let piece = text.get(span.clone()).unwrap_or_default();
     let first = piece.split(['\n', '\r']).next().unwrap_or_default();
-    span.start.min(text.len())..(span.start + first.trim_end().len()).min(text.len())
+    let shown = first.trim_end();
+    let shown = shown.floor_char_boundary(LONGEST_MARK.min(shown.len()));
+    span.start.min(text.len())..(span.start + shown).min(text.len())
 }
 
 #[cfg(test)]
@@ -108,7 +222,7 @@ mod tests {
     use super::*;
 
     fn problem(text: &str, piece: &str) -> Problem {
-        let source = Arc::new(Source { name: "a.yaml".to_owned(), text: text.to_owned() });
+        let source = Arc::new(Source::new("a.yaml", text.to_owned()));
         let start = text.find(piece).unwrap();
         Problem::at(&source, start..start + piece.len(), "that is wrong")
     }
@@ -125,6 +239,17 @@ mod tests {
         let text = anstream::adapter::strip_str(&problem("a: 1\nb: 22\n", "22").with_help("x".to_owned()).render())
             .to_string();
         assert_eq!(text, "error: that is wrong\n --> a.yaml:2:4\n  |\n2 | b: 22\n  |    ^^\n  |\nhelp: x",);
+    }
+
+    #[test]
+    fn a_program_gets_the_parts_of_it() {
+        let problem = problem("a: 1\nb: 22\n", "22").with_help("x".to_owned()).of_field("spec.b").harmless();
+        assert_eq!(problem.to_string(), "a.yaml:2:4: spec.b: that is wrong (x)");
+        let expected = json!({"severity": "warning", "file": "a.yaml", "line": 2, "column": 4, "endColumn": 6,
+            "path": "spec.b", "message": "that is wrong", "help": "x"});
+        assert_eq!(problem.to_json(), expected);
+        let whole = Problem::whole("b", "cannot be read").to_json();
+        assert_eq!(whole, json!({"severity": "error", "file": "b", "message": "cannot be read"}));
     }
 
     #[test]

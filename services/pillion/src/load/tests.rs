@@ -49,7 +49,7 @@ fn what_is_wrong_with_an_object_is_told_at_its_place() {
     for (text, line) in [
         (good("Upper"), "p.yaml:4:9: metadata.name: `Upper` is not a name of Kubernetes"),
         (good("x").replace("  name: x", "  labels: {}"), "p.yaml:4:3: metadata.name is missing"),
-        (good("x").replace("  name: x", "  name: 5"), "p.yaml:4:9: metadata.name: invalid type"),
+        (good("x").replace("  name: x", "  name: 5"), "p.yaml:4:9: metadata.name: expected a string"),
         (
             good("x").replace("  name: x", "  name: x\n  namespace: z"),
             "p.yaml:5:14: a ClusterInjectionProfile is in no",

@@ -30,12 +30,17 @@ pub(crate) fn unknown_fields<'a>(
             name: entry.key.clone(),
             known: known.iter().map(|&name| name.to_owned()).collect(),
         };
-        Problem::at(source, entry.key_span.clone(), complaint.message("")).with_help(complaint.help())
+        let problem = Problem::at(source, entry.key_span.clone(), complaint.message()).of_field(entry.key.as_str());
+        problem.with_help(complaint.help())
     })
 }
 
 /// The one of the known names that was probably meant.
 pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    // The work grows with the length of the name, and no name that is known is so long.
+    if name.len() > 100 {
+        return None;
+    }
     // A third of a word may be wrong: "tempalte" is near "template", "image" is not near "name".
     let limit = (name.chars().count() / 3).max(1);
     let lower = name.to_lowercase();
@@ -76,26 +81,31 @@ impl Complaint {
     }
 
     fn locate(self, source: &Arc<Source>, root: &Node, path: &str, above: &str) -> Problem {
-        let span = match &self {
-            Self::Unknown { what: "field", name, .. } => place::of_key(root, path, name),
-            _ => None,
+        let (span, path) = match &self {
+            Self::Unknown { what: "field", name, .. } => {
+                // serde's path ends with the field itself, or does not.
+                let above = path.strip_suffix(name.as_str()).filter(|rest| rest.is_empty() || rest.ends_with('.'));
+                let whole = if above.is_some() { path.to_owned() } else { joined(path, name) };
+                (place::of_key(root, path, name), whole)
+            }
+            _ => (None, path.to_owned()),
         };
-        let at = match (above, path) {
-            ("", path) => path.to_owned(),
-            (above, "") => above.to_owned(),
-            (above, path) => format!("{above}.{path}"),
-        };
-        let span = span.unwrap_or_else(|| place::of(root, path));
-        Problem::at(source, span, self.message(&at)).with_help(self.help())
+        let span = span.unwrap_or_else(|| place::of(root, &path));
+        Problem::at(source, span, self.message()).of_field(joined(above, &path)).with_help(self.help())
     }
 
-    fn message(&self, at: &str) -> String {
-        let place = if at.is_empty() { String::new() } else { format!("{at}: ") };
+    fn message(&self) -> String {
         match self {
             Self::Unknown { what: "field", name, .. } => format!("unknown field `{name}`"),
-            Self::Unknown { name, .. } => format!("{place}`{name}` is not one of the values"),
-            Self::Missing { name } => format!("{place}the field `{name}` is missing"),
-            Self::Other(text) => format!("{place}{text}"),
+            Self::Unknown { name, .. } => format!("`{name}` is not one of the values"),
+            Self::Missing { name } => format!("the field `{name}` is missing"),
+            Self::Other(text) => {
+                let parts = ["invalid type: ", "invalid value: "].iter().find_map(|begin| text.strip_prefix(begin));
+                match parts.and_then(|parts| parts.rsplit_once(", expected ")) {
+                    Some((found, expected)) => format!("expected {}, found {found}", plain(expected)),
+                    None => text.clone(),
+                }
+            }
         }
     }
 
@@ -109,11 +119,36 @@ impl Complaint {
                 return scalar.then(|| "put it in quotes, so that YAML takes it for text".to_owned());
             }
         };
-        if let Some(meant) = meant(name, known.iter().map(String::as_str)) {
-            return Some(format!("did you mean `{meant}`?"));
-        }
         let listed: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
-        (!listed.is_empty()).then(|| format!("there is {}", listed.join(", ")))
+        let listed = (!listed.is_empty()).then(|| format!("there is {}", listed.join(", ")));
+        match (meant(name, known.iter().map(String::as_str)), self) {
+            (Some(meant), Self::Unknown { what: "variant", .. }) => {
+                Some(format!("did you mean `{meant}`? {}", listed.unwrap_or_default()))
+            }
+            (Some(meant), _) => Some(format!("did you mean `{meant}`?")),
+            (None, _) => listed,
+        }
+    }
+}
+
+/// A type of Rust in the words of people who write profiles.
+fn plain(expected: &str) -> &str {
+    match expected {
+        "i32" | "i64" => "a whole number",
+        "u8" | "u16" | "u32" | "u64" => "a whole number that is not negative",
+        "a sequence" => "a list",
+        "a map" => "a mapping",
+        other if other.starts_with("struct ") => "a mapping",
+        other => other,
+    }
+}
+
+/// A path below another one; either may be empty.
+fn joined(above: &str, path: &str) -> String {
+    match (above, path) {
+        ("", path) => path.to_owned(),
+        (above, "") => above.to_owned(),
+        (above, path) => format!("{above}.{path}"),
     }
 }
 
@@ -136,7 +171,7 @@ mod tests {
     use pillion_api::ProfileSpec;
 
     fn problem(text: &str) -> Problem {
-        let source = Arc::new(Source { name: "p.yaml".to_owned(), text: text.to_owned() });
+        let source = Arc::new(Source::new("p.yaml", text.to_owned()));
         let documents = yaml::documents(text).unwrap();
         read::<ProfileSpec>(&source, &documents[0], "spec").unwrap_err()
     }
@@ -169,14 +204,14 @@ mod tests {
         for (text, line) in [
             (
                 "activation: always\n",
-                "p.yaml:1:13: spec.activation: `always` is not one of the values (did you mean `Always`?)",
+                "p.yaml:1:13: spec.activation: `always` is not one of the values (did you mean `Always`? there is `Always`, `Requested`, `Never`)",
             ),
-            ("order: soon\n", "p.yaml:1:8: spec.order: invalid type: string \"soon\", expected i32"),
-            ("order: 5000000000\n", "p.yaml:1:8: spec.order: invalid value: integer `5000000000`, expected i32"),
+            ("order: soon\n", "p.yaml:1:8: spec.order: expected a whole number, found string \"soon\""),
+            ("order: 5000000000\n", "p.yaml:1:8: spec.order: expected a whole number, found integer `5000000000`"),
             ("extends: {}\n", "p.yaml:1:1: spec.extends: the field `name` is missing"),
             (
                 "request:\n  truthy: [yes, \"on\"]\n",
-                "p.yaml:2:12: spec.request.truthy[0]: invalid type: boolean `true`, expected a string \
+                "p.yaml:2:12: spec.request.truthy[0]: expected a string, found boolean `true` \
                  (put it in quotes, so that YAML takes it for text)",
             ),
         ] {

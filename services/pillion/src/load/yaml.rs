@@ -11,7 +11,14 @@ use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
+use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::{Error, Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
+
+/// How many documents a text may have.
+const MAX_DOCUMENTS: usize = 10_000;
+
+/// How deep nodes may stand in one another.
+const MAX_DEPTH: usize = 128;
 
 /// A node and where it stands.
 #[derive(Clone, Debug)]
@@ -115,10 +122,11 @@ fn options() -> Options {
         with_snippet: false,
         // All the pods of a large cluster in one list are read; a file that nests or repeats without end is not.
         budget: serde_saphyr::budget! {
-            max_documents: 10_000,
+            max_documents: MAX_DOCUMENTS,
             max_events: 20_000_000,
             max_nodes: 10_000_000,
-            max_depth: 128,
+            max_depth: MAX_DEPTH,
+            max_recorded_anchor_events: 100_000,
         },
     }
 }
@@ -298,10 +306,28 @@ fn fault(text: &str, error: &Error) -> Fault {
     if let Error::DuplicateMappingKey { key, .. } = error {
         return duplicate(key.as_deref().unwrap_or("?"), at);
     }
+    if let Error::Budget { breach, .. } = &error {
+        return Fault { span: at, message: too_much(breach), help: None };
+    }
+    let message = UserMessageFormatter.format_message(error).into_owned();
+    if message.starts_with("YAML document too large or too complex") {
+        // The bounds of anchors are told as another kind of error.
+        let message = "the text is too large, or repeats too much by anchors and aliases".to_owned();
+        return Fault { span: at, message, help: None };
+    }
     let line = at.as_ref().map_or("", |at| line_at(text, at.start));
     let help =
         line.contains("${").then(|| "inside {} and [] a value with ${...} has to be quoted: \"${...}\"".to_owned());
-    Fault { message: UserMessageFormatter.format_message(error).into_owned(), span: at, help }
+    Fault { message, span: at, help }
+}
+
+/// Which bound a text breaks.
+fn too_much(breach: &BudgetBreach) -> String {
+    match breach {
+        BudgetBreach::Depth { .. } => format!("the text is nested more than {MAX_DEPTH} levels deep"),
+        BudgetBreach::Documents { .. } => format!("the text has more than {MAX_DOCUMENTS} documents"),
+        _ => "the text is too large, or repeats too much by anchors and aliases".to_owned(),
+    }
 }
 
 fn duplicate(key: &str, span: Option<Range<usize>>) -> Fault {

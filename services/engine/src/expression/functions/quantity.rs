@@ -97,6 +97,11 @@ impl Quantity {
         self.worth
     }
 
+    /// Whether a text is a quantity.
+    pub(crate) fn is_written(text: &str) -> bool {
+        parse(text).is_some()
+    }
+
     /// The whole number that it is.
     pub(in crate::expression) fn whole(self) -> Option<i64> {
         (self.worth % BILLION == 0).then(|| i64::try_from(self.worth / BILLION).ok()).flatten()
@@ -144,7 +149,7 @@ fn scale(suffix: &str) -> Option<(i128, Format)> {
         return Some((scale, Format::Decimal));
     }
     let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-    let power = u32::try_from(exponent + 9).ok().filter(|power| *power <= 27)?;
+    let power = u32::try_from(exponent.checked_add(9)?).ok().filter(|power| *power <= 27)?;
     Some((10_i128.pow(power), Format::Exponent))
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Compiler<'s> {
     /// Names that are known here and not everywhere.
     pub(super) locals: Vec<String>,
     needs: &'s Needs,
-    path: String,
+    pub(super) path: String,
 }
 
 impl<'s> Compiler<'s> {
@@ -140,16 +140,16 @@ impl<'s> Compiler<'s> {
         if let expression::Text::Literal(literal) = parsed {
             return self.plain(&Json::String(literal));
         }
-        let text = self.text(parsed)?;
+        let text = self.text(text, parsed)?;
         let uses_existing = text.uses("existing");
         Some(Node { kind: Kind::Text(text), rules: None, uses_existing, acts_again: false })
     }
 
     /// A string that holds at least one expression.
-    pub(super) fn text(&mut self, parsed: expression::Text) -> Option<Text> {
+    pub(super) fn text(&mut self, whole: &str, parsed: expression::Text) -> Option<Text> {
         match parsed {
             expression::Text::Literal(literal) => Some(Text::Mixed([Piece::Literal(literal.into())].into())),
-            expression::Text::Whole(source) => self.expression(&source.text).map(Text::Whole),
+            expression::Text::Whole(source) => self.part(whole, &source).map(Text::Whole),
             expression::Text::Mixed(parts) => {
                 let pieces: Vec<_> = parts
                     .into_iter()
@@ -163,15 +163,30 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    /// Compiles an expression, and finds whether the variables that it reads have here what they need.
+    /// An expression that stands in a string.
+    fn part(&mut self, whole: &str, source: &expression::Source) -> Option<Expression> {
+        match Expression::compile(&source.text, &self.scope) {
+            Ok(expression) => self.known(expression),
+            Err(error) => {
+                self.wrong(whole, &error.moved(source.offset));
+                None
+            }
+        }
+    }
+
+    /// A text that is an expression.
     pub(super) fn expression(&mut self, source: &str) -> Option<Expression> {
-        let expression = match Expression::compile(source, &self.scope) {
-            Ok(expression) => expression,
+        match Expression::compile(source, &self.scope) {
+            Ok(expression) => self.known(expression),
             Err(error) => {
                 self.wrong(source, &error);
-                return None;
+                None
             }
-        };
+        }
+    }
+
+    /// An expression, if the variables that it reads have here what they need.
+    fn known(&mut self, expression: Expression) -> Option<Expression> {
         let missing = expression.members("variables").find_map(|variable| {
             let needed = self.needs.get(variable)?.iter();
             let missing = needed.copied().find(|needed| !self.locals.iter().any(|local| local == needed))?;
@@ -199,8 +214,8 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    fn wrong(&mut self, source: &str, error: &ExpressionError) {
-        self.faults.push(Diagnostic::of_expression(self.path.clone(), source, error));
+    pub(super) fn wrong(&mut self, text: &str, error: &ExpressionError) {
+        self.faults.push(Diagnostic::of_expression(self.path.clone(), text, error));
     }
 
     pub(super) fn fault(&mut self, message: &str, help: &str) {

@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::compile::{Compiler, Place};
 use super::{Choice, ConflictRule, End, ForEach, Join, JoinFormat, JoinReference, Position, Rules};
 use crate::expression::{self, Expression};
+use crate::profile::typed::unknown_directive;
 
 /// The name of an item, unless `$as` says another.
 const ITEM: &str = "item";
@@ -62,11 +63,7 @@ impl Compiler<'_> {
             "$sidecar" => {
                 self.fault("$sidecar stands on a container in initContainers", "move the container there");
             }
-            _ => {
-                let known =
-                    "there are $value, $when, $forEach, $as, $conflict, $join, $position, $each, $prune and $sidecar";
-                self.fault(&format!("there is no directive {name}"), known);
-            }
+            _ => self.faults.push(unknown_directive(&self.path, name)),
         }
     }
 
@@ -164,10 +161,9 @@ impl Compiler<'_> {
         if let Json::String(text) = value {
             if text.contains("${") {
                 match expression::Text::parse(text) {
-                    Ok(parsed) => return self.text(parsed).map(Choice::Found),
+                    Ok(parsed) => return self.text(text, parsed).map(Choice::Found),
                     Err(error) => {
-                        let help = error.help.clone().unwrap_or_default();
-                        self.fault(&error.message, &help);
+                        self.wrong(text, &error);
                         return None;
                     }
                 }

@@ -1,0 +1,138 @@
+//! The elements of a template's lists, as far as they are known before its expressions have values: lists in lists spliced,
+//! `$value` in the place of its map, and with each element whether it is sure to be there as it is written.
+
+use serde_json::{Map, Value as Json};
+
+use crate::expression::Text;
+
+/// An element of a list of objects.
+#[derive(Debug)]
+pub(super) struct Element<'t> {
+    /// Where it stands.
+    pub(super) path: String,
+    /// Its fields, directives among them.
+    pub(super) fields: &'t Map<String, Json>,
+    /// Whether it may be left out, or be there many times: `$when`, `$forEach`.
+    pub(super) is_conditional: bool,
+    /// Whether all of it stands here: it is neither merged into elements that are there nor laid over a copy of one.
+    pub(super) is_whole: bool,
+}
+
+/// The elements of a list of objects that is a field. What is no list or no object is told where types are checked.
+pub(super) fn elements<'t>(path: &str, fields: &'t Map<String, Json>, list: &str) -> Vec<Element<'t>> {
+    let mut found = Vec::new();
+    if let Some(field) = fields.get(list) {
+        let (path, value) = placed(format!("{path}.{list}"), field);
+        collect(&path, value, is_conditional(field), &mut found);
+    }
+    found
+}
+
+/// The fields of a map without its directives.
+pub(super) fn entries(fields: &Map<String, Json>) -> impl Iterator<Item = (&String, &Json)> {
+    fields.iter().filter(|(name, _)| !name.starts_with('$'))
+}
+
+/// A value, or what `$value` says in its place, unless further fields are laid over that.
+pub(super) fn value_of(value: &Json) -> &Json {
+    // A template's depth is bounded before it is looked at.
+    match value {
+        Json::Object(fields) if entries(fields).next().is_none() => fields.get("$value").map_or(value, value_of),
+        value => value,
+    }
+}
+
+/// The text of a string that has no expression in it.
+pub(super) fn literal(value: &Json) -> Option<String> {
+    match Text::parse(value.as_str()?) {
+        Ok(Text::Literal(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// Whether a value is known only once expressions have values.
+pub(super) fn is_computed(value: &Json) -> bool {
+    value_of(value).as_str().is_some_and(|text| !matches!(Text::parse(text), Ok(Text::Literal(_))))
+}
+
+fn collect<'t>(path: &str, value: &'t Json, is_conditional: bool, found: &mut Vec<Element<'t>>) {
+    match value {
+        Json::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                let (path, inner) = placed(format!("{path}[{index}]"), item);
+                collect(&path, inner, is_conditional || self::is_conditional(item), found);
+            }
+        }
+        Json::Object(fields) => {
+            let is_whole = !["$value", "$each", "$prune"].iter().any(|directive| fields.contains_key(*directive));
+            found.push(Element { path: path.to_owned(), fields, is_conditional, is_whole });
+        }
+        _ => {}
+    }
+}
+
+fn placed(path: String, value: &Json) -> (String, &Json) {
+    let inner = value_of(value);
+    if std::ptr::eq(inner, value) { (path, value) } else { (format!("{path}.$value"), inner) }
+}
+
+fn is_conditional(value: &Json) -> bool {
+    value.get("$when").is_some() || value.get("$forEach").is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lists_in_lists_and_values_are_elements_with_their_places() {
+        let spec = json!({"env": [
+            {"name": "A"},
+            {"$when": "x", "name": "B"},
+            {"$when": "x", "$value": [{"name": "C"}, {"name": "D"}]},
+            [{"name": "E"}],
+            "${list}",
+            {"$value": "${entry}", "name": "F"},
+            {"$each": "true", "value": "1"},
+            {"$conflict": "Keep", "$value": {"name": "G"}},
+        ]});
+        let elements = elements("c", spec.as_object().unwrap(), "env");
+        let found: Vec<_> = elements
+            .iter()
+            .map(|element| {
+                let name = element.fields.get("name").and_then(Json::as_str).unwrap_or("-");
+                (element.path.as_str(), name, element.is_conditional, element.is_whole)
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("c.env[0]", "A", false, true),
+                ("c.env[1]", "B", true, true),
+                ("c.env[2].$value[0]", "C", true, true),
+                ("c.env[2].$value[1]", "D", true, true),
+                ("c.env[3][0]", "E", false, true),
+                ("c.env[5]", "F", false, false),
+                ("c.env[6]", "-", false, false),
+                ("c.env[7].$value", "G", false, true),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_expressions_compute_is_not_literal() {
+        for (value, text, computed) in [
+            (json!("a"), Some("a"), false),
+            (json!("$${a}"), Some("${a}"), false),
+            (json!("${a}"), None, true),
+            (json!("a-${b}"), None, true),
+            (json!("a-${"), None, true),
+            (json!(1), None, false),
+            (json!({"$value": "${a}"}), None, true),
+        ] {
+            assert_eq!((literal(&value).as_deref(), is_computed(&value)), (text, computed), "{value}");
+        }
+    }
+}

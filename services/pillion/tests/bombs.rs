@@ -1,0 +1,157 @@
+//! Profiles that are made to exhaust whoever reads them: `pillion lint` refuses each at once, and a replica that is sent
+//! one keeps serving.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+mod support;
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use support::{Program, patch, post};
+
+/// How many seconds of the processor `lint` may take. Of the clock they may be more, where others use the processor too.
+const LIMIT: u64 = 2;
+
+/// A bomb, and a part of what has to be said of it.
+struct Bomb {
+    name: &'static str,
+    text: String,
+    told: &'static str,
+}
+
+/// A profile with further fields of its spec and further fields of its container.
+fn profile(spec: &str, container: &str) -> String {
+    format!(
+        "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: bomb}}\nspec:\n{spec}  \
+         template:\n    spec:\n      containers:\n      - name: bomb\n        image: i\n{container}"
+    )
+}
+
+fn condition(expression: &str) -> String {
+    profile(&format!("  matchConditions:\n  - name: c\n    expression: \"{expression}\"\n"), "")
+}
+
+fn variable(expression: &str) -> String {
+    profile(&format!("  variables:\n  - name: v\n    expression: \"{expression}\"\n"), "")
+}
+
+fn argument(value: &str) -> String {
+    profile("", &format!("        args:\n        - \"{value}\"\n"))
+}
+
+fn bombs() -> Vec<Bomb> {
+    let terms = format!("1{}", "+1".repeat(5_000));
+    // A thousand bytes hold a few hundred terms: these are within the bounds of the text and not of the syntax.
+    let short_terms = format!("1{} == 1", "+1".repeat(400));
+    let parentheses = format!("{}true{}", "(".repeat(2_000), ")".repeat(2_000));
+    let short_parentheses = format!("{}true{}", "(".repeat(400), ")".repeat(400));
+    let list = format!("[{}]", vec!["1"; 50].join(","));
+    let loops = format!("{list}.all(a, {list}.all(b, {list}.all(c, a + b + c > 0)))");
+    let nested = format!("{}x{}", "{a: ".repeat(100), "}".repeat(100));
+    let deeper = format!("{}x{}", "{a: ".repeat(5_000), "}".repeat(5_000));
+    let keys = (0..100_000).fold(String::new(), |mut keys, key| {
+        let _ = writeln!(keys, "        k{key}: 1");
+        keys
+    });
+    let mut laughs = "        a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for level in 1..12 {
+        let before = format!("*a{},", level - 1).repeat(10);
+        let _ = writeln!(laughs, "        a{level}: &a{level} [{before}]");
+    }
+    let broken = profile("  bad: 1\n", "") + "---\n";
+    let (few_keys, _) = keys.split_once("        k3000:").unwrap();
+    let bomb = |name, text, told| Bomb { name, text, told };
+    vec![
+        bomb("terms in a condition", condition(&terms), "spec.matchConditions[0].expression"),
+        bomb("terms in a variable", variable(&terms), "spec.variables[0].expression"),
+        bomb("terms in a template", argument(&format!("${{{terms}}}")), "containers[0].args[0]"),
+        bomb("few terms in a condition", condition(&short_terms), "spec.matchConditions[0].expression"),
+        bomb("few terms in a template", argument(&format!("${{{short_terms}}}")), "containers[0].args[0]"),
+        bomb("parentheses in a condition", condition(&parentheses), "spec.matchConditions[0].expression"),
+        bomb("parentheses in a variable", variable(&short_parentheses), "spec.variables[0].expression"),
+        bomb("brackets that are never closed", condition(&"[".repeat(1_000)), "spec.matchConditions[0].expression"),
+        bomb("signs in front", condition(&"!-".repeat(500)), "spec.matchConditions[0].expression"),
+        bomb("loops in loops", condition(&loops), "spec.matchConditions[0].expression"),
+        bomb("deep template", profile("", &format!("        x: {nested}\n")), "levels deep"),
+        bomb("deeper template", profile("", &format!("        x: {deeper}\n")), "more than 128 levels deep"),
+        bomb("large template", argument(&"x".repeat(2_000_000)), "are allowed"),
+        bomb("many keys", profile("", &keys), "are allowed"),
+        bomb("aliases of aliases", profile("", &laughs), "repeats too much by anchors and aliases"),
+        bomb("large file", profile("", &format!("# {}\n", "x".repeat(10_000_000))), "a file with profiles has at most"),
+        bomb("many documents", "---\na: 1\n".repeat(400_000), "more than 10000 documents"),
+        bomb("a word without end", profile(&format!("  {}: 1\n", "x".repeat(1_000_000)), ""), "error: "),
+        bomb(
+            "a kind without end",
+            format!("apiVersion: pillion.dev/v1alpha1\nkind: {}\n", "x".repeat(3_000_000)),
+            "is not a kind",
+        ),
+        bomb(
+            "an activation without end",
+            profile(&format!("  activation: {}\n", "x".repeat(3_000_000)), ""),
+            "is not one of the values",
+        ),
+        bomb(
+            "a field without end",
+            profile("", &format!("        ? {}\n        : 1\n", "x".repeat(60_000))),
+            "Kubernetes has no field",
+        ),
+        bomb("many unknown fields", profile("", few_keys), "Kubernetes has no field"),
+        bomb("open braces", "{".repeat(1_000_000), "error: "),
+        // The last one: so many problems are shown that none behind them is.
+        bomb("many broken profiles", "---\n".to_owned() + &broken.repeat(9_000), "and 8900 more"),
+    ]
+}
+
+/// Runs `lint`; beyond its limit it is killed.
+fn lint(file: &Path) -> Output {
+    let script = format!("ulimit -t {LIMIT} && exec \"$0\" lint \"$1\"");
+    let mut command = assert_cmd::Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_pillion")]).arg(file);
+    command.timeout(Duration::from_secs(10 * LIMIT)).output().unwrap()
+}
+
+#[test]
+fn each_is_refused_at_once_with_a_word_on_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    for Bomb { name, text, told } in bombs() {
+        let file = folder.path().join("bomb.yaml");
+        fs::write(&file, text).unwrap();
+        let output = lint(&file);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let beginning: String = stderr.chars().take(500).collect();
+        assert_eq!(output.status.code(), Some(1), "{name}: {beginning}");
+        assert!(stderr.contains(told), "{name}: {beginning}");
+        assert!(stderr.len() < 60_000, "{name}: {} bytes are told: {beginning}", stderr.len());
+    }
+}
+
+#[test]
+fn a_replica_that_is_sent_one_keeps_serving() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: helper}\n\
+                spec: {template: {spec: {containers: [{name: helper, image: \"helper:1\"}]}}}\n";
+    fs::write(folder.path().join("helper.yaml"), good).unwrap();
+    let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "."];
+    let mut dev = Program::start(&arguments, folder.path());
+    let authority = dev.word_behind("--cacert ");
+    let url = format!("https://{}", dev.word_behind("https://"));
+    let review = fs::read_to_string(dev.word_behind("--data @")).unwrap();
+    let serves = || patch(&post(&url, authority.as_ref(), &review)).unwrap().contains("helper:1");
+    let mut bombs = bombs();
+    // It has so many problems that none of the files behind it would be told of.
+    bombs.retain(|bomb| bomb.name != "many unknown fields");
+    for (index, bomb) in bombs.iter().enumerate() {
+        fs::write(folder.path().join(format!("bomb-{index:02}.yaml")), &bomb.text).unwrap();
+        assert!(serves(), "{}", bomb.name);
+    }
+    for (index, bomb) in bombs.iter().enumerate() {
+        dev.tells(&format!("bomb-{index:02}.yaml"));
+        assert!(serves(), "{}", bomb.name);
+    }
+    dev.terminate();
+    assert_eq!(dev.ended().code(), Some(0), "{}", dev.stderr());
+}
