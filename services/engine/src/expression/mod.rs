@@ -34,6 +34,7 @@ pub use functions::quantity::Quantity;
 pub use functions::signatures;
 pub use output::Outcome;
 pub use scope::Scope;
+pub(crate) use scope::closest;
 pub use text::{Part, Source, Text};
 pub use value::{Extended, Key, Map, Text as TextValue, Value};
 

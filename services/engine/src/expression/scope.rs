@@ -72,7 +72,7 @@ impl Scope {
 }
 
 /// The candidate that is most like a name, if one is like it at all.
-pub(super) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+pub(crate) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let allowed = (name.chars().count() / 3).max(1);
     candidates
         .into_iter()

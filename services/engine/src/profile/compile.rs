@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
+use super::extend::{self, Limits, NoParents, Parents};
 use super::template::{self, Node};
 use super::tenant::check_tenant;
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
@@ -30,21 +31,52 @@ const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 /// Words that ask for none, unless the profile says others.
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
-/// Compiles a profile.
+/// Compiles a profile that extends none.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    compile_with(name, spec, &NoParents)
+}
+
+/// Compiles a profile that may extend one of these.
+///
+/// # Errors
+/// Everything that is wrong with it, and with what it inherits.
+pub fn compile_with(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    parents: &dyn Parents,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    // Of its own text: what a profile of a namespace inherits may have what it cannot say.
+    let mut faults = Vec::new();
+    refuse_cluster_only(name, spec, &mut faults);
+    let compiled = match spec.extends {
+        Some(_) => extend::compile(name, spec, parents),
+        None => compile_text(name, spec, Limits::of(name)),
+    };
+    match compiled {
+        Ok(compiled) if faults.is_empty() => Ok(compiled),
+        Ok(_) => Err(faults),
+        Err(more) => Err(faults.into_iter().chain(more).collect()),
+    }
+}
+
+/// Compiles a text that is whole: one that extends none, or one with what it inherits.
+pub(super) fn compile_text(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    limits: Limits,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
     let mut faults = Vec::new();
     refuse_unsupported(spec, &mut faults);
-    refuse_cluster_only(name, spec, &mut faults);
     for (path, selector) in
         [("spec.namespaceSelector", &spec.namespace_selector), ("spec.objectSelector", &spec.object_selector)]
     {
         check_selector(path, selector.as_ref(), &mut faults);
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
-    let template = compile_template(name, spec, &mut faults);
+    let template = compile_template(limits, spec, &mut faults);
     let Computed { parameters, variables, conditions } = expressions::compile(spec, &mut faults);
     let revision = revision(spec);
     match (template, revision) {
@@ -54,6 +86,8 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                 name: name.clone(),
                 display_name: name.to_string().into(),
                 revision,
+                limits,
+                ancestors: Box::default(),
                 activation: spec.activation.unwrap_or(match name.namespace {
                     Some(_) => Activation::Always,
                     None => Activation::Requested,
@@ -84,7 +118,6 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
 /// author said.
 fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     let parts = [
-        ("extends", spec.extends.is_some()),
         ("target", spec.target.is_some()),
         ("lookups", !spec.lookups.is_empty()),
         ("containers", !spec.containers.is_empty()),
@@ -155,7 +188,7 @@ fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Reques
     compiled
 }
 
-fn compile_template(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<Node> {
+fn compile_template(limits: Limits, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<Node> {
     let empty = Json::Object(Map::new());
     let template = spec.template.as_ref().unwrap_or(&empty);
     if template.as_object().is_none_or(Map::is_empty) {
@@ -172,7 +205,7 @@ fn compile_template(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Dia
     if !check_template(template, faults) {
         return None;
     }
-    if name.namespace.is_some() {
+    if limits == Limits::Tenant {
         check_tenant(&template::without_directives(template), faults);
     }
     template::compile("spec.template", template, faults)

@@ -7,6 +7,7 @@ mod check;
 mod compile;
 mod diagnostic;
 pub(crate) mod expressions;
+mod extend;
 mod set;
 pub(crate) mod template;
 mod tenant;
@@ -20,8 +21,11 @@ use pillion_api::selector::LabelSelector;
 use crate::compute::Variable;
 use crate::parameter::Parameter;
 
-pub use compile::{MAX_TEMPLATE_BYTES, compile};
+pub use compile::{MAX_TEMPLATE_BYTES, compile, compile_with};
 pub use diagnostic::Diagnostic;
+#[cfg(test)]
+pub(crate) use extend::tests::Library;
+pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
 pub use set::ProfileSet;
 
 /// What a profile is called. Cluster profiles stand before namespaced ones.
@@ -74,6 +78,8 @@ pub struct CompiledProfile {
     /// The name as it stands in records, metrics and messages.
     display_name: Box<str>,
     revision: Box<str>,
+    limits: Limits,
+    ancestors: Box<[Box<str>]>,
     pub(crate) activation: Activation,
     pub(crate) request: Option<Request>,
     pub(crate) opt_out: OptOut,
@@ -109,6 +115,23 @@ impl CompiledProfile {
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
+    }
+
+    /// What bounds it.
+    #[must_use]
+    pub const fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Whether it is bounded by what namespaces may do with profiles of their own.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.limits == Limits::Tenant
+    }
+
+    /// The names of the cluster profiles that it extends, the nearest first.
+    pub fn ancestors(&self) -> impl Iterator<Item = &str> {
+        self.ancestors.iter().map(|name| &**name)
     }
 
     /// The label and the annotation by which a pod or its namespace asks for it.

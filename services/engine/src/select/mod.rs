@@ -16,7 +16,7 @@ use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::OptOut;
 
 use crate::compute::World;
-use crate::profile::CompiledProfile;
+use crate::profile::{CompiledProfile, Limits};
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
 use candidates::Candidates;
@@ -72,6 +72,7 @@ pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, world: Worl
         });
         profiles.push(ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail });
     }
+    give_way(&mut profiles);
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }
 }
@@ -85,8 +86,35 @@ fn object_matches(profile: &CompiledProfile, pod: Pod<'_>) -> bool {
 fn group_is_taken(profile: &CompiledProfile, earlier: &[ProfileDecision]) -> bool {
     profile.exclusive_group.is_some()
         && earlier.iter().any(|decision| {
-            decision.outcome == ProfileOutcome::Unchanged && decision.profile.exclusive_group == profile.exclusive_group
+            decision.outcome == ProfileOutcome::Unchanged
+                && decision.profile.exclusive_group == profile.exclusive_group
+                && !is_stand_in(profile, &decision.profile)
         })
+}
+
+/// A profile of the platform gives way to the namespace's profile that only sets its values: it is the same one, and would
+/// be in its own way.
+fn give_way(profiles: &mut [ProfileDecision]) {
+    for index in 0..profiles.len() {
+        let Some((earlier, [decision, ..])) = profiles.split_at_mut_checked(index) else { continue };
+        if decision.outcome != ProfileOutcome::Unchanged || decision.profile.limits() != Limits::Parent {
+            continue;
+        }
+        for parent in earlier.iter_mut().filter(|parent| is_stand_in(&decision.profile, &parent.profile)) {
+            if parent.outcome == ProfileOutcome::Unchanged {
+                parent.outcome = ProfileOutcome::NotMatched;
+                parent.reason = Reason::Extended;
+                parent.detail = Some(decision.profile.display_name().into());
+            }
+        }
+    }
+}
+
+/// Whether a profile is a namespace's that only sets values of this one of the platform's.
+fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
+    profile.limits() == Limits::Parent
+        && parent.name().namespace.is_none()
+        && profile.ancestors().next() == Some(&*parent.name().name)
 }
 
 #[cfg(test)]
