@@ -3,13 +3,14 @@
 //! Nothing is published before all three first lists are complete: half a list would answer "no such profile" for one
 //! that is there. Afterwards each watch stands by itself; one that is cut off leaves what it last knew.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use pillion_engine::profile::ProfileSet;
+use pillion_engine::profile::{MAX_CHAIN, ProfileSet};
 use pillion_engine::snapshot::Snapshot;
 
 use crate::namespaces::{NamespaceChange, NamespaceIndex};
-use crate::profiles::{Broken, ProfileChange, ProfileIndex};
+use crate::profiles::{Broken, ProfileChange, ProfileIndex, Updated};
 
 /// What one of the three watches says.
 #[derive(Clone, Debug)]
@@ -47,21 +48,54 @@ pub struct Index {
 }
 
 impl Index {
-    /// Takes what a watch says. Returns a profile that is broken, and was not known to be.
-    pub fn update(&mut self, update: Update) -> Option<Broken> {
+    /// Takes what a watch says. Returns profiles that are broken, and were not known to be.
+    pub fn update(&mut self, update: Update) -> Vec<Broken> {
         let updated = match update {
             Update::Cluster(change) => self.cluster.update(change),
-            Update::Namespaced(change) => self.namespaced.update(change),
+            Update::Namespaced(change) => Updated { touched: BTreeSet::new(), ..self.namespaced.update(change) },
             Update::Namespace(change) => {
                 if let Some(snapshot) = self.namespaces.update(change, &self.snapshot) {
                     self.snapshot = snapshot;
                     self.namespaces_changed = true;
                 }
-                return None;
+                return Vec::new();
             }
         };
         self.profiles_changed |= updated.changed;
-        updated.broken
+        let mut broken = updated.broken;
+        broken.extend(self.compile_due(updated.touched));
+        broken
+    }
+
+    /// Compiles what extends profiles that have changed, and what was waiting for them. Before all cluster profiles are
+    /// known, one that is extended may be still to come.
+    fn compile_due(&mut self, touched: BTreeSet<Box<str>>) -> Vec<Broken> {
+        let mut broken = Vec::new();
+        if !self.cluster.synced() {
+            return broken;
+        }
+        let mut all = touched.clone();
+        let mut latest = touched;
+        // A chain has few links, and a profile that was waiting for its parent has others waiting for itself.
+        for _ in 0..2 * MAX_CHAIN {
+            for _ in 1..MAX_CHAIN {
+                all.extend(latest.iter().cloned());
+                latest = self.cluster.touch(&latest);
+            }
+            all.extend(latest);
+            let updated = self.cluster.compile_due(None);
+            self.profiles_changed |= updated.changed;
+            broken.extend(updated.broken);
+            latest = updated.touched;
+            if latest.is_empty() {
+                break;
+            }
+        }
+        self.namespaced.touch(&all);
+        let namespaced = self.namespaced.compile_due(Some(&self.cluster));
+        self.profiles_changed |= namespaced.changed;
+        broken.extend(namespaced.broken);
+        broken
     }
 
     /// The snapshot to publish, if there is something new to publish.
@@ -130,7 +164,7 @@ mod tests {
 
     /// Takes all of them; returns what was newly broken.
     fn feed(index: &mut Index, updates: impl IntoIterator<Item = Update>) -> Vec<Broken> {
-        updates.into_iter().filter_map(|update| index.update(update)).collect()
+        updates.into_iter().flat_map(|update| index.update(update)).collect()
     }
 
     fn synced(profiles: impl IntoIterator<Item = StoredProfile>) -> Index {
@@ -322,5 +356,141 @@ mod tests {
         anew.uid = "another".into();
         feed(&mut index, list([anew]).into_iter().map(Update::Cluster));
         assert!(names(&index.publish().unwrap()).is_empty());
+    }
+
+    fn tenants(name: &str, generation: i64, spec: Value) -> StoredProfile {
+        let mut stored = profile(name, generation, spec);
+        stored.name.namespace = Some("shop".into());
+        stored
+    }
+
+    fn child(parent: &str) -> Value {
+        json!({"extends": {"name": parent}, "order": 7})
+    }
+
+    fn apply(index: &mut Index, stored: StoredProfile) -> Vec<Broken> {
+        let update = if stored.name.namespace.is_some() { Update::Namespaced } else { Update::Cluster };
+        feed(index, [update(Change::Applied(stored))])
+    }
+
+    fn revision(snapshot: &Snapshot, name: &str) -> String {
+        let mut all = revisions(snapshot).into_iter();
+        all.find(|(other, _)| other == name).map(|(_, revision)| revision).unwrap()
+    }
+
+    #[test]
+    fn whoever_comes_first_children_are_compiled_with_their_parents() {
+        let mut index = Index::default();
+        let early = list([tenants("own", 1, child("middle"))]).into_iter().map(Update::Namespaced);
+        assert_eq!(feed(&mut index, early).len(), 0);
+        let all = [
+            profile("a-child", 1, child("middle")),
+            profile("middle", 1, child("proxy")),
+            profile("proxy", 1, sidecar("proxy:1")),
+        ];
+        assert_eq!(feed(&mut index, list(all).into_iter().map(Update::Cluster)).len(), 0);
+        feed(&mut index, list([]).into_iter().map(Update::Namespace));
+        assert_eq!(names(&index.publish().unwrap()), ["a-child", "middle", "proxy", "shop/own"]);
+        assert_eq!(index.status().broken_profiles, 0);
+    }
+
+    #[test]
+    fn a_change_of_a_parent_reaches_all_who_extend_it() {
+        let mut index = synced([
+            profile("proxy", 1, sidecar("proxy:1")),
+            profile("other", 1, sidecar("other:1")),
+            profile("middle", 1, child("proxy")),
+            profile("last", 1, child("middle")),
+        ]);
+        apply(&mut index, tenants("own", 1, child("last")));
+        apply(&mut index, tenants("apart", 1, child("other")));
+        let before = index.publish().unwrap();
+
+        assert_eq!(apply(&mut index, profile("proxy", 2, sidecar("proxy:2"))).len(), 0);
+        let after = index.publish().unwrap();
+        for name in ["proxy", "middle", "last", "shop/own"] {
+            assert_ne!(revision(&before, name), revision(&after, name), "{name}");
+        }
+        for name in ["other", "shop/apart"] {
+            assert_eq!(revision(&before, name), revision(&after, name), "{name}");
+        }
+
+        // A change that does not reach the text of a child publishes only the parent's.
+        let described = json!({"description": "new", "template": sidecar("proxy:2")["template"]});
+        apply(&mut index, profile("proxy", 3, described));
+        let described = index.publish().unwrap();
+        assert_ne!(revision(&described, "proxy"), revision(&after, "proxy"));
+        assert_eq!(revision(&described, "shop/own"), revision(&after, "shop/own"));
+        assert!(index.publish().is_none());
+    }
+
+    #[test]
+    fn a_parent_that_is_broken_or_gone_leaves_its_children_at_work() {
+        let mut index = synced([profile("proxy", 1, sidecar("proxy:1")), profile("middle", 1, child("proxy"))]);
+        apply(&mut index, tenants("own", 1, child("middle")));
+        let before = revisions(&index.publish().unwrap());
+
+        assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "the parent's alone");
+        assert!(index.publish().is_none());
+        // A child's own change is compiled with what was accepted last of its parent.
+        let changed = json!({"extends": {"name": "middle"}, "order": 8});
+        assert_eq!(apply(&mut index, tenants("own", 2, changed)).len(), 0);
+        assert_eq!(revisions(&index.publish().unwrap()).len(), 3);
+
+        let gone = Update::Cluster(Change::Deleted(profile("proxy", 2, Value::Null).name));
+        let broken = feed(&mut index, [gone]);
+        let told: Vec<_> = broken.iter().map(|broken| broken.name.to_string()).collect();
+        assert_eq!(told, ["middle", "shop/own"]);
+        assert!(broken.iter().all(|broken| broken.serving.is_some()), "{broken:?}");
+        assert_eq!(names(&index.publish().unwrap()), ["middle", "shop/own"]);
+        assert_eq!(index.status().broken_profiles, 2);
+
+        assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
+        let repaired = index.publish().unwrap();
+        assert_eq!(revision(&repaired, "middle"), before[0].1);
+        assert_eq!(index.status().broken_profiles, 0);
+    }
+
+    #[test]
+    fn a_child_waits_for_its_parent_and_one_that_is_broken_is_told_once() {
+        let mut index = synced([]);
+        index.publish();
+        let broken = apply(&mut index, profile("last", 1, child("middle")));
+        assert!(broken[0].diagnostics[0].message.contains("there is no cluster profile \"middle\""), "{broken:?}");
+        assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "last is known to be broken");
+        assert!(index.publish().is_none());
+        assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
+        assert_eq!(names(&index.publish().unwrap()), ["last", "middle", "proxy"]);
+
+        // What was broken by itself is mended, and with it who extends it.
+        assert_eq!(apply(&mut index, profile("fresh", 1, json!({"extends": {"name": "proxy"}, "order": 1, "matchConditions": [{"name": "c", "expression": "("}]}))).len(), 1);
+        assert_eq!(apply(&mut index, profile("on-fresh", 1, child("fresh"))).len(), 1);
+        assert_eq!(apply(&mut index, profile("fresh", 2, child("proxy"))).len(), 0);
+        assert_eq!(names(&index.publish().unwrap()).len(), 5);
+    }
+
+    #[test]
+    fn profiles_that_extend_one_another_are_told_so() {
+        let mut index = Index::default();
+        let all = [profile("one", 1, child("two")), profile("two", 1, child("one"))];
+        let broken = feed(&mut index, list(all).into_iter().map(Update::Cluster));
+        assert_eq!(broken.len(), 2);
+        for broken in broken {
+            let message = &broken.diagnostics[0].message;
+            assert!(message.contains("cannot extend itself"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_new_list_does_not_compile_children_again() {
+        let all = || [profile("proxy", 1, sidecar("proxy:1")), profile("middle", 1, child("proxy"))];
+        let mut index = synced(all());
+        index.publish();
+        feed(&mut index, list(all()).into_iter().map(Update::Cluster));
+        assert!(index.publish().is_none());
+        let changed = [profile("proxy", 2, sidecar("proxy:2")), profile("middle", 1, child("proxy"))];
+        feed(&mut index, list(changed).into_iter().map(Update::Cluster));
+        assert_eq!(names(&index.publish().unwrap()), ["middle", "proxy"]);
+        assert_eq!(index.status().broken_profiles, 0);
     }
 }

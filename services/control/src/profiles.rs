@@ -3,13 +3,19 @@
 //! A stored profile may be one that this build cannot read (a field of a newer version) or that does not compile. Then
 //! the last one that did stays at work, and what is wrong is reported once for each generation: a mistake in one profile
 //! must neither take away what runs nor stop the watch that would bring its repair.
+//!
+//! A profile that extends another one is compiled when that one is known, and again when it changes. Where it does not
+//! compile any more, or its parent is gone, the last good one stays at work too.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
-use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName, ProfileSet, compile};
+use pillion_engine::profile::{
+    CompiledProfile, Diagnostic, Parent, Parents, ProfileName, ProfileSet, compile, compile_with,
+};
 use serde_json::Value;
 
 use crate::change::Change;
@@ -85,8 +91,10 @@ pub struct Broken {
 pub struct Updated {
     /// Whether the profiles at work are others than before.
     pub changed: bool,
-    /// A profile that is broken, and was not known to be.
-    pub broken: Option<Broken>,
+    /// Profiles that are broken, and were not known to be.
+    pub broken: Vec<Broken>,
+    /// Names of profiles that those who extend them see changed.
+    pub touched: BTreeSet<Box<str>>,
 }
 
 /// A profile that is at work with another revision than before, or not any more.
@@ -106,7 +114,20 @@ struct Entry {
     generation: Option<i64>,
     /// The last one that compiled.
     good: Option<Arc<CompiledProfile>>,
+    /// Its text, if others may extend it.
+    accepted: Option<Arc<str>>,
     broken: bool,
+    /// The text as it is stored, if it extends another one.
+    extending: Option<Extending>,
+}
+
+/// A text that is compiled with that of another profile.
+#[derive(Clone, Debug)]
+struct Extending {
+    parent: Box<str>,
+    text: Arc<str>,
+    /// It was not compiled since it or one that it extends changed.
+    due: bool,
 }
 
 type Entries = BTreeMap<ProfileName, Entry>;
@@ -116,11 +137,13 @@ type Entries = BTreeMap<ProfileName, Entry>;
 pub struct ProfileIndex {
     entries: Entries,
     listing: Option<Entries>,
+    /// The entries that are due.
+    due: BTreeSet<ProfileName>,
     synced: bool,
 }
 
 impl ProfileIndex {
-    /// Takes a change.
+    /// Takes a change. What extends another profile is only noted: [`Self::compile_due`] compiles it.
     pub fn update(&mut self, change: ProfileChange) -> Updated {
         match change {
             Change::Restarted => {
@@ -131,27 +154,104 @@ impl ProfileIndex {
                 // Compared with what was known before the list, so that what did not change is not compiled again.
                 let (name, entry, broken) = next(self.entries.get(&stored.name), stored);
                 self.listing.get_or_insert_default().insert(name, entry);
-                Updated { changed: false, broken }
+                Updated { broken: broken.into_iter().collect(), ..Updated::default() }
             }
             Change::ListComplete => {
                 let listed = self.listing.take().unwrap_or_default();
                 let changed = !self.synced || !same_at_work(&self.entries, &listed);
+                let names: BTreeSet<_> = self.entries.keys().chain(listed.keys()).collect();
+                let touched = names.into_iter().filter(|name| is_touched(self.entries.get(name), listed.get(name)));
+                let touched = touched.map(|name| name.name.clone()).collect();
+                let due = listed.iter().filter(|(_, entry)| entry.is_due()).map(|(name, _)| name.clone());
+                self.due = due.collect();
                 self.entries = listed;
                 self.synced = true;
-                Updated { changed, broken: None }
+                Updated { changed, touched, ..Updated::default() }
             }
             Change::Applied(stored) => {
                 let known = self.entries.get(&stored.name);
-                let before = known.and_then(|entry| entry.good.clone());
                 let (name, entry, broken) = next(known, stored);
-                let changed = !same(before.as_ref(), entry.good.as_ref());
+                let changed = !same(known.and_then(|known| known.good.as_ref()), entry.good.as_ref());
+                let touched = is_touched(known, Some(&entry)).then(|| name.name.clone());
+                if entry.is_due() {
+                    self.due.insert(name.clone());
+                }
                 self.entries.insert(name, entry);
-                Updated { changed, broken }
+                Updated { changed, broken: broken.into_iter().collect(), touched: touched.into_iter().collect() }
             }
             Change::Deleted(name) => {
                 let gone = self.entries.remove(&name);
-                Updated { changed: gone.is_some_and(|entry| entry.good.is_some()), broken: None }
+                let touched = gone.iter().map(|_| name.name.clone()).collect();
+                Updated { changed: gone.is_some_and(|entry| entry.good.is_some()), touched, ..Updated::default() }
             }
+        }
+    }
+
+    /// Notes those that extend one of these profiles. Returns the names of all that are due now.
+    pub fn touch(&mut self, parents: &BTreeSet<Box<str>>) -> BTreeSet<Box<str>> {
+        let mut touched = BTreeSet::new();
+        if parents.is_empty() {
+            return touched;
+        }
+        for (name, entry) in &mut self.entries {
+            if let Some(extending) = entry.extending.as_mut().filter(|extending| parents.contains(&extending.parent)) {
+                extending.due = true;
+                self.due.insert(name.clone());
+                touched.insert(name.name.clone());
+            }
+        }
+        touched
+    }
+
+    /// Compiles what is due; what it extends is among `cluster`, or in this index itself.
+    pub fn compile_due(&mut self, cluster: Option<&Self>) -> Updated {
+        let mut updated = Updated::default();
+        // Each round takes at least one off.
+        while !self.due.is_empty() {
+            let waits = |name: &&ProfileName| {
+                let parent = self.entries.get(name).and_then(|entry| entry.extending.as_ref());
+                let parent = parent.map(|extending| ProfileName::cluster(extending.parent.clone()));
+                parent.is_some_and(|parent| self.due.contains(&parent))
+            };
+            let mut ready: Vec<_> = self.due.iter().filter(|name| !waits(name)).cloned().collect();
+            if ready.is_empty() {
+                // They extend one another in a circle, which each of them is told.
+                ready = self.due.iter().cloned().collect();
+            }
+            for name in ready {
+                self.due.remove(&name);
+                self.compile(&name, cluster, &mut updated);
+            }
+        }
+        updated
+    }
+
+    fn compile(&mut self, name: &ProfileName, cluster: Option<&Self>, updated: &mut Updated) {
+        let Some(extending) = self.entries.get(name).and_then(|entry| entry.extending.clone()) else { return };
+        let parents = &cluster.unwrap_or(self).entries;
+        let compiled = read(&extending.text).and_then(|spec| compile_with(name, &spec, &Texts(parents)));
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        entry.extending = Some(Extending { due: false, ..extending.clone() });
+        match compiled {
+            Ok(compiled) => {
+                entry.broken = false;
+                let accepted = name.namespace.is_none().then_some(extending.text);
+                if accepted != entry.accepted {
+                    entry.accepted = accepted;
+                    updated.touched.insert(name.name.clone());
+                }
+                if !entry.good.as_ref().is_some_and(|good| is_same_profile(good, &compiled)) {
+                    entry.good = Some(Arc::new(compiled));
+                    updated.changed = true;
+                }
+            }
+            Err(diagnostics) if !entry.broken => {
+                entry.broken = true;
+                let serving = entry.good.as_ref().map(|profile| profile.revision().into());
+                let generation = entry.generation;
+                updated.broken.push(Broken { name: name.clone(), generation, serving, diagnostics });
+            }
+            Err(_) => {}
         }
     }
 
@@ -173,6 +273,30 @@ impl ProfileIndex {
     }
 }
 
+impl Entry {
+    fn is_due(&self) -> bool {
+        self.extending.as_ref().is_some_and(|extending| extending.due)
+    }
+}
+
+/// The texts of cluster profiles, as those that extend them find them: the last one that was accepted.
+struct Texts<'e>(&'e Entries);
+
+impl Parents for Texts<'_> {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        let Some(entry) = self.0.get(&ProfileName::cluster(name)) else { return Parent::Unknown };
+        let spec = |text: &Arc<str>| read(text).ok().map(Cow::Owned);
+        match entry.accepted.as_ref().and_then(spec) {
+            Some(spec) => Parent::Accepted(spec),
+            None => Parent::Broken(entry.extending.as_ref().and_then(|extending| spec(&extending.text))),
+        }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.keys().map(|name| &*name.name).collect()
+    }
+}
+
 /// What is known of a profile after it was seen as `stored`, and what is newly wrong with it.
 fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Option<Broken>) {
     let StoredProfile { name, uid, generation, spec } = stored;
@@ -181,20 +305,40 @@ fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Op
     if let Some(entry) = known.filter(|entry| generation.is_some() && entry.generation == generation) {
         return (name, entry.clone(), None);
     }
-    let (good, broken) = match read(&name, spec) {
-        Ok(compiled) => (Some(Arc::new(compiled)), None),
+    let good = known.and_then(|entry| entry.good.clone());
+    let accepted = known.and_then(|entry| entry.accepted.clone());
+    let mut entry = Entry { uid, generation, good, accepted, broken: false, extending: None };
+    let text = || Arc::<str>::from(spec.to_string());
+    let compiled = match from_value(&spec) {
+        Ok(ProfileSpec { extends: Some(parent), .. }) => {
+            entry.extending = Some(Extending { parent: parent.name.into(), text: text(), due: true });
+            return (name, entry, None);
+        }
+        Ok(spec) => compile(&name, &spec),
+        Err(diagnostics) => Err(diagnostics),
+    };
+    let broken = match compiled {
+        Ok(compiled) => {
+            entry.good = Some(Arc::new(compiled));
+            entry.accepted = name.namespace.is_none().then(text);
+            None
+        }
         Err(diagnostics) => {
-            let good = known.and_then(|entry| entry.good.clone());
-            let serving = good.as_ref().map(|profile| profile.revision().into());
-            (good, Some(Broken { name: name.clone(), generation, serving, diagnostics }))
+            entry.broken = true;
+            let serving = entry.good.as_ref().map(|profile| profile.revision().into());
+            Some(Broken { name: name.clone(), generation, serving, diagnostics })
         }
     };
-    (name, Entry { uid, generation, good, broken: broken.is_some() }, broken)
+    (name, entry, broken)
 }
 
-fn read(name: &ProfileName, spec: Value) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let spec: ProfileSpec = serde_path_to_error::deserialize(spec).map_err(|error| vec![unreadable(&error)])?;
-    compile(name, &spec)
+fn read(text: &str) -> Result<ProfileSpec, Vec<Diagnostic>> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(&mut reader).map_err(|error| vec![unreadable(&error)])
+}
+
+fn from_value(spec: &Value) -> Result<ProfileSpec, Vec<Diagnostic>> {
+    serde_path_to_error::deserialize(spec).map_err(|error| vec![unreadable(&error)])
 }
 
 fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnostic {
@@ -208,6 +352,18 @@ fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnost
                 .to_owned(),
         ),
     }
+}
+
+/// Whether those who extend a profile see it changed.
+fn is_touched(before: Option<&Entry>, after: Option<&Entry>) -> bool {
+    match (before, after) {
+        (Some(before), Some(after)) => before.accepted != after.accepted,
+        (before, after) => before.is_some() != after.is_some(),
+    }
+}
+
+fn is_same_profile(one: &CompiledProfile, other: &CompiledProfile) -> bool {
+    one.revision() == other.revision() && one.limits() == other.limits() && one.ancestors().eq(other.ancestors())
 }
 
 fn same(one: Option<&Arc<CompiledProfile>>, other: Option<&Arc<CompiledProfile>>) -> bool {
