@@ -4,8 +4,10 @@
 //! the last one that did stays at work, and what is wrong is reported once for each generation: a mistake in one profile
 //! must neither take away what runs nor stop the watch that would bring its repair.
 //!
-//! A profile that extends another one is compiled when that one is known, and again when it changes. Where it does not
-//! compile any more, or its parent is gone, the last good one stays at work too.
+//! A profile that extends another one is compiled when that one is known, and again when it changes; if its own text is
+//! broken by then, the last good text is. Where that does not compile any more or its parent is gone, the last good one
+//! stays at work too, except a namespace's that is bounded by its parent alone: it would keep what the platform has taken
+//! back.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
 use pillion_engine::profile::{
-    CompiledProfile, Diagnostic, Parent, Parents, ProfileName, ProfileSet, compile, compile_with,
+    CompiledProfile, Diagnostic, Limits, Parent, Parents, ProfileName, ProfileSet, compile, compile_with,
 };
 use serde_json::Value;
 
@@ -114,20 +116,21 @@ struct Entry {
     generation: Option<i64>,
     /// The last one that compiled.
     good: Option<Arc<CompiledProfile>>,
-    /// Its text, if others may extend it.
-    accepted: Option<Arc<str>>,
+    /// Its text, if it may be needed again: others may extend it, or it extends another one.
+    accepted: Option<Text>,
     broken: bool,
     /// The text as it is stored, if it extends another one.
-    extending: Option<Extending>,
-}
-
-/// A text that is compiled with that of another profile.
-#[derive(Clone, Debug)]
-struct Extending {
-    parent: Box<str>,
-    text: Arc<str>,
+    extending: Option<Text>,
     /// It was not compiled since it or one that it extends changed.
     due: bool,
+}
+
+/// The text of a profile.
+#[derive(Clone, Debug, PartialEq)]
+struct Text {
+    json: Arc<str>,
+    /// The one that it extends.
+    parent: Option<Box<str>>,
 }
 
 type Entries = BTreeMap<ProfileName, Entry>;
@@ -162,7 +165,7 @@ impl ProfileIndex {
                 let names: BTreeSet<_> = self.entries.keys().chain(listed.keys()).collect();
                 let touched = names.into_iter().filter(|name| is_touched(self.entries.get(name), listed.get(name)));
                 let touched = touched.map(|name| name.name.clone()).collect();
-                let due = listed.iter().filter(|(_, entry)| entry.is_due()).map(|(name, _)| name.clone());
+                let due = listed.iter().filter(|(_, entry)| entry.due).map(|(name, _)| name.clone());
                 self.due = due.collect();
                 self.entries = listed;
                 self.synced = true;
@@ -173,7 +176,7 @@ impl ProfileIndex {
                 let (name, entry, broken) = next(known, stored);
                 let changed = !same(known.and_then(|known| known.good.as_ref()), entry.good.as_ref());
                 let touched = is_touched(known, Some(&entry)).then(|| name.name.clone());
-                if entry.is_due() {
+                if entry.due {
                     self.due.insert(name.clone());
                 }
                 self.entries.insert(name, entry);
@@ -194,8 +197,8 @@ impl ProfileIndex {
             return touched;
         }
         for (name, entry) in &mut self.entries {
-            if let Some(extending) = entry.extending.as_mut().filter(|extending| parents.contains(&extending.parent)) {
-                extending.due = true;
+            if entry.parents().any(|parent| parents.contains(parent)) {
+                entry.due = true;
                 self.due.insert(name.clone());
                 touched.insert(name.name.clone());
             }
@@ -208,11 +211,8 @@ impl ProfileIndex {
         let mut updated = Updated::default();
         // Each round takes at least one off.
         while !self.due.is_empty() {
-            let waits = |name: &&ProfileName| {
-                let parent = self.entries.get(name).and_then(|entry| entry.extending.as_ref());
-                let parent = parent.map(|extending| ProfileName::cluster(extending.parent.clone()));
-                parent.is_some_and(|parent| self.due.contains(&parent))
-            };
+            let is_due = |parent: &str| self.due.contains(&ProfileName::cluster(parent));
+            let waits = |name: &&ProfileName| self.entries.get(name).is_some_and(|entry| entry.parents().any(is_due));
             let mut ready: Vec<_> = self.due.iter().filter(|name| !waits(name)).cloned().collect();
             if ready.is_empty() {
                 // They extend one another in a circle, which each of them is told.
@@ -227,31 +227,40 @@ impl ProfileIndex {
     }
 
     fn compile(&mut self, name: &ProfileName, cluster: Option<&Self>, updated: &mut Updated) {
-        let Some(extending) = self.entries.get(name).and_then(|entry| entry.extending.clone()) else { return };
-        let parents = &cluster.unwrap_or(self).entries;
-        let compiled = read(&extending.text).and_then(|spec| compile_with(name, &spec, &Texts(parents)));
+        let Some(entry) = self.entries.get(name) else { return };
+        let parents = Texts(&cluster.unwrap_or(self).entries);
+        let compiled = |text: &Text| read(&text.json).and_then(|spec| compile_with(name, &spec, &parents));
+        let stored = entry.extending.clone().map(|text| (compiled(&text), text));
+        let accepted = match &stored {
+            Some((Ok(_), _)) => None,
+            // What does not compile any more need not be tried twice.
+            Some((Err(_), text)) => entry.accepted.as_ref().filter(|accepted| *accepted != text).map(compiled),
+            None => entry.accepted.as_ref().map(compiled),
+        };
         let Some(entry) = self.entries.get_mut(name) else { return };
-        entry.extending = Some(Extending { due: false, ..extending.clone() });
-        match compiled {
-            Ok(compiled) => {
+        entry.due = false;
+        let good = match (stored, accepted) {
+            (Some((Ok(good), text)), _) => {
                 entry.broken = false;
-                let accepted = name.namespace.is_none().then_some(extending.text);
-                if accepted != entry.accepted {
-                    entry.accepted = accepted;
+                if entry.accepted.as_ref() != Some(&text) {
+                    entry.accepted = Some(text);
                     updated.touched.insert(name.name.clone());
                 }
-                if !entry.good.as_ref().is_some_and(|good| is_same_profile(good, &compiled)) {
-                    entry.good = Some(Arc::new(compiled));
-                    updated.changed = true;
+                Some(good)
+            }
+            (Some((Err(diagnostics), _)), accepted) => {
+                if !entry.broken {
+                    entry.broken = true;
+                    let (name, generation) = (name.clone(), entry.generation);
+                    updated.broken.push(Broken { name, generation, serving: None, diagnostics });
                 }
+                accepted.and_then(Result::ok)
             }
-            Err(diagnostics) if !entry.broken => {
-                entry.broken = true;
-                let serving = entry.good.as_ref().map(|profile| profile.revision().into());
-                let generation = entry.generation;
-                updated.broken.push(Broken { name: name.clone(), generation, serving, diagnostics });
-            }
-            Err(_) => {}
+            (None, accepted) => accepted.and_then(Result::ok),
+        };
+        updated.changed |= entry.put_to_work(good);
+        if let Some(broken) = updated.broken.last_mut().filter(|broken| broken.name == *name) {
+            broken.serving = entry.good.as_ref().map(|profile| profile.revision().into());
         }
     }
 
@@ -274,8 +283,22 @@ impl ProfileIndex {
 }
 
 impl Entry {
-    fn is_due(&self) -> bool {
-        self.extending.as_ref().is_some_and(|extending| extending.due)
+    /// The profiles that its texts extend.
+    fn parents(&self) -> impl Iterator<Item = &str> {
+        self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref())
+    }
+
+    /// Replaces the profile at work by what its text is now; `None` if it is nothing any more. Whether it is another.
+    fn put_to_work(&mut self, now: Option<CompiledProfile>) -> bool {
+        let keep = match (&self.good, &now) {
+            (Some(good), Some(now)) => is_same_profile(good, now),
+            (Some(good), None) => good.limits() != Limits::Parent,
+            (None, now) => now.is_none(),
+        };
+        if !keep {
+            self.good = now.map(Arc::new);
+        }
+        !keep
     }
 }
 
@@ -285,10 +308,10 @@ struct Texts<'e>(&'e Entries);
 impl Parents for Texts<'_> {
     fn parent(&self, name: &str) -> Parent<'_> {
         let Some(entry) = self.0.get(&ProfileName::cluster(name)) else { return Parent::Unknown };
-        let spec = |text: &Arc<str>| read(text).ok().map(Cow::Owned);
+        let spec = |text: &Text| read(&text.json).ok().map(Cow::Owned);
         match entry.accepted.as_ref().and_then(spec) {
             Some(spec) => Parent::Accepted(spec),
-            None => Parent::Broken(entry.extending.as_ref().and_then(|extending| spec(&extending.text))),
+            None => Parent::Broken(entry.extending.as_ref().and_then(spec)),
         }
     }
 
@@ -307,11 +330,12 @@ fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Op
     }
     let good = known.and_then(|entry| entry.good.clone());
     let accepted = known.and_then(|entry| entry.accepted.clone());
-    let mut entry = Entry { uid, generation, good, accepted, broken: false, extending: None };
-    let text = || Arc::<str>::from(spec.to_string());
+    let mut entry = Entry { uid, generation, good, accepted, broken: false, extending: None, due: false };
+    let text = |parent| Text { json: spec.to_string().into(), parent };
     let compiled = match from_value(&spec) {
         Ok(ProfileSpec { extends: Some(parent), .. }) => {
-            entry.extending = Some(Extending { parent: parent.name.into(), text: text(), due: true });
+            entry.extending = Some(text(Some(parent.name.into())));
+            entry.due = true;
             return (name, entry, None);
         }
         Ok(spec) => compile(&name, &spec),
@@ -320,7 +344,7 @@ fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Op
     let broken = match compiled {
         Ok(compiled) => {
             entry.good = Some(Arc::new(compiled));
-            entry.accepted = name.namespace.is_none().then(text);
+            entry.accepted = name.namespace.is_none().then(|| text(None));
             None
         }
         Err(diagnostics) => {

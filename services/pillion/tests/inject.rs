@@ -360,7 +360,9 @@ fn a_child_gets_its_parents_sidecar_whichever_comes_first() {
     let off = write("off", "InjectionProfile", &extending(false));
     let images = |profiles: [&String; 2]| {
         let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));
-        command.args(["inject", "-o", "json", "-f", "-"]).args(profiles.into_iter().flat_map(|path| ["--profile", path]));
+        command
+            .args(["inject", "-o", "json", "-f", "-"])
+            .args(profiles.into_iter().flat_map(|path| ["--profile", path]));
         let output = command.write_stdin(POD).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         let pod: Value = serde_json::from_slice(&output.stdout).unwrap();
