@@ -61,6 +61,7 @@ pub(crate) fn compile(path: &str, text: &Text) -> Result<Parameter, Vec<Diagnost
         Some(kind) if faults.is_empty() => Ok(Parameter {
             name: text.name.as_str().into(),
             default,
+            set_by_namespace: false,
             keys,
             prefix: text.annotation_prefix.as_deref().map(Box::from),
             sources: sources.to_vec(),

@@ -117,7 +117,14 @@ pub(super) fn compile(
 ) -> Result<CompiledProfile, Vec<Diagnostic>> {
     let effective = resolve(name, spec, parents)?;
     match compile_text(name, &effective.spec, effective.limits) {
-        Ok(compiled) => Ok(CompiledProfile { ancestors: effective.ancestors.into(), ..compiled }),
+        Ok(mut compiled) => {
+            if name.namespace.is_some() {
+                for parameter in &mut compiled.parameters {
+                    parameter.set_by_namespace = spec.parameters.iter().any(|own| *own.name == *parameter.name);
+                }
+            }
+            Ok(CompiledProfile { ancestors: effective.ancestors.into(), ..compiled })
+        }
         Err(faults) => Err(faults.into_iter().map(|fault| effective.relocate(fault)).collect()),
     }
 }

@@ -188,8 +188,35 @@ fn a_child_injects_its_parents_sidecar_by_its_own_value() {
     assert_eq!(inject(raised, "test"), None, "the platform's profile is not for this namespace");
 }
 
+#[test]
+fn a_value_of_the_namespaces_is_united_with_those_of_its_pods() {
+    let parent = |merge: &str| {
+        json!({
+            "parameters": [{"name": "tags", "type": "map", "annotationPrefix": "tags/", "sources": ["Pod", "Namespace"],
+                            "merge": merge, "default": {"by": "platform"}}],
+            "template": {"metadata": {"labels": {"x": "y"}}},
+            "matchConditions": [{"name": "c", "expression": "params.tags == {'own': '1', 'team': '2'}"}],
+        })
+    };
+    let own = child(json!({"parameters": [{"name": "tags", "default": {"team": "2", "own": "0"}}]}));
+    let matches = |merge: &str| {
+        let library = Library::new([("agent", parent(merge))]);
+        let own = compile_with(&self::own(), &spec(own.clone()), &library).unwrap();
+        let namespace = Namespace::new([("pillion.dev/injection", "enabled")], []);
+        let snapshot = Snapshot::new(ProfileSet::new([Arc::new(own)])).with_namespace("team-a", Some(namespace));
+        patched(&snapshot)["metadata"]["labels"]["x"] == "y"
+    };
+    assert!(matches("Merge"));
+    assert!(!matches("Replace"), "the pod's value hides the namespace's");
+}
+
 /// The image of the sidecar that a pod of `team-a` gets.
 fn injected(snapshot: &Snapshot) -> Option<String> {
+    patched(snapshot)["spec"]["containers"][1]["image"].as_str().map(str::to_owned)
+}
+
+/// What a pod of `team-a` becomes.
+fn patched(snapshot: &Snapshot) -> Json {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -198,7 +225,7 @@ fn injected(snapshot: &Snapshot) -> Option<String> {
             "resource": {"group": "", "version": "v1", "resource": "pods"},
             "object": {
                 "apiVersion": "v1", "kind": "Pod",
-                "metadata": {"name": "p", "labels": {"tier": "web", "team": "a"}},
+                "metadata": {"name": "p", "labels": {"tier": "web", "team": "a"}, "annotations": {"tags/own": "1"}},
                 "spec": {"containers": [{"name": "app", "image": "app:1"}]},
             },
         },
@@ -214,5 +241,5 @@ fn injected(snapshot: &Snapshot) -> Option<String> {
         let patch = base64::engine::general_purpose::STANDARD.decode(patch).unwrap();
         json_patch::patch(&mut pod, &serde_json::from_slice::<json_patch::Patch>(&patch).unwrap()).unwrap();
     }
-    pod["spec"]["containers"][1]["image"].as_str().map(str::to_owned)
+    pod
 }
