@@ -100,6 +100,8 @@ pub(super) struct Effective {
     limits: Limits,
     /// The profiles that it extends, the nearest first.
     ancestors: Vec<Box<str>>,
+    /// The inherited parameters that a profile of a namespace sets.
+    set: Vec<String>,
     origin: Origin,
 }
 
@@ -118,10 +120,8 @@ pub(super) fn compile(
     let effective = resolve(name, spec, parents)?;
     match compile_text(name, &effective.spec, effective.limits) {
         Ok(mut compiled) => {
-            if name.namespace.is_some() {
-                for parameter in &mut compiled.parameters {
-                    parameter.set_by_namespace = spec.parameters.iter().any(|own| *own.name == *parameter.name);
-                }
+            for parameter in &mut compiled.parameters {
+                parameter.set_by_namespace = effective.set.iter().any(|name| **name == *parameter.name);
             }
             Ok(CompiledProfile { ancestors: effective.ancestors.into(), ..compiled })
         }
@@ -140,6 +140,7 @@ pub(super) fn resolve(
 ) -> Result<Effective, Vec<Diagnostic>> {
     let ancestors = ancestors(name, spec, parents).map_err(|fault| vec![fault])?;
     let mut faults = Vec::new();
+    let mut set = Vec::new();
     let mut merged: Option<Part> = None;
     for (text, ancestor) in ancestors.iter().rev().enumerate() {
         let part = part(text, &ancestor.spec)?;
@@ -153,6 +154,8 @@ pub(super) fn resolve(
         Some(parent) if name.namespace.is_some() => {
             let inherited = read(&parent.json)?;
             tenant::check(spec, &inherited, &mut faults);
+            let theirs = |name: &String| spec.parameters.iter().any(|own| own.name == *name);
+            set.extend(inherited.parameters.iter().map(|parameter| parameter.name.clone()).filter(theirs));
             let mut merged = merge::lay_spec(parent, own);
             tenant::narrow(&mut merged, &inherited, spec);
             merged
@@ -169,7 +172,7 @@ pub(super) fn resolve(
     };
     if faults.is_empty() {
         let ancestors = ancestors.into_iter().map(|ancestor| ancestor.name).collect();
-        Ok(Effective { spec: spec_of_all, limits, ancestors, origin: merged.origin })
+        Ok(Effective { spec: spec_of_all, limits, ancestors, set, origin: merged.origin })
     } else {
         Err(faults)
     }
