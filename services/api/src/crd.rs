@@ -19,7 +19,7 @@ struct Rule {
 }
 
 /// For both kinds.
-const COMMON_RULES: [Rule; 4] = [
+const COMMON_RULES: [Rule; 5] = [
     Rule {
         expression: "!has(self.optOut) || self.optOut != 'Forbidden' || !has(self.activation) || self.activation != 'Never'",
         message: "a profile with activation Never is not applied, so optOut Forbidden has no meaning",
@@ -31,6 +31,10 @@ const COMMON_RULES: [Rule; 4] = [
     Rule {
         expression: "!has(self.extends) || self.extends.name.size() > 0",
         message: "extends needs the name of a cluster profile",
+    },
+    Rule {
+        expression: "has(self.extends) || !has(self.parameters) || self.parameters.all(p, has(p.type))",
+        message: "a parameter needs a type; only a profile that extends another one may leave it out",
     },
     Rule {
         expression: "has(self.template) || has(self.containers) || has(self.validations) || has(self.extends)",

@@ -12,9 +12,9 @@ pub struct Parameter {
     /// Name, as expressions say it: `params.name`.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Type of the value.
-    #[serde(rename = "type")]
-    pub type_: ParameterType,
+    /// Type of the value. Only a profile that extends another one leaves it out: the parent's parameter of this name has it.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<ParameterType>,
     /// The value where nobody sets one; may be an expression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
@@ -30,10 +30,11 @@ pub struct Parameter {
     /// Prefix of the annotations that set it: a map of the rest of each key to its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotation_prefix: Option<String>,
-    /// Who may set it; the most specific wins. Empty: only the profile.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Who may set it; the most specific wins. Absent or empty: only the profile. In a profile that extends another one,
+    /// absent means the parent's sources, and empty takes them away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 3))]
-    pub sources: Vec<Source>,
+    pub sources: Option<Vec<Source>>,
     /// Whether the sources replace one another or are united. Default: `Replace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<ParameterMerge>,

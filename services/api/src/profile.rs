@@ -309,6 +309,10 @@ pub enum ContainerType {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Validation {
+    /// Name, unique in the profile; a child profile replaces its parent's validation by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub name: Option<String>,
     /// Has to be true, in CEL.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,

@@ -3,13 +3,14 @@
 //! Nothing is published before all three first lists are complete: half a list would answer "no such profile" for one
 //! that is there. Afterwards each watch stands by itself; one that is cut off leaves what it last knew.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use pillion_engine::profile::ProfileSet;
+use pillion_engine::profile::{MAX_CHAIN, ProfileSet};
 use pillion_engine::snapshot::Snapshot;
 
 use crate::namespaces::{NamespaceChange, NamespaceIndex};
-use crate::profiles::{Broken, ProfileChange, ProfileIndex};
+use crate::profiles::{Broken, ProfileChange, ProfileIndex, Updated};
 
 /// What one of the three watches says.
 #[derive(Clone, Debug)]
@@ -47,21 +48,54 @@ pub struct Index {
 }
 
 impl Index {
-    /// Takes what a watch says. Returns a profile that is broken, and was not known to be.
-    pub fn update(&mut self, update: Update) -> Option<Broken> {
+    /// Takes what a watch says. Returns profiles that are broken, and were not known to be.
+    pub fn update(&mut self, update: Update) -> Vec<Broken> {
         let updated = match update {
             Update::Cluster(change) => self.cluster.update(change),
-            Update::Namespaced(change) => self.namespaced.update(change),
+            Update::Namespaced(change) => Updated { touched: BTreeSet::new(), ..self.namespaced.update(change) },
             Update::Namespace(change) => {
                 if let Some(snapshot) = self.namespaces.update(change, &self.snapshot) {
                     self.snapshot = snapshot;
                     self.namespaces_changed = true;
                 }
-                return None;
+                return Vec::new();
             }
         };
         self.profiles_changed |= updated.changed;
-        updated.broken
+        let mut broken = updated.broken;
+        broken.extend(self.compile_due(updated.touched));
+        broken
+    }
+
+    /// Compiles what extends profiles that have changed, and what was waiting for them. Before all cluster profiles are
+    /// known, one that is extended may be still to come.
+    fn compile_due(&mut self, touched: BTreeSet<Box<str>>) -> Vec<Broken> {
+        let mut broken = Vec::new();
+        if !self.cluster.synced() {
+            return broken;
+        }
+        let mut all = touched.clone();
+        let mut latest = touched;
+        // A chain has few links, and a profile that was waiting for its parent has others waiting for itself.
+        for _ in 0..2 * MAX_CHAIN {
+            for _ in 1..MAX_CHAIN {
+                all.extend(latest.iter().cloned());
+                latest = self.cluster.touch(&latest);
+            }
+            all.extend(latest);
+            let updated = self.cluster.compile_due(None);
+            self.profiles_changed |= updated.changed;
+            broken.extend(updated.broken);
+            latest = updated.touched;
+            if latest.is_empty() {
+                break;
+            }
+        }
+        self.namespaced.touch(&all);
+        let namespaced = self.namespaced.compile_due(Some(&self.cluster));
+        self.profiles_changed |= namespaced.changed;
+        broken.extend(namespaced.broken);
+        broken
     }
 
     /// The snapshot to publish, if there is something new to publish.
@@ -96,6 +130,8 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
+    mod extending;
+
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use pillion_api::names::InjectionLevel;
     use pillion_engine::snapshot::Namespace;
@@ -130,7 +166,7 @@ mod tests {
 
     /// Takes all of them; returns what was newly broken.
     fn feed(index: &mut Index, updates: impl IntoIterator<Item = Update>) -> Vec<Broken> {
-        updates.into_iter().filter_map(|update| index.update(update)).collect()
+        updates.into_iter().flat_map(|update| index.update(update)).collect()
     }
 
     fn synced(profiles: impl IntoIterator<Item = StoredProfile>) -> Index {

@@ -3,13 +3,21 @@
 //! A stored profile may be one that this build cannot read (a field of a newer version) or that does not compile. Then
 //! the last one that did stays at work, and what is wrong is reported once for each generation: a mistake in one profile
 //! must neither take away what runs nor stop the watch that would bring its repair.
+//!
+//! A profile that extends another one is compiled when that one is known, and again when it changes; if its own text is
+//! broken by then, the last good text is. Where that does not compile any more or its parent is gone, the last good one
+//! stays at work too, except a namespace's that is bounded by its parent alone: it would keep what the platform has taken
+//! back.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
-use pillion_engine::profile::{CompiledProfile, Diagnostic, Part, ProfileName, ProfileSet, compile};
+use pillion_engine::profile::{
+    CompiledProfile, Diagnostic, Limits, Parent, Parents, Part, ProfileName, ProfileSet, compile, compile_with,
+};
 use serde_json::Value;
 
 use crate::change::Change;
@@ -85,8 +93,10 @@ pub struct Broken {
 pub struct Updated {
     /// Whether the profiles at work are others than before.
     pub changed: bool,
-    /// A profile that is broken, and was not known to be.
-    pub broken: Option<Broken>,
+    /// Profiles that are broken, and were not known to be.
+    pub broken: Vec<Broken>,
+    /// Names of profiles that those who extend them see changed.
+    pub touched: BTreeSet<Box<str>>,
 }
 
 /// A profile that is at work with another revision than before, or not any more.
@@ -106,7 +116,21 @@ struct Entry {
     generation: Option<i64>,
     /// The last one that compiled.
     good: Option<Arc<CompiledProfile>>,
+    /// Its text, if it may be needed again: others may extend it, or it extends another one.
+    accepted: Option<Text>,
     broken: bool,
+    /// The text as it is stored, if it extends another one.
+    extending: Option<Text>,
+    /// It was not compiled since it or one that it extends changed.
+    due: bool,
+}
+
+/// The text of a profile.
+#[derive(Clone, Debug, PartialEq)]
+struct Text {
+    json: Arc<str>,
+    /// The one that it extends.
+    parent: Option<Box<str>>,
 }
 
 type Entries = BTreeMap<ProfileName, Entry>;
@@ -116,11 +140,13 @@ type Entries = BTreeMap<ProfileName, Entry>;
 pub struct ProfileIndex {
     entries: Entries,
     listing: Option<Entries>,
+    /// The entries that are due.
+    due: BTreeSet<ProfileName>,
     synced: bool,
 }
 
 impl ProfileIndex {
-    /// Takes a change.
+    /// Takes a change. What extends another profile is only noted: [`Self::compile_due`] compiles it.
     pub fn update(&mut self, change: ProfileChange) -> Updated {
         match change {
             Change::Restarted => {
@@ -131,27 +157,110 @@ impl ProfileIndex {
                 // Compared with what was known before the list, so that what did not change is not compiled again.
                 let (name, entry, broken) = next(self.entries.get(&stored.name), stored);
                 self.listing.get_or_insert_default().insert(name, entry);
-                Updated { changed: false, broken }
+                Updated { broken: broken.into_iter().collect(), ..Updated::default() }
             }
             Change::ListComplete => {
                 let listed = self.listing.take().unwrap_or_default();
                 let changed = !self.synced || !same_at_work(&self.entries, &listed);
+                let names: BTreeSet<_> = self.entries.keys().chain(listed.keys()).collect();
+                let touched = names.into_iter().filter(|name| is_touched(self.entries.get(name), listed.get(name)));
+                let touched = touched.map(|name| name.name.clone()).collect();
+                let due = listed.iter().filter(|(_, entry)| entry.due).map(|(name, _)| name.clone());
+                self.due = due.collect();
                 self.entries = listed;
                 self.synced = true;
-                Updated { changed, broken: None }
+                Updated { changed, touched, ..Updated::default() }
             }
             Change::Applied(stored) => {
                 let known = self.entries.get(&stored.name);
-                let before = known.and_then(|entry| entry.good.clone());
                 let (name, entry, broken) = next(known, stored);
-                let changed = !same(before.as_ref(), entry.good.as_ref());
+                let changed = !same(known.and_then(|known| known.good.as_ref()), entry.good.as_ref());
+                let touched = is_touched(known, Some(&entry)).then(|| name.name.clone());
+                if entry.due {
+                    self.due.insert(name.clone());
+                }
                 self.entries.insert(name, entry);
-                Updated { changed, broken }
+                Updated { changed, broken: broken.into_iter().collect(), touched: touched.into_iter().collect() }
             }
             Change::Deleted(name) => {
                 let gone = self.entries.remove(&name);
-                Updated { changed: gone.is_some_and(|entry| entry.good.is_some()), broken: None }
+                let touched = gone.iter().map(|_| name.name.clone()).collect();
+                Updated { changed: gone.is_some_and(|entry| entry.good.is_some()), touched, ..Updated::default() }
             }
+        }
+    }
+
+    /// Notes those that extend one of these profiles. Returns the names of all that are due now.
+    pub fn touch(&mut self, parents: &BTreeSet<Box<str>>) -> BTreeSet<Box<str>> {
+        let mut touched = BTreeSet::new();
+        if parents.is_empty() {
+            return touched;
+        }
+        for (name, entry) in &mut self.entries {
+            if entry.parents().any(|parent| parents.contains(parent)) {
+                entry.due = true;
+                self.due.insert(name.clone());
+                touched.insert(name.name.clone());
+            }
+        }
+        touched
+    }
+
+    /// Compiles what is due; what it extends is among `cluster`, or in this index itself.
+    pub fn compile_due(&mut self, cluster: Option<&Self>) -> Updated {
+        let mut updated = Updated::default();
+        // Each round takes at least one off.
+        while !self.due.is_empty() {
+            let is_due = |parent: &str| self.due.contains(&ProfileName::cluster(parent));
+            let waits = |name: &&ProfileName| self.entries.get(name).is_some_and(|entry| entry.parents().any(is_due));
+            let mut ready: Vec<_> = self.due.iter().filter(|name| !waits(name)).cloned().collect();
+            if ready.is_empty() {
+                // They extend one another in a circle, which each of them is told.
+                ready = self.due.iter().cloned().collect();
+            }
+            for name in ready {
+                self.due.remove(&name);
+                self.compile(&name, cluster, &mut updated);
+            }
+        }
+        updated
+    }
+
+    fn compile(&mut self, name: &ProfileName, cluster: Option<&Self>, updated: &mut Updated) {
+        let Some(entry) = self.entries.get(name) else { return };
+        let parents = Texts(&cluster.unwrap_or(self).entries);
+        let compiled = |text: &Text| read(&text.json).and_then(|spec| compile_with(name, &spec, &parents));
+        let stored = entry.extending.clone().map(|text| (compiled(&text), text));
+        let accepted = match &stored {
+            Some((Ok(_), _)) => None,
+            // What does not compile any more need not be tried twice.
+            Some((Err(_), text)) => entry.accepted.as_ref().filter(|accepted| *accepted != text).map(compiled),
+            None => entry.accepted.as_ref().map(compiled),
+        };
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        entry.due = false;
+        let good = match (stored, accepted) {
+            (Some((Ok(good), text)), _) => {
+                entry.broken = false;
+                if entry.accepted.as_ref() != Some(&text) {
+                    entry.accepted = Some(text);
+                    updated.touched.insert(name.name.clone());
+                }
+                Some(good)
+            }
+            (Some((Err(diagnostics), _)), accepted) => {
+                if !entry.broken {
+                    entry.broken = true;
+                    let (name, generation) = (name.clone(), entry.generation);
+                    updated.broken.push(Broken { name, generation, serving: None, diagnostics });
+                }
+                accepted.and_then(Result::ok)
+            }
+            (None, accepted) => accepted.and_then(Result::ok),
+        };
+        updated.changed |= entry.put_to_work(good);
+        if let Some(broken) = updated.broken.last_mut().filter(|broken| broken.name == *name) {
+            broken.serving = entry.good.as_ref().map(|profile| profile.revision().into());
         }
     }
 
@@ -173,6 +282,44 @@ impl ProfileIndex {
     }
 }
 
+impl Entry {
+    /// The profiles that its texts extend.
+    fn parents(&self) -> impl Iterator<Item = &str> {
+        self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref())
+    }
+
+    /// Replaces the profile at work by what its text is now; `None` if it is nothing any more. Whether it is another.
+    fn put_to_work(&mut self, now: Option<CompiledProfile>) -> bool {
+        let keep = match (&self.good, &now) {
+            (Some(good), Some(now)) => is_same_profile(good, now),
+            (Some(good), None) => good.limits() != Limits::Parent,
+            (None, now) => now.is_none(),
+        };
+        if !keep {
+            self.good = now.map(Arc::new);
+        }
+        !keep
+    }
+}
+
+/// The texts of cluster profiles, as those that extend them find them: the last one that was accepted.
+struct Texts<'e>(&'e Entries);
+
+impl Parents for Texts<'_> {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        let Some(entry) = self.0.get(&ProfileName::cluster(name)) else { return Parent::Unknown };
+        let spec = |text: &Text| read(&text.json).ok().map(Cow::Owned);
+        match entry.accepted.as_ref().and_then(spec) {
+            Some(spec) => Parent::Accepted(spec),
+            None => Parent::Broken(entry.extending.as_ref().and_then(spec)),
+        }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.keys().map(|name| &*name.name).collect()
+    }
+}
+
 /// What is known of a profile after it was seen as `stored`, and what is newly wrong with it.
 fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Option<Broken>) {
     let StoredProfile { name, uid, generation, spec } = stored;
@@ -181,20 +328,41 @@ fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Op
     if let Some(entry) = known.filter(|entry| generation.is_some() && entry.generation == generation) {
         return (name, entry.clone(), None);
     }
-    let (good, broken) = match read(&name, spec) {
-        Ok(compiled) => (Some(Arc::new(compiled)), None),
+    let good = known.and_then(|entry| entry.good.clone());
+    let accepted = known.and_then(|entry| entry.accepted.clone());
+    let mut entry = Entry { uid, generation, good, accepted, broken: false, extending: None, due: false };
+    let text = |parent| Text { json: spec.to_string().into(), parent };
+    let compiled = match from_value(&spec) {
+        Ok(ProfileSpec { extends: Some(parent), .. }) => {
+            entry.extending = Some(text(Some(parent.name.into())));
+            entry.due = true;
+            return (name, entry, None);
+        }
+        Ok(spec) => compile(&name, &spec),
+        Err(diagnostics) => Err(diagnostics),
+    };
+    let broken = match compiled {
+        Ok(compiled) => {
+            entry.good = Some(Arc::new(compiled));
+            entry.accepted = name.namespace.is_none().then(|| text(None));
+            None
+        }
         Err(diagnostics) => {
-            let good = known.and_then(|entry| entry.good.clone());
-            let serving = good.as_ref().map(|profile| profile.revision().into());
-            (good, Some(Broken { name: name.clone(), generation, serving, diagnostics }))
+            entry.broken = true;
+            let serving = entry.good.as_ref().map(|profile| profile.revision().into());
+            Some(Broken { name: name.clone(), generation, serving, diagnostics })
         }
     };
-    (name, Entry { uid, generation, good, broken: broken.is_some() }, broken)
+    (name, entry, broken)
 }
 
-fn read(name: &ProfileName, spec: Value) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let spec: ProfileSpec = serde_path_to_error::deserialize(spec).map_err(|error| vec![unreadable(&error)])?;
-    compile(name, &spec)
+fn read(text: &str) -> Result<ProfileSpec, Vec<Diagnostic>> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(&mut reader).map_err(|error| vec![unreadable(&error)])
+}
+
+fn from_value(spec: &Value) -> Result<ProfileSpec, Vec<Diagnostic>> {
+    serde_path_to_error::deserialize(spec).map_err(|error| vec![unreadable(&error)])
 }
 
 fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnostic {
@@ -209,6 +377,18 @@ fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnost
         ),
         part: Part::Value,
     }
+}
+
+/// Whether those who extend a profile see it changed.
+fn is_touched(before: Option<&Entry>, after: Option<&Entry>) -> bool {
+    match (before, after) {
+        (Some(before), Some(after)) => before.accepted != after.accepted,
+        (before, after) => before.is_some() != after.is_some(),
+    }
+}
+
+fn is_same_profile(one: &CompiledProfile, other: &CompiledProfile) -> bool {
+    one.revision() == other.revision() && one.limits() == other.limits() && one.ancestors().eq(other.ancestors())
 }
 
 fn same(one: Option<&Arc<CompiledProfile>>, other: Option<&Arc<CompiledProfile>>) -> bool {

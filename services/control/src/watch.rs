@@ -81,7 +81,7 @@ impl Publisher {
                 batch = batches.next() => batch.ok_or(WatchesEnded)?,
             };
             for update in batch {
-                if let Some(broken) = self.index.update(update) {
+                for broken in self.index.update(update) {
                     report(&broken);
                 }
                 // Compiling takes time; requests are served by the same threads.

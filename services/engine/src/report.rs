@@ -133,6 +133,8 @@ reasons! {
     ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
     /// Another profile of the same exclusive group stands before it.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
+    /// A profile of the namespace only sets values of this one, and is applied in its stead.
+    Extended => "extended", "a profile of the namespace that extends it is applied in its stead";
     /// A container or volume of the profile's has a name that is taken.
     NameTaken => "name_taken", "a name that the profile adds is taken";
     /// The object has a field of another type than the template.

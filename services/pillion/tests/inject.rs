@@ -337,3 +337,39 @@ fn another_reader_of_yaml_sees_the_same_objects() {
     let theirs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(theirs, documents(&text));
 }
+
+#[test]
+fn a_child_gets_its_parents_sidecar_whichever_comes_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, kind: &str, spec: &Value| {
+        let profile =
+            json!({"apiVersion": "pillion.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec});
+        let path = folder.path().join(name);
+        fs::write(&path, profile.to_string()).unwrap();
+        path.display().to_string()
+    };
+    let parent = json!({
+        "activation": "Never",
+        "parameters": [{"name": "on", "type": "boolean", "default": false, "annotation": "example.com/on", "sources": ["Namespace"]}],
+        "matchConditions": [{"name": "on", "expression": "params.on"}],
+        "template": {"spec": {"containers": [{"name": "agent", "image": "agent:1"}]}},
+    });
+    let parent = write("parent", "ClusterInjectionProfile", &parent);
+    let extending = |on: bool| json!({"extends": {"name": "parent"}, "parameters": [{"name": "on", "default": on}]});
+    let on = write("on", "InjectionProfile", &extending(true));
+    let off = write("off", "InjectionProfile", &extending(false));
+    let images = |profiles: [&String; 2]| {
+        let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));
+        command
+            .args(["inject", "-o", "json", "-f", "-"])
+            .args(profiles.into_iter().flat_map(|path| ["--profile", path]));
+        let output = command.write_stdin(POD).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let pod: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let containers = pod["spec"]["containers"].as_array().unwrap().iter();
+        containers.map(|container| container["image"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(images([&on, &parent]), ["busybox", "agent:1"]);
+    assert_eq!(images([&parent, &on]), ["busybox", "agent:1"]);
+    assert_eq!(images([&off, &parent]), ["busybox"]);
+}

@@ -18,23 +18,24 @@ pub(crate) fn compile(path: &str, text: &Text) -> Result<Parameter, Vec<Diagnost
     let mut faults = Vec::new();
     let kind = kind(path, text, &mut faults);
     let keys = keys(text);
-    if text.sources.is_empty() && (!keys.is_empty() || text.annotation_prefix.is_some() || !text.fields.is_empty()) {
+    let sources = text.sources.as_deref().unwrap_or_default();
+    if sources.is_empty() && (!keys.is_empty() || text.annotation_prefix.is_some() || !text.fields.is_empty()) {
         faults.push(
             Diagnostic::new(format!("{path}.sources"), "a parameter with a key needs sources")
                 .with_help("say who may set it: Pod, ServiceAccount, Namespace"),
         );
     }
-    if !text.sources.is_empty() && keys.is_empty() && text.annotation_prefix.is_none() && text.fields.is_empty() {
+    if !sources.is_empty() && keys.is_empty() && text.annotation_prefix.is_none() && text.fields.is_empty() {
         faults.push(
             Diagnostic::new(path, "a parameter with sources needs a key")
                 .with_help("say annotation, label or annotationPrefix, or leave sources out"),
         );
     }
-    if text.annotation_prefix.is_some() && text.type_ != ParameterType::Map {
+    if text.annotation_prefix.is_some() && text.type_ != Some(ParameterType::Map) {
         let fault = Diagnostic::new(format!("{path}.annotationPrefix"), "annotationPrefix makes a map");
         faults.push(fault.with_help("set type: map"));
     }
-    if (text.type_ == ParameterType::Records) == text.fields.is_empty() {
+    if (text.type_ == Some(ParameterType::Records)) == text.fields.is_empty() {
         let fault = Diagnostic::new(format!("{path}.fields"), "type records and fields need one another");
         faults.push(fault.with_help("records are joined from families of annotations, one for each field"));
     }
@@ -42,7 +43,7 @@ pub(crate) fn compile(path: &str, text: &Text) -> Result<Parameter, Vec<Diagnost
         let fault = Diagnostic::new(format!("{path}.default"), "an expression is not supported here by this build");
         faults.push(fault.with_help("write the value itself"));
     }
-    if text.sources.contains(&Source::ServiceAccount) {
+    if sources.contains(&Source::ServiceAccount) {
         let fault = Diagnostic::new(format!("{path}.sources"), "ServiceAccount is not supported by this build");
         faults.push(fault.with_help("use Pod and Namespace"));
     }
@@ -60,9 +61,10 @@ pub(crate) fn compile(path: &str, text: &Text) -> Result<Parameter, Vec<Diagnost
         Some(kind) if faults.is_empty() => Ok(Parameter {
             name: text.name.as_str().into(),
             default,
+            set_by_namespace: false,
             keys,
             prefix: text.annotation_prefix.as_deref().map(Box::from),
-            sources: text.sources.clone(),
+            sources: sources.to_vec(),
             merge: text.merge.unwrap_or(ParameterMerge::Replace),
             kind,
             on_invalid: text.on_invalid,
@@ -104,6 +106,11 @@ fn keys(text: &Text) -> Vec<Key> {
 }
 
 fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
+    let Some(type_) = text.type_ else {
+        let fault = Diagnostic::new(format!("{path}.type"), "the type is missing");
+        faults.push(fault.with_help("only a parameter of the profile that this one extends has a type already"));
+        return None;
+    };
     let pattern = match &text.pattern {
         Some(pattern) => match RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build() {
             Ok(pattern) => Some(pattern),
@@ -133,13 +140,13 @@ fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
         }
         None => None,
     };
-    let format = text.format.unwrap_or(match text.type_ {
+    let format = text.format.unwrap_or(match type_ {
         ParameterType::Map => TextFormat::Pairs,
         ParameterType::Object => TextFormat::Json,
         _ => TextFormat::Csv,
     });
     let mut kind = Kind {
-        type_: text.type_,
+        type_,
         format,
         enum_: text.enum_.clone(),
         pattern,

@@ -21,6 +21,8 @@ pub(crate) use resolve::{Invalid, Metadata, Sources, resolve};
 pub(crate) struct Parameter {
     pub(crate) name: Box<str>,
     pub(crate) default: Option<Json>,
+    /// Whether the default is what a profile of the namespace sets: then `Namespace` is where it comes from.
+    pub(crate) set_by_namespace: bool,
     keys: Vec<Key>,
     prefix: Option<Box<str>>,
     sources: Vec<Source>,

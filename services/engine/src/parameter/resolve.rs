@@ -55,6 +55,9 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Opt
         }
         found.push(value);
     }
+    if parameter.set_by_namespace && !found.is_empty() {
+        found.extend(parameter.default.clone());
+    }
     Ok(found.into_iter().reduce(unite))
 }
 

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
+use super::extend::{self, Limits, NoParents, Parents};
 use super::rules;
 use super::template::{Compiler, Needs, Node, without_directives};
 use super::tenant::check_tenant;
@@ -31,14 +32,45 @@ const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 /// Words that ask for none, unless the profile says others.
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
-/// Compiles a profile.
+/// Compiles a profile that extends none.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    compile_with(name, spec, &NoParents)
+}
+
+/// Compiles a profile that may extend one of these.
+///
+/// # Errors
+/// Everything that is wrong with it, and with what it inherits.
+pub fn compile_with(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    parents: &dyn Parents,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    // Of its own text: what a profile of a namespace inherits may have what it cannot say.
+    let mut faults = Vec::new();
+    refuse_cluster_only(name, spec, &mut faults);
+    let compiled = match spec.extends {
+        Some(_) => extend::compile(name, spec, parents),
+        None => compile_text(name, spec, Limits::of(name)),
+    };
+    match compiled {
+        Ok(compiled) if faults.is_empty() => Ok(compiled),
+        Ok(_) => Err(faults),
+        Err(more) => Err(faults.into_iter().chain(more).collect()),
+    }
+}
+
+/// Compiles a text that is whole: one that extends none, or one with what it inherits.
+pub(super) fn compile_text(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    limits: Limits,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
     let mut faults = Vec::new();
     refuse_unsupported(spec, &mut faults);
-    refuse_cluster_only(name, spec, &mut faults);
     for (path, selector) in
         [("spec.namespaceSelector", &spec.namespace_selector), ("spec.objectSelector", &spec.object_selector)]
     {
@@ -47,7 +79,7 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
     let Computed { parameters, variables, conditions, scope, needs } = expressions::compile(spec, &mut faults);
     check_size(spec, &mut faults);
-    let template = compile_template(name, spec, (&scope, &needs), &mut faults);
+    let template = compile_template(limits, spec, (&scope, &needs), &mut faults);
     let rules = rules::compile(&spec.containers, (&scope, &needs), &mut faults);
     let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
     let revision = revision(spec);
@@ -58,6 +90,8 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                 name: name.clone(),
                 display_name: name.to_string().into(),
                 revision,
+                limits,
+                ancestors: Box::default(),
                 activation: spec.activation.unwrap_or(match name.namespace {
                     Some(_) => Activation::Always,
                     None => Activation::Requested,
@@ -90,7 +124,6 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
 /// author said.
 fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     let parts = [
-        ("extends", spec.extends.is_some()),
         ("target", spec.target.is_some()),
         ("lookups", !spec.lookups.is_empty()),
         ("validations", !spec.validations.is_empty()),
@@ -181,7 +214,7 @@ pub(super) fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>
 }
 
 fn compile_template(
-    name: &ProfileName,
+    limits: Limits,
     spec: &ProfileSpec,
     (scope, needs): (&Scope, &Needs),
     faults: &mut Vec<Diagnostic>,
@@ -190,7 +223,7 @@ fn compile_template(
     if template.as_object().is_some_and(Map::is_empty) || !check_template(template, faults) {
         return None;
     }
-    if name.namespace.is_some() {
+    if limits == Limits::Tenant {
         check_tenant(&without_directives(template), faults);
     }
     Compiler::new(scope, &[], needs, faults).template("spec.template", template)

@@ -9,6 +9,7 @@ mod compile;
 mod diagnostic;
 mod elements;
 pub(crate) mod expressions;
+mod extend;
 mod pod_schema;
 pub(crate) mod rules;
 mod set;
@@ -25,8 +26,11 @@ use crate::compute::Variable;
 use crate::parameter::Parameter;
 
 pub use advice::advise;
-pub use compile::{MAX_TEMPLATE_BYTES, compile};
+pub use compile::{MAX_TEMPLATE_BYTES, compile, compile_with};
 pub use diagnostic::{Diagnostic, Part};
+#[cfg(test)]
+pub(crate) use extend::tests::Library;
+pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
 pub use set::ProfileSet;
 
 /// What a profile is called. Cluster profiles stand before namespaced ones.
@@ -79,6 +83,8 @@ pub struct CompiledProfile {
     /// The name as it stands in records, metrics and messages.
     display_name: Box<str>,
     revision: Box<str>,
+    limits: Limits,
+    ancestors: Box<[Box<str>]>,
     pub(crate) activation: Activation,
     pub(crate) request: Option<Request>,
     pub(crate) opt_out: OptOut,
@@ -117,6 +123,23 @@ impl CompiledProfile {
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
+    }
+
+    /// What bounds it.
+    #[must_use]
+    pub const fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Whether it is bounded by what namespaces may do with profiles of their own.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.limits == Limits::Tenant
+    }
+
+    /// The names of the cluster profiles that it extends, the nearest first.
+    pub fn ancestors(&self) -> impl Iterator<Item = &str> {
+        self.ancestors.iter().map(|name| &**name)
     }
 
     /// The label and the annotation by which a pod or its namespace asks for it.

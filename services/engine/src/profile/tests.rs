@@ -72,7 +72,6 @@ fn what_every_pod_would_be_refused_for_does_not_compile() {
 #[test]
 fn what_this_build_does_not_run_is_refused_and_not_left_out() {
     for (field, value) in [
-        ("extends", json!({"name": "x"})),
         ("validations", json!([{"expression": "true"}])),
         ("rollout", json!({"percent": 10})),
         ("lookups", json!([{"name": "x", "version": "v1", "resource": "configmaps"}])),

@@ -23,7 +23,8 @@ pub(crate) type Place = usize;
 pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
-    /// Places of the platform's profiles whose selectors exclude the namespace, in order.
+    /// Places of the profiles whose selectors exclude the namespace, in order. One of the namespace's own has a selector
+    /// if it extends one of the platform's that has.
     excluded: Box<[Place]>,
     /// What the namespace itself asks for: the keys that some profile knows.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
@@ -43,13 +44,19 @@ impl Candidates {
     /// Finds them.
     pub(crate) fn find(set: &ProfileSet, name: &str, namespace: &Namespace) -> Self {
         let cluster = Arc::clone(set.cluster());
-        let excluded = cluster.selective().filter(|place| {
-            let selector = cluster.profile(*place).and_then(|profile| profile.namespace_selector.as_ref());
-            selector.is_some_and(|selector| !selector.matches(|key| namespace.label(key)))
-        });
+        let excluded_of = |index: &Index, offset: Place| {
+            let excluded = index.selective().filter(|place| {
+                let selector = index.profile(*place).and_then(|profile| profile.namespace_selector.as_ref());
+                selector.is_some_and(|selector| !selector.matches(|key| namespace.label(key)))
+            });
+            excluded.map(|place| place + offset).collect::<Vec<_>>()
+        };
+        let own = set.of_namespace(name).cloned();
+        let mut excluded = excluded_of(&cluster, 0);
+        excluded.extend(own.iter().flat_map(|own| excluded_of(own, cluster.len())));
         let mut candidates = Self {
-            excluded: excluded.collect(),
-            own: set.of_namespace(name).cloned(),
+            excluded: excluded.into(),
+            own,
             cluster,
             namespace_values: Vec::new(),
             namespace_names: namespace.annotation(PROFILES_ANNOTATION).unwrap_or_default().into(),
@@ -65,7 +72,7 @@ impl Candidates {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.cluster.len() == self.excluded.len() && self.own.as_ref().is_none_or(|own| own.len() == 0)
+        self.cluster.len() + self.own.as_ref().map_or(0, |own| own.len()) == self.excluded.len()
     }
 
     pub(crate) fn profile(&self, place: Place) -> Option<&Arc<CompiledProfile>> {
@@ -79,13 +86,14 @@ impl Candidates {
     pub(crate) fn always(&self) -> impl Iterator<Item = Place> + '_ {
         let cluster = self.cluster.always().filter(|place| self.is_here(*place));
         let own = self.own.iter().flat_map(|own| own.always()).map(|place| place + self.cluster.len());
-        cluster.chain(own)
+        cluster.chain(own.filter(|place| self.is_here(*place)))
     }
 
     /// The profiles that a name means: a tenant's own stands before the platform's, except that it cannot take the place
     /// of one which a pod's author cannot drop.
     pub(crate) fn by_name(&self, name: &str) -> impl Iterator<Item = Place> {
         let own = self.own.as_ref().and_then(|own| own.by_name(name)).map(|place| place + self.cluster.len());
+        let own = own.filter(|place| self.is_here(*place));
         let cluster = self.cluster.by_name(name).filter(|place| self.is_here(*place));
         let cluster = cluster.filter(|place| own.is_none() || self.is_forced(*place));
         cluster.into_iter().chain(own)
@@ -148,7 +156,8 @@ impl Groups<'_> {
     /// The namespace's own profiles, if there are any, else the platform's; those that cannot be dropped in any case.
     fn places(&self, find: impl Fn(&KeyGroup) -> Option<&Vec<Place>>) -> Vec<Place> {
         let offset = self.candidates.cluster.len();
-        let own: Vec<_> = self.own.and_then(&find).into_iter().flatten().map(|place| place + offset).collect();
+        let own = self.own.and_then(&find).into_iter().flatten().map(|place| place + offset);
+        let own: Vec<_> = own.filter(|place| self.candidates.is_here(*place)).collect();
         let cluster = self.cluster.and_then(&find).into_iter().flatten().copied();
         let cluster = cluster
             .filter(|place| self.candidates.is_here(*place) && (own.is_empty() || self.candidates.is_forced(*place)));

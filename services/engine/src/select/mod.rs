@@ -16,7 +16,7 @@ use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::OptOut;
 
 use crate::compute::{Arena, Computation, World};
-use crate::profile::CompiledProfile;
+use crate::profile::{CompiledProfile, Limits};
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
 use candidates::Candidates;
@@ -90,6 +90,7 @@ pub(crate) fn select<'v>(
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail };
         profiles.push(Selected { decision, profile, computation });
     }
+    give_way(&mut profiles);
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }
 }
@@ -105,7 +106,33 @@ fn group_is_taken(profile: &CompiledProfile, earlier: &[Selected<'_>]) -> bool {
         && earlier.iter().any(|earlier| {
             earlier.decision.outcome == ProfileOutcome::Unchanged
                 && earlier.profile.exclusive_group == profile.exclusive_group
+                && !is_stand_in(profile, earlier.profile)
         })
+}
+
+/// A profile of the platform gives way to the namespace's profile that only sets its values: it is the same one, and would
+/// be in its own way.
+fn give_way(profiles: &mut [Selected<'_>]) {
+    for index in 0..profiles.len() {
+        let Some((earlier, [child, ..])) = profiles.split_at_mut_checked(index) else { continue };
+        if child.decision.outcome != ProfileOutcome::Unchanged || child.profile.limits() != Limits::Parent {
+            continue;
+        }
+        for parent in earlier.iter_mut().filter(|parent| is_stand_in(child.profile, parent.profile)) {
+            if parent.decision.outcome == ProfileOutcome::Unchanged {
+                parent.decision.outcome = ProfileOutcome::NotMatched;
+                parent.decision.reason = Reason::Extended;
+                parent.decision.detail = Some(child.profile.display_name().into());
+            }
+        }
+    }
+}
+
+/// Whether a profile is a namespace's that only sets values of this one of the platform's.
+fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
+    profile.limits() == Limits::Parent
+        && parent.name().namespace.is_none()
+        && profile.ancestors().next() == Some(&*parent.name().name)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::candidates::Candidates;
 use super::{Selection, select};
 use crate::compute::{Arena, World};
 use crate::json::OwnedTape;
-use crate::profile::{ProfileName, ProfileSet, compile};
+use crate::profile::{Library, ProfileName, ProfileSet, compile, compile_with};
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
 
@@ -323,4 +323,42 @@ fn parameters_are_set_by_pod_and_namespace_within_their_bounds() {
     assert_eq!(select("Skip", &[], level("10")), (ProfileOutcome::Skipped, wrong));
     assert_eq!(select("Deny", &[], level("three")), (ProfileOutcome::Denied, wrong));
     assert_eq!(select("Default", &[("example.com/level", "3")], level("three")), fails, "the default is 5");
+}
+
+#[test]
+fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
+    let (_, base) = profile("base", json!({"activation": "Always", "exclusiveGroup": "g", "order": 5}));
+    let (_, other) = profile("other", json!({"activation": "Always", "exclusiveGroup": "g", "order": 7}));
+    let library = Library::new([("base", base.clone()), ("other", other.clone())]);
+    let select = |own: Json| {
+        let texts = [
+            (ProfileName::cluster("base"), base.clone()),
+            (ProfileName::cluster("other"), other.clone()),
+            (ProfileName::namespaced("team-a", "own"), own),
+        ];
+        let read = |text: Json| serde_json::from_value(text).unwrap();
+        let compiled = texts.map(|(name, text)| Arc::new(compile_with(&name, &read(text), &library).unwrap()));
+        let namespace = Namespace::default();
+        let candidates = Candidates::find(&ProfileSet::new(compiled), "team-a", &namespace);
+        let tape = OwnedTape::parse("{}".to_owned()).unwrap();
+        let (object, request) = (tape.root(), tape.root());
+        let world = World { object, request, namespace_name: "team-a", namespace: &namespace, uid: "u" };
+        let arena = Arena::new();
+        let decisions = select(&candidates, InjectionLevel::Enabled, world, &arena).profiles;
+        decisions
+            .into_iter()
+            .map(|selected| (selected.profile.display_name().to_owned(), selected.decision.reason))
+            .collect::<Vec<_>>()
+    };
+    let expected = |own, base| -> Vec<(String, Reason)> {
+        [("base", base), ("other", Reason::ExclusiveGroup), ("team-a/own", own)]
+            .map(|(name, reason)| (name.to_owned(), reason))
+            .into()
+    };
+    let applied = Reason::AlreadyInjected;
+    assert_eq!(select(json!({"extends": {"name": "base"}})), expected(applied, Reason::Extended));
+    let elsewhere = json!({"extends": {"name": "base"}, "objectSelector": {"matchLabels": {"x": "y"}}});
+    assert_eq!(select(elsewhere), expected(Reason::ObjectSelector, applied));
+    let more = json!({"extends": {"name": "base"}, "variables": [{"name": "v", "expression": "1"}]});
+    assert_eq!(select(more), expected(Reason::ExclusiveGroup, applied));
 }

@@ -4,15 +4,17 @@
 //! * [`yaml`]: a file's text as a tree that knows where everything stands.
 //! * [`typed`]: from the tree to Rust types.
 //! * [`place`]: from a field's path to its place.
+//! * [`together`]: from the texts of all files to profiles, as one may extend another.
 //! * [`problem`]: what is wrong, and how it is shown.
 
 pub(crate) mod files;
 mod place;
 pub(crate) mod problem;
+mod together;
 pub(crate) mod typed;
 pub(crate) mod yaml;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +22,10 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::{API_VERSION, GROUP};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
-use pillion_engine::profile::{CompiledProfile, Diagnostic, Part, ProfileName, advise, compile};
+use pillion_engine::profile::{CompiledProfile, ProfileName};
 
 pub(crate) use self::problem::{Problem, Source};
+use self::together::{Found, Text};
 use self::yaml::Node;
 
 /// How large a file with profiles may be, in bytes. The API server takes no object of a third of it.
@@ -52,28 +55,30 @@ pub(crate) fn profiles(paths: &[PathBuf]) -> Loaded {
 
 /// Loads all profiles that the paths name; a tenant's profile that does not say its namespace is in this one.
 pub(crate) fn profiles_in(paths: &[PathBuf], namespace: &str) -> Loaded {
-    let mut loader = Loader { namespace, seen: HashMap::new(), loaded: Loaded::default() };
+    let mut loader = Loader { namespace, seen: HashMap::new(), found: Vec::new(), unreadable: BTreeSet::new() };
     for path in paths {
         loader.path(path);
     }
-    loader.loaded
+    together::compile(loader.found, &loader.unreadable)
 }
 
 struct Loader<'n> {
     namespace: &'n str,
     /// Where each name was first found.
     seen: HashMap<ProfileName, Problem>,
-    loaded: Loaded,
+    found: Vec<Found>,
+    /// Cluster profiles whose text cannot be read.
+    unreadable: BTreeSet<String>,
 }
 
 impl Loader<'_> {
     fn path(&mut self, path: &Path) {
-        let before = self.found();
+        let before = self.found.len();
         match files::of(path) {
             Ok(files) => files.iter().for_each(|file| self.file(file)),
             Err(error) => self.report(Problem::whole(path.display().to_string(), format!("cannot be read: {error}"))),
         }
-        if self.found() == before {
+        if self.found.len() == before {
             let kinds = KINDS.join(" or ");
             let problem = Problem::whole(path.display().to_string(), format!("there is no {kinds} in it"))
                 .with_help(format!("a profile is an object with apiVersion: {API_VERSION} and one of these kinds"));
@@ -81,13 +86,8 @@ impl Loader<'_> {
         }
     }
 
-    /// How many profiles, good or not, were found.
-    fn found(&self) -> usize {
-        self.loaded.profiles.len() + self.loaded.problems.len()
-    }
-
     fn report(&mut self, problem: Problem) {
-        self.loaded.problems.push(problem);
+        self.found.push(Found::Problem(problem));
     }
 
     fn file(&mut self, file: &Path) {
@@ -141,13 +141,18 @@ impl Loader<'_> {
             return self
                 .report(Problem::at(source, place("apiVersion"), message).with_help(format!("use {API_VERSION}")));
         }
-        let before = self.loaded.problems.len();
-        self.loaded.problems.extend(typed::unknown_fields(source, object, &FIELDS));
+        let unknown: Vec<_> = typed::unknown_fields(source, object, &FIELDS).collect();
         let name = self.name(source, object, kind);
         let spec = Self::spec(source, object);
         match (name, spec) {
-            (Ok(name), Ok(spec)) if self.loaded.problems.len() == before => self.compile(source, object, &name, &spec),
-            (name, spec) => self.loaded.problems.extend([name.err(), spec.err()].into_iter().flatten()),
+            (Ok(name), Ok(spec)) if unknown.is_empty() => self.profile(source, object, name, spec),
+            (name, spec) => {
+                if let Ok(ProfileName { namespace: None, name }) = &name {
+                    self.unreadable.insert(name.to_string());
+                }
+                let problems = unknown.into_iter().chain([name.err(), spec.err()].into_iter().flatten());
+                self.found.extend(problems.map(Found::Problem));
+            }
         }
     }
 
@@ -193,35 +198,18 @@ impl Loader<'_> {
         }
     }
 
-    fn compile(&mut self, source: &Arc<Source>, object: &Node, name: &ProfileName, spec: &ProfileSpec) {
+    fn profile(&mut self, source: &Arc<Source>, object: &Node, name: ProfileName, spec: ProfileSpec) {
         let at = object.get("metadata").and_then(|metadata| metadata.entry("name"));
         let at = at.map_or_else(|| object.span.clone(), |entry| entry.value.span.clone());
         let here = Problem::at(source, at, format!("there is another profile {name}"));
-        if let Some(first) = self.seen.get(name) {
+        if let Some(first) = self.seen.get(&name) {
             let (line, column) = first.position().unwrap_or((1, 1));
             let help = format!("the other one is at {}:{line}:{column}; names have to be unique", first.source.name);
             return self.report(here.with_help(help));
         }
         self.seen.insert(name.clone(), here);
-        let told = |diagnostic: Diagnostic| {
-            let at = match &diagnostic.part {
-                Part::Value => place::of(object, &diagnostic.path),
-                Part::Name => place::of_name(object, &diagnostic.path),
-                Part::Bytes(part) => place::of_part(&source.text, object, &diagnostic.path, part),
-            };
-            Problem::at(source, at, diagnostic.message).of_field(diagnostic.path).with_help(diagnostic.help)
-        };
-        match compile(name, spec) {
-            Ok(profile) => {
-                self.loaded.profiles.push(Arc::new(profile));
-                self.loaded.warnings.extend(advise(spec).into_iter().map(|advice| told(advice).harmless()));
-            }
-            Err(diagnostics) => {
-                let mut problems: Vec<_> = diagnostics.into_iter().map(told).collect();
-                problems.sort_by_key(|problem| problem.span.as_ref().map(|span| span.start));
-                self.loaded.problems.extend(problems);
-            }
-        }
+        let (source, object) = (Arc::clone(source), object.clone());
+        self.found.push(Found::Profile(Box::new(Text { source, object, name, spec })));
     }
 }
 

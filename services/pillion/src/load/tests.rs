@@ -95,3 +95,44 @@ fn names_are_subdomains() {
         assert!(!is_subdomain(bad), "{bad}");
     }
 }
+
+#[test]
+fn a_profile_extends_another_wherever_that_one_stands() {
+    let child = |name: &str, parent: &str| {
+        let text = good(name);
+        let (head, _) = text.split_once("spec:").unwrap();
+        format!("{head}spec:\n  order: 7\n  extends:\n    name: {parent}\n")
+    };
+    let own = child("own", "last").replace("Cluster", "");
+    let (names, problems) = load(&[
+        ("a.yaml", &format!("{own}---\n{}", child("last", "middle"))),
+        ("b.yaml", &child("middle", "root")),
+        ("c.yaml", &good("root")),
+    ]);
+    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!(names, ["team-a/own", "last", "middle", "root"]);
+
+    let (names, problems) = load(&[
+        ("a.yaml", &child("astray", "rot")),
+        ("b.yaml", &child("on-broken", "broken")),
+        ("c.yaml", &child("on-unreadable", "unreadable")),
+        ("d.yaml", &good("broken").replace("        image: nginx:1.29\n", "")),
+        ("e.yaml", &good("unreadable").replace("  template:", "  tempalte:")),
+        ("f.yaml", &child("one", "two")),
+        ("g.yaml", &child("two", "one")),
+        ("root.yaml", &good("root")),
+    ]);
+    assert_eq!(names, ["root"]);
+    for (problem, expected) in problems.iter().zip([
+        "a.yaml:8:11: spec.extends.name: there is no cluster profile \"rot\" (did you mean \"root\"?)",
+        "b.yaml:8:11: spec.extends.name: the cluster profile \"broken\" is broken itself",
+        "c.yaml:8:11: spec.extends.name: the cluster profile \"unreadable\" is broken itself",
+        "d.yaml:9:9: spec.template.spec.containers[0]: ",
+        "e.yaml:6:3: unknown field `tempalte`",
+        "f.yaml:8:11: spec.extends.name: a profile cannot extend itself: one -> two -> one",
+        "g.yaml:8:11: spec.extends.name: a profile cannot extend itself: two -> one -> two",
+    ]) {
+        assert!(problem.starts_with(expected), "{expected:?}: {problems:#?}");
+    }
+    assert_eq!(problems.len(), 7, "{problems:#?}");
+}

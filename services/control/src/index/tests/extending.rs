@@ -1,0 +1,187 @@
+//! Profiles that extend others, as these come, change and go.
+
+use super::*;
+
+fn tenants(name: &str, generation: i64, spec: Value) -> StoredProfile {
+    let mut stored = profile(name, generation, spec);
+    stored.name.namespace = Some("shop".into());
+    stored
+}
+
+fn child(parent: &str) -> Value {
+    json!({"extends": {"name": parent}, "order": 7})
+}
+
+fn apply(index: &mut Index, stored: StoredProfile) -> Vec<Broken> {
+    let update = if stored.name.namespace.is_some() { Update::Namespaced } else { Update::Cluster };
+    feed(index, [update(Change::Applied(stored))])
+}
+
+fn revision(snapshot: &Snapshot, name: &str) -> String {
+    let mut all = revisions(snapshot).into_iter();
+    all.find(|(other, _)| other == name).map(|(_, revision)| revision).unwrap()
+}
+
+#[test]
+fn whoever_comes_first_children_are_compiled_with_their_parents() {
+    let mut index = Index::default();
+    let early = list([tenants("own", 1, child("middle"))]).into_iter().map(Update::Namespaced);
+    assert_eq!(feed(&mut index, early).len(), 0);
+    let all = [
+        profile("a-child", 1, child("middle")),
+        profile("middle", 1, child("proxy")),
+        profile("proxy", 1, sidecar("proxy:1")),
+    ];
+    assert_eq!(feed(&mut index, list(all).into_iter().map(Update::Cluster)).len(), 0);
+    feed(&mut index, list([]).into_iter().map(Update::Namespace));
+    assert_eq!(names(&index.publish().unwrap()), ["a-child", "middle", "proxy", "shop/own"]);
+    assert_eq!(index.status().broken_profiles, 0);
+}
+
+#[test]
+fn a_change_of_a_parent_reaches_all_who_extend_it() {
+    let mut index = synced([
+        profile("proxy", 1, sidecar("proxy:1")),
+        profile("other", 1, sidecar("other:1")),
+        profile("middle", 1, child("proxy")),
+        profile("last", 1, child("middle")),
+    ]);
+    apply(&mut index, tenants("own", 1, child("last")));
+    apply(&mut index, tenants("apart", 1, child("other")));
+    let before = index.publish().unwrap();
+
+    assert_eq!(apply(&mut index, profile("proxy", 2, sidecar("proxy:2"))).len(), 0);
+    let after = index.publish().unwrap();
+    for name in ["proxy", "middle", "last", "shop/own"] {
+        assert_ne!(revision(&before, name), revision(&after, name), "{name}");
+    }
+    for name in ["other", "shop/apart"] {
+        assert_eq!(revision(&before, name), revision(&after, name), "{name}");
+    }
+
+    // A change that does not reach the text of a child publishes only the parent's.
+    let described = json!({"description": "new", "template": sidecar("proxy:2")["template"]});
+    apply(&mut index, profile("proxy", 3, described));
+    let described = index.publish().unwrap();
+    assert_ne!(revision(&described, "proxy"), revision(&after, "proxy"));
+    assert_eq!(revision(&described, "shop/own"), revision(&after, "shop/own"));
+    assert!(index.publish().is_none());
+}
+
+#[test]
+fn a_parent_that_is_broken_or_gone_leaves_its_children_at_work() {
+    let mut index = synced([profile("proxy", 1, sidecar("proxy:1")), profile("middle", 1, child("proxy"))]);
+    apply(&mut index, tenants("own", 1, child("middle")));
+    let before = revisions(&index.publish().unwrap());
+
+    assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "the parent's alone");
+    assert!(index.publish().is_none());
+    // A child's own change is compiled with what was accepted last of its parent.
+    let changed = json!({"extends": {"name": "middle"}, "onError": "Skip"});
+    assert_eq!(apply(&mut index, tenants("own", 2, changed)).len(), 0);
+    assert_eq!(revisions(&index.publish().unwrap()).len(), 3);
+
+    let gone = Update::Cluster(Change::Deleted(profile("proxy", 2, Value::Null).name));
+    let broken = feed(&mut index, [gone]);
+    let told: Vec<_> = broken.iter().map(|broken| (broken.name.to_string(), broken.serving.is_some())).collect();
+    assert_eq!(told, [("middle".to_owned(), true), ("shop/own".to_owned(), true)]);
+    assert_eq!(names(&index.publish().unwrap()), ["middle", "shop/own"]);
+    assert_eq!(index.status().broken_profiles, 2);
+
+    assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
+    let repaired = index.publish().unwrap();
+    assert_eq!(revision(&repaired, "middle"), before[0].1);
+    assert_eq!(index.status().broken_profiles, 0);
+}
+
+#[test]
+fn a_child_waits_for_its_parent_and_one_that_is_broken_is_told_once() {
+    let mut index = synced([]);
+    index.publish();
+    let broken = apply(&mut index, profile("last", 1, child("middle")));
+    assert!(broken[0].diagnostics[0].message.contains("there is no cluster profile \"middle\""), "{broken:?}");
+    assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "last is known to be broken");
+    assert!(index.publish().is_none());
+    assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
+    assert_eq!(names(&index.publish().unwrap()), ["last", "middle", "proxy"]);
+
+    // What was broken by itself is mended, and with it who extends it.
+    assert_eq!(
+        apply(
+            &mut index,
+            profile(
+                "fresh",
+                1,
+                json!({"extends": {"name": "proxy"}, "order": 1, "matchConditions": [{"name": "c", "expression": "("}]})
+            )
+        )
+        .len(),
+        1
+    );
+    assert_eq!(apply(&mut index, profile("on-fresh", 1, child("fresh"))).len(), 1);
+    assert_eq!(apply(&mut index, profile("fresh", 2, child("proxy"))).len(), 0);
+    assert_eq!(names(&index.publish().unwrap()).len(), 5);
+}
+
+#[test]
+fn profiles_that_extend_one_another_are_told_so() {
+    let mut index = Index::default();
+    let all = [profile("one", 1, child("two")), profile("two", 1, child("one"))];
+    let broken = feed(&mut index, list(all).into_iter().map(Update::Cluster));
+    assert_eq!(broken.len(), 2);
+    for broken in broken {
+        let message = &broken.diagnostics[0].message;
+        assert!(message.contains("cannot extend itself"), "{message}");
+    }
+}
+
+#[test]
+fn a_new_list_does_not_compile_children_again() {
+    let all = || [profile("proxy", 1, sidecar("proxy:1")), profile("middle", 1, child("proxy"))];
+    let mut index = synced(all());
+    index.publish();
+    feed(&mut index, list(all()).into_iter().map(Update::Cluster));
+    assert!(index.publish().is_none());
+    let changed = [profile("proxy", 2, sidecar("proxy:2")), profile("middle", 1, child("proxy"))];
+    feed(&mut index, list(changed).into_iter().map(Update::Cluster));
+    assert_eq!(names(&index.publish().unwrap()), ["middle", "proxy"]);
+    assert_eq!(index.status().broken_profiles, 0);
+}
+
+#[test]
+fn a_namespace_does_not_keep_what_the_platform_has_taken_back() {
+    let parameter = |sources: Value| {
+        let mut text = sidecar("proxy:2");
+        text["parameters"] =
+            json!([{"name": "a", "type": "integer", "maximum": 5, "annotation": "x/a", "sources": sources}]);
+        text
+    };
+    let set = |value: i32| json!({"extends": {"name": "proxy"}, "parameters": [{"name": "a", "default": value}]});
+    let at_work = |index: &mut Index| names(&index.publish().unwrap());
+
+    let mut index = synced([profile("proxy", 1, parameter(json!(["Namespace"])))]);
+    apply(&mut index, tenants("own", 1, set(3)));
+    let first = revision(&index.publish().unwrap(), "shop/own");
+
+    // A mistake of its own leaves the last good text at work, which follows the parent nevertheless.
+    assert_eq!(apply(&mut index, tenants("own", 2, set(9))).len(), 1);
+    assert!(index.publish().is_none());
+    let mut described = parameter(json!(["Namespace"]));
+    described["order"] = json!(3);
+    apply(&mut index, profile("proxy", 2, described.clone()));
+    let second = revision(&index.publish().unwrap(), "shop/own");
+    assert_ne!(first, second);
+    assert_eq!(apply(&mut index, tenants("own", 3, json!({"unknown": 1}))).len(), 1);
+    described["order"] = json!(4);
+    apply(&mut index, profile("proxy", 3, described));
+    assert_ne!(revision(&index.publish().unwrap(), "shop/own"), second);
+    assert_eq!(index.status().broken_profiles, 1);
+
+    // What the parent does not allow any more is not at work any more, and comes back with the permission.
+    apply(&mut index, profile("proxy", 4, parameter(json!(["Pod"]))));
+    assert_eq!(at_work(&mut index), ["proxy"]);
+    apply(&mut index, profile("proxy", 5, parameter(json!(["Namespace"]))));
+    assert_eq!(at_work(&mut index), ["proxy", "shop/own"]);
+    feed(&mut index, [Update::Cluster(Change::Deleted(profile("proxy", 5, Value::Null).name))]);
+    assert!(at_work(&mut index).is_empty());
+}

@@ -1,0 +1,226 @@
+//! A child's text laid over its parent's: lists of named parts by name, templates by the keys of server-side apply.
+//!
+//! What both have at one place is the child's, unless both have a map there or a list whose elements are told apart: then
+//! each part of it is looked at by itself. An element that no key names (text such as `${params.env}`, and what a
+//! directive makes elements of) is never the same as another one; the parent's come first, then the child's.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde_json::{Map, Value as Json};
+
+use super::origin::Origin;
+use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
+
+/// How deep texts are merged. A template that is nested more deeply does not compile.
+const MAX_DEPTH: usize = 64;
+
+/// Directives that make an element stand for others than the one that its key names.
+const GROUPS: [&str; 4] = ["$value", "$forEach", "$each", "$prune"];
+
+/// Fields that are each profile's own: what is said of a parent is not said of its children, and a parent that is only
+/// there to be extended (`activation: Never`) has children that are applied.
+const OWN_FIELDS: [&str; 3] = ["extends", "description", "activation"];
+
+/// Fields of a parameter that say from where it is read.
+const KEY_FIELDS: [&str; 3] = ["annotation", "label", "annotationPrefix"];
+
+/// A value, and where it was written.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) json: Json,
+    pub(super) origin: Origin,
+}
+
+/// What a value is to merging.
+#[derive(Clone, Copy)]
+enum Shape {
+    Object(&'static Type),
+    Keyed(&'static KeyedList),
+}
+
+/// Lays the `spec` of a child over that of its parent.
+pub(super) fn lay_spec(parent: Part, child: Part) -> Part {
+    let is_pod = [&child, &parent].into_iter().find_map(|part| part.json.get("target")).is_none_or(is_pods);
+    let template = if is_pod { &POD } else { &ANY };
+    let mut parent = parent;
+    if let Some(fields) = parent.json.as_object_mut() {
+        fields.retain(|name, _| !OWN_FIELDS.contains(&name.as_str()));
+    }
+    merge_fields(parent, child, |name, parent, child| match name {
+        "template" => lay(parent, child, Shape::Object(template), 0),
+        "parameters" => keyed(parent, child, name_of, lay_parameter),
+        "containers" => keyed(parent, child, name_of, lay_rule),
+        "matchConditions" | "variables" | "lookups" | "validations" => keyed(parent, child, name_of, |_, child| child),
+        _ => child,
+    })
+}
+
+/// A parameter of a child has the fields of its parent's that it does not say itself, so that a new value keeps its type
+/// and its bounds. One of another type begins anew. `sources: []` takes the keys away with the sources.
+fn lay_parameter(parent: Part, child: Part) -> Part {
+    let type_of = |part: &Part| part.json.get("type").cloned();
+    if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {
+        return child;
+    }
+    let is_locked = child.json.get("sources").and_then(Json::as_array).is_some_and(Vec::is_empty);
+    let mut parent = parent;
+    if let Some(fields) = parent.json.as_object_mut().filter(|_| is_locked) {
+        fields.retain(|name, _| !KEY_FIELDS.contains(&name.as_str()));
+    }
+    merge_fields(parent, child, |_, _, child| child)
+}
+
+/// A rule for containers: what it is for is replaced, its conditions and its template are merged.
+fn lay_rule(parent: Part, child: Part) -> Part {
+    merge_fields(parent, child, |name, parent, child| match name {
+        "matchConditions" => keyed(parent, child, name_of, |_, child| child),
+        "template" => lay(parent, child, Shape::Object(&CONTAINER), 0),
+        _ => child,
+    })
+}
+
+/// Lays a part of a child's template over its parent's.
+fn lay(parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
+    if depth > MAX_DEPTH {
+        return child;
+    }
+    match (&parent.json, &child.json, shape) {
+        (Json::Object(_), Json::Object(_), shape) => lay_map(parent, child, shape, depth),
+        (Json::Array(_), Json::Array(_), Shape::Keyed(list)) => {
+            let element = |parent, child| lay(parent, child, Shape::Object(list.element), depth + 1);
+            keyed(parent, child, |element| key_of(element, list), element)
+        }
+        // A value and a map that only has directives: the value is what the directives are about.
+        (Json::Object(fields), _, shape) if is_directives(fields) => lay_map(parent, as_value(child), shape, depth),
+        (_, Json::Object(fields), shape) if is_directives(fields) => lay_map(as_value(parent), child, shape, depth),
+        _ => child,
+    }
+}
+
+fn lay_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
+    let object = match shape {
+        Shape::Object(object) => object,
+        Shape::Keyed(_) => &ANY,
+    };
+    let is_choice = |name: &str| !name.starts_with('$') && object.one_of.holds(name);
+    if let (Json::Object(fields), Json::Object(others)) = (&mut parent.json, &child.json)
+        && others.keys().any(|name| is_choice(name))
+    {
+        // Of a choice the child's is the one, and what the parent says of another one goes with it.
+        fields.retain(|name, _| !is_choice(name) || others.contains_key(name));
+    }
+    merge_fields(parent, child, |name, parent, child| match (name, object.field(name)) {
+        ("$value", _) => lay(parent, child, shape, depth + 1),
+        (name, _) if name.starts_with('$') => child,
+        (_, Some(Field::Object(object))) => lay(parent, child, Shape::Object(object), depth + 1),
+        (_, Some(Field::Keyed(list))) => lay(parent, child, Shape::Keyed(list), depth + 1),
+        (_, None) => lay(parent, child, Shape::Object(&ANY), depth + 1),
+    })
+}
+
+/// The fields of both; those that both have are merged.
+fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> Part) -> Part {
+    let (mut fields, mut others) = match (parent.json, child.json) {
+        (Json::Object(fields), Json::Object(others)) => (fields, others),
+        (_, json) => return Part { json, origin: child.origin },
+    };
+    let mut merged = Map::new();
+    let mut origins = BTreeMap::new();
+    let mut put = |name: String, Part { json, origin }: Part| {
+        origins.insert(name.clone(), origin);
+        merged.insert(name, json);
+    };
+    for (name, json) in std::mem::take(&mut fields) {
+        let part = Part { json, origin: parent.origin.field(&name) };
+        let part = match others.remove(&name) {
+            Some(json) => merge(&name, part, Part { json, origin: child.origin.field(&name) }),
+            None => part,
+        };
+        put(name, part);
+    }
+    for (name, json) in others {
+        let origin = child.origin.field(&name);
+        put(name, Part { json, origin });
+    }
+    Part { json: Json::Object(merged), origin: child.origin.with_fields(origins) }
+}
+
+/// The elements of both; a child's stands in the place of the parent's with its key, new ones stand behind.
+///
+/// A parent may have several elements of one key, of which at most one is there at a time (`$when`): a child's is laid over
+/// each of them. Where the child has several itself, they replace all of the parent's.
+fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge: impl Fn(Part, Part) -> Part) -> Part {
+    let (Json::Array(items), Json::Array(others)) = (parent.json, child.json) else {
+        // Only a template can have something else here, and `lay` has looked before.
+        return Part { json: Json::Array(Vec::new()), origin: child.origin };
+    };
+    let own: Vec<_> =
+        others.into_iter().enumerate().map(|(index, json)| Part { json, origin: child.origin.item(index) }).collect();
+    let mut by_key: HashMap<String, Vec<usize>> = HashMap::new();
+    for (index, part) in own.iter().enumerate() {
+        if let Some(key) = key(&part.json) {
+            by_key.entry(key).or_default().push(index);
+        }
+    }
+    let mut merged = Vec::new();
+    let mut placed = HashSet::new();
+    for (index, json) in items.into_iter().enumerate() {
+        let part = Part { json, origin: parent.origin.item(index) };
+        let same = key(&part.json).and_then(|key| by_key.get(&key)).map_or(&[][..], Vec::as_slice);
+        match same {
+            [] => merged.push(part),
+            [one] => {
+                placed.insert(*one);
+                merged.extend(own.get(*one).map(|own| merge(part, own.clone())));
+            }
+            several => {
+                let fresh = several.iter().filter(|index| placed.insert(**index));
+                merged.extend(fresh.filter_map(|index| own.get(*index).cloned()));
+            }
+        }
+    }
+    let new = own.into_iter().enumerate().filter(|(index, _)| !placed.contains(index));
+    merged.extend(new.map(|(_, part)| part));
+    let (json, origins) = merged.into_iter().map(|Part { json, origin }| (json, origin)).unzip();
+    Part { json: Json::Array(json), origin: child.origin.with_items(origins) }
+}
+
+/// The key of a part of a profile that has a name.
+fn name_of(element: &Json) -> Option<String> {
+    element.get("name").and_then(Json::as_str).map(str::to_owned)
+}
+
+/// The key of an element of a template's list. One that is an expression is the same as another one of the same text.
+fn key_of(element: &Json, list: &KeyedList) -> Option<String> {
+    let fields = element.as_object()?;
+    if GROUPS.iter().any(|directive| fields.contains_key(*directive)) {
+        return None;
+    }
+    let part = |key: &&str| match fields.get(*key) {
+        Some(Json::Object(_) | Json::Array(_) | Json::Null) => None,
+        Some(value) => Some(value.to_string()),
+        None => list.defaults.iter().find(|(name, _)| name == key).map(|(_, default)| (*default).to_owned()),
+    };
+    list.keys.iter().map(part).collect::<Option<Vec<_>>>().map(|parts| parts.join(","))
+}
+
+fn is_directives(fields: &Map<String, Json>) -> bool {
+    !fields.is_empty() && fields.keys().all(|name| name.starts_with('$'))
+}
+
+/// A value in the form that has room for directives.
+fn as_value(part: Part) -> Part {
+    let Part { json, origin } = part;
+    let value = "$value".to_owned();
+    Part {
+        json: Json::Object(Map::from_iter([(value.clone(), json)])),
+        origin: origin.with_fields(BTreeMap::from([(value, origin.clone())])),
+    }
+}
+
+/// Whether a target is pods and their subresources.
+fn is_pods(target: &Json) -> bool {
+    let is_core = target.get("group").and_then(Json::as_str).is_none_or(str::is_empty);
+    let mut resources = target.get("resources").and_then(Json::as_array).into_iter().flatten();
+    is_core && resources.all(|resource| resource.as_str().is_some_and(|name| name.split('/').next() == Some("pods")))
+}
