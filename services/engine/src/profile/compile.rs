@@ -14,6 +14,7 @@ use super::template::{self, Node};
 use super::tenant::check_tenant;
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
 use crate::json::Value;
+use crate::lookup;
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -45,7 +46,8 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
     let template = compile_template(name, spec, &mut faults);
-    let Computed { parameters, variables, conditions } = expressions::compile(spec, &mut faults);
+    let lookups = lookup::compile(name, &spec.lookups, &mut faults);
+    let Computed { parameters, variables, conditions, needs } = expressions::compile(spec, &mut faults);
     let revision = revision(spec);
     match (template, revision) {
         (Some(template), Some(revision)) if faults.is_empty() => {
@@ -73,6 +75,8 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                 parameters,
                 variables,
                 conditions,
+                lookups,
+                needs,
                 template,
             })
         }
@@ -86,7 +90,6 @@ fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     let parts = [
         ("extends", spec.extends.is_some()),
         ("target", spec.target.is_some()),
-        ("lookups", !spec.lookups.is_empty()),
         ("containers", !spec.containers.is_empty()),
         ("validations", !spec.validations.is_empty()),
         ("rollout", spec.rollout.is_some()),

@@ -7,6 +7,7 @@ use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 use super::Diagnostic;
 use crate::compute::{self, Variable};
 use crate::expression::{Expression, ExpressionError, Scope};
+use crate::lookup::Needs;
 use crate::parameter::{self, Parameter};
 
 /// A condition that was found to be right.
@@ -23,16 +24,22 @@ pub(super) struct Computed {
     pub(super) parameters: Box<[Parameter]>,
     pub(super) variables: Box<[Variable]>,
     pub(super) conditions: Box<[Condition]>,
+    /// What these expressions read of what has to be looked up.
+    pub(super) needs: Needs,
 }
 
 /// Compiles parameters, variables and conditions. What is wrong goes to `faults`.
 pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
-    let mut parameters = Vec::new();
+    let mut parameters: Vec<Parameter> = Vec::new();
+    let lookups = || spec.lookups.iter().map(|lookup| lookup.name.as_str());
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         check_name(&path, &text.name, &mut names, faults);
-        match parameter::compile(&path, text) {
+        // A default may use the parameters that stand before it, and no variables: those may use parameters.
+        let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
+        let scope = compute::scope(earlier, []).with_members("lookups", lookups());
+        match parameter::compile(&path, text, &scope) {
             Ok(parameter) => parameters.push(parameter),
             Err(wrong) => faults.extend(wrong),
         }
@@ -40,7 +47,8 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
     let scope = compute::scope(
         spec.parameters.iter().map(|parameter| parameter.name.as_str()),
         spec.variables.iter().map(|variable| variable.name.as_str()),
-    );
+    )
+    .with_members("lookups", lookups());
     let mut names = HashMap::new();
     let mut variables = Vec::new();
     for (index, variable) in spec.variables.iter().enumerate() {
@@ -57,8 +65,12 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
         check_name(&path, &condition.name, &mut names, faults);
         compile_condition(&path, condition, &scope, faults)
     });
-    let conditions = conditions.collect();
-    Computed { parameters: parameters.into(), variables: variables.into(), conditions }
+    let conditions: Box<[Condition]> = conditions.collect();
+    let mut needs = Needs::default();
+    parameters.iter().for_each(|parameter| parameter.add_needs(&mut needs));
+    variables.iter().for_each(|variable| needs.add(&variable.expression));
+    conditions.iter().for_each(|condition| needs.add(&condition.expression));
+    Computed { parameters: parameters.into(), variables: variables.into(), conditions, needs }
 }
 
 fn compile_condition(
@@ -86,7 +98,7 @@ fn expression(path: &str, source: &str, scope: &Scope, faults: &mut Vec<Diagnost
 }
 
 /// An expression's mistake with the piece of source that it is about.
-fn diagnostic(path: String, source: &str, error: &ExpressionError) -> Diagnostic {
+pub(crate) fn diagnostic(path: String, source: &str, error: &ExpressionError) -> Diagnostic {
     let piece = source.get(error.range.clone()).filter(|piece| !piece.is_empty());
     let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
     Diagnostic { path, message, help: error.help.clone() }

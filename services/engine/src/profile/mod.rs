@@ -18,6 +18,7 @@ use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut};
 use pillion_api::selector::LabelSelector;
 
 use crate::compute::Variable;
+use crate::lookup::{Declared, Needs};
 use crate::parameter::Parameter;
 
 pub use compile::{MAX_TEMPLATE_BYTES, compile};
@@ -85,6 +86,8 @@ pub struct CompiledProfile {
     pub(crate) parameters: Box<[Parameter]>,
     pub(crate) variables: Box<[Variable]>,
     pub(crate) conditions: Box<[expressions::Condition]>,
+    pub(crate) lookups: Box<[Declared]>,
+    pub(crate) needs: Needs,
     template: template::Node,
     /// Whether it adds containers that are not said to be for Windows.
     pub(crate) adds_linux_containers: bool,
@@ -121,6 +124,12 @@ impl CompiledProfile {
     #[must_use]
     pub fn request_word(&self) -> Option<&str> {
         self.request.as_ref().map(|request| request.truthy.first().map_or(&*self.name.name, |word| &**word))
+    }
+
+    /// What has to be looked up for it, as its text says.
+    #[must_use]
+    pub const fn needs(&self) -> &Needs {
+        &self.needs
     }
 
     /// Who gets it without asking.

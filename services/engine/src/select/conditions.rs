@@ -1,26 +1,22 @@
 //! A profile's conditions: all are looked at, so that every reason is told.
 
-use std::borrow::Cow;
-
-use pillion_api::parameter::OnInvalid;
 use pillion_api::profile::{OnError, Otherwise};
 
 use super::Refusal;
-use super::pod::Pod;
-use crate::compute::{Computation, Parameters, World};
+use super::parameters;
+use crate::compute::{Computation, World};
 use crate::expression::Budget;
-use crate::parameter::{self, Invalid, Metadata, Sources};
+use crate::lookup;
 use crate::profile::CompiledProfile;
-use crate::report::{ProfileOutcome, Reason};
-use crate::snapshot::Namespace;
+use crate::report::{Notice, ProfileOutcome, Reason};
 
 /// Why a profile's conditions do not hold; `None` if they do. The gravest of several counts, with the reasons of all that
 /// are as grave.
-pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refusal> {
+pub(super) fn check(profile: &CompiledProfile, world: World<'_>, notices: &mut Vec<Notice>) -> Option<Refusal> {
     if profile.conditions.is_empty() && profile.parameters.is_empty() {
         return None;
     }
-    let parameters = match resolve_all(profile, world) {
+    let parameters = match parameters::resolve(profile, world, notices) {
         Ok(parameters) => parameters,
         Err(refusal) => return Some(refusal),
     };
@@ -44,7 +40,7 @@ pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refus
                     OnError::Skip => ProfileOutcome::Skipped,
                     OnError::Deny => ProfileOutcome::Denied,
                 },
-                reason: Reason::ExpressionFailed,
+                reason: lookup::reason_of(&error),
                 detail: Some(format!("{}: {}", condition.name, error.message()).into()),
             },
         };
@@ -56,66 +52,6 @@ pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refus
         detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
         ..first
     })
-}
-
-/// The values of a profile's parameters.
-fn resolve_all(profile: &CompiledProfile, world: World<'_>) -> Result<Parameters, Refusal> {
-    let pod = Pod::new(world.object);
-    let sources = Sources { pod: &pod, service_account: None, namespace: world.namespace };
-    let mut values = Parameters::new();
-    for parameter in &profile.parameters {
-        let value = match parameter::resolve(parameter, sources) {
-            Ok(value) => value,
-            Err(Invalid { consequence: Some(OnInvalid::Default), .. }) => None,
-            Err(Invalid { message, consequence }) => {
-                let denies = match consequence {
-                    Some(consequence) => consequence == OnInvalid::Deny,
-                    None => profile.on_error == OnError::Deny,
-                };
-                let outcome = if denies { ProfileOutcome::Denied } else { ProfileOutcome::Skipped };
-                return Err(Refusal { outcome, reason: Reason::InvalidParameter, detail: Some(message) });
-            }
-        };
-        if let Some(value) = value.or_else(|| parameter.default.clone()) {
-            values.push((parameter.name.clone(), value));
-        }
-    }
-    Ok(values)
-}
-
-impl Metadata for Pod<'_> {
-    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
-        Pod::label(*self, key)
-    }
-
-    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
-        Pod::annotation(*self, key)
-    }
-
-    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
-        Box::new(self.annotations().filter_map(move |(key, value)| {
-            let rest = key.text().strip_prefix(prefix)?.to_owned();
-            Some((Cow::Owned(rest), value.as_str()?))
-        }))
-    }
-}
-
-impl Metadata for Namespace {
-    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
-        Self::label(self, key).map(Cow::Borrowed)
-    }
-
-    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
-        Self::annotation(self, key).map(Cow::Borrowed)
-    }
-
-    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
-        Box::new(
-            self.annotations.iter().filter_map(move |(key, value)| {
-                Some((Cow::Borrowed(key.strip_prefix(prefix)?), Cow::Borrowed(&**value)))
-            }),
-        )
-    }
 }
 
 const fn gravity(outcome: ProfileOutcome) -> u8 {

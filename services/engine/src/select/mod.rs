@@ -7,6 +7,7 @@
 pub(crate) mod candidates;
 mod conditions;
 pub(crate) mod index;
+mod parameters;
 pub(crate) mod pod;
 mod request;
 
@@ -16,6 +17,8 @@ use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::OptOut;
 
 use crate::compute::World;
+use crate::json::Value;
+use crate::lookup::Wanted;
 use crate::profile::CompiledProfile;
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
@@ -48,7 +51,7 @@ pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, world: Worl
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
-    let Asked { places, dropped, notices, denied } = request::asked(candidates, level, pod);
+    let Asked { places, dropped, mut notices, denied } = request::asked(candidates, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<ProfileDecision> = Vec::with_capacity(places.len());
     for place in places {
@@ -58,7 +61,7 @@ pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, world: Worl
             not_matched(Reason::OptedOut)
         } else if !object_matches(profile, pod) {
             not_matched(Reason::ObjectSelector)
-        } else if let Some(refusal) = conditions::check(profile, world) {
+        } else if let Some(refusal) = conditions::check(profile, world, &mut notices) {
             Some(refusal)
         } else if group_is_taken(profile, &profiles) {
             not_matched(Reason::ExclusiveGroup)
@@ -74,6 +77,23 @@ pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, world: Worl
     }
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }
+}
+
+/// What the profiles that are asked for want looked up for a pod. Conditions are not looked at: they may want it
+/// themselves.
+pub(crate) fn wanted(candidates: &Candidates, level: InjectionLevel, namespace: &str, object: Value<'_>) -> Wanted {
+    let mut wanted = Wanted { namespace: namespace.into(), ..Wanted::default() };
+    let pod = Pod::new(object);
+    let Asked { places, dropped, .. } = request::asked(candidates, level, pod);
+    let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
+    for place in places {
+        let Some(profile) = candidates.profile(place).filter(|profile| !profile.needs().is_empty()) else { continue };
+        let is_dropped = (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed;
+        if !is_dropped && object_matches(profile, pod) {
+            wanted.add(profile.needs(), &profile.lookups, object);
+        }
+    }
+    wanted
 }
 
 fn object_matches(profile: &CompiledProfile, pod: Pod<'_>) -> bool {

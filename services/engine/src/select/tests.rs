@@ -9,6 +9,7 @@ use super::candidates::Candidates;
 use super::{Selection, select};
 use crate::compute::World;
 use crate::json::OwnedTape;
+use crate::lookup::LookedUp;
 use crate::profile::{ProfileName, ProfileSet, compile};
 use crate::report::{Notice, ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
@@ -54,6 +55,7 @@ impl Case {
             namespace_name: "team-a",
             namespace: &self.namespace,
             uid: "u",
+            looked_up: &LookedUp::default(),
         };
         select(&candidates, self.level, world)
     }
