@@ -37,11 +37,8 @@ impl Reach<'_> {
             return;
         }
         match &node.kind {
-            NodeKind::Literal(_)
-            | NodeKind::Type(_)
-            | NodeKind::Name(_)
-            | NodeKind::Member(_)
-            | NodeKind::Local(_) => {}
+            NodeKind::Literal(_) | NodeKind::Type(_) | NodeKind::Name(_) | NodeKind::Member(_) | NodeKind::Local(_) => {
+            }
             NodeKind::Select(select) | NodeKind::Has(select) => {
                 if self.value(&select.operand) {
                     self.fields.insert(select.field.clone());

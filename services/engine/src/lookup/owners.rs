@@ -1,8 +1,8 @@
 //! Who controls a pod: its ReplicaSet and its Deployment, its Job and its CronJob.
 //!
 //! A chain begins with the pod's own reference. A ReplicaSet that a Deployment made is called like it, with the hash that
-//! the pod has as a label, so the Deployment is known without a look-up. Other ReplicaSets, and Jobs, have to be asked
-//! who made them. The chain ends at the first that is neither.
+//! the pod has as a label, so the Deployment is known without a look-up. Of another ReplicaSet, and of a Job, it has to
+//! be looked up who made it. The chain ends at the first that is neither.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::json::{OwnedTape, Value};
 /// How long a chain may be.
 const MAX_OWNERS: usize = 4;
 
-/// The label by which a Deployment tells its ReplicaSets and their pods apart.
+/// The label by which a Deployment tells apart the pods of its versions.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// The kinds that make pods: group, kind, resource, and whether they may be made by another one.

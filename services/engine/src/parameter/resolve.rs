@@ -100,7 +100,7 @@ impl Parameter {
         if let Some(prefix) = &self.prefix {
             let gathered = metadata.annotations_below(prefix).take(MAX_GATHERED);
             let map: Map<_, _> = gathered.map(|(key, value)| (key.into_owned(), Json::from(value.as_ref()))).collect();
-            return if map.is_empty() { Ok(None) } else { self.checked(prefix, whose, Json::Object(map)).map(Some) };
+            return if map.is_empty() { Ok(None) } else { self.checked(prefix, whose, &Json::Object(map)).map(Some) };
         }
         for key in &self.keys {
             let (name, text) = match key {
@@ -109,7 +109,7 @@ impl Parameter {
             };
             if let Some(text) = text {
                 let written = self.kind.parse(&text).map_err(|message| self.invalid(name, whose, &message))?;
-                return self.checked(name, whose, written).map(Some);
+                return self.checked(name, whose, &written).map(Some);
             }
         }
         Ok(None)
@@ -137,12 +137,12 @@ impl Parameter {
             return Ok(None);
         }
         let records = Json::Array(records.into_values().map(Json::Object).collect());
-        self.checked(&self.name, whose, records).map(Some)
+        self.checked(&self.name, whose, &records).map(Some)
     }
 
-    fn checked(&self, key: &str, whose: &str, written: Json) -> Result<Read, Invalid> {
+    fn checked(&self, key: &str, whose: &str, written: &Json) -> Result<Read, Invalid> {
         let value = self.kind.check(written.clone()).map_err(|message| self.invalid(key, whose, &message))?;
-        let was_moved = self.kind.was_moved(&written, &value);
+        let was_moved = self.kind.was_moved(written, &value);
         let moved = was_moved
             .then(|| format!("{key}{whose}: {written} is outside of what is allowed, {value} was taken").into());
         Ok(Read { value, moved })

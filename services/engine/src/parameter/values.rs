@@ -29,7 +29,6 @@ impl Values {
     }
 
     /// A member of `params` or `lookups`; `None` for another name.
-    #[expect(clippy::type_complexity, reason = "it is what bindings answer, for the names that are known here")]
     pub(crate) fn member(&self, name: &str, member: &str) -> Option<Result<Option<Value<'_>>, EvaluationError>> {
         match name {
             "params" => {

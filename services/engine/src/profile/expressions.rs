@@ -67,9 +67,13 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
     });
     let conditions: Box<[Condition]> = conditions.collect();
     let mut needs = Needs::default();
-    parameters.iter().for_each(|parameter| parameter.add_needs(&mut needs));
-    variables.iter().for_each(|variable| needs.add(&variable.expression));
-    conditions.iter().for_each(|condition| needs.add(&condition.expression));
+    for parameter in &parameters {
+        parameter.add_needs(&mut needs);
+    }
+    let expressions = variables.iter().map(|variable| &variable.expression);
+    for expression in expressions.chain(conditions.iter().map(|condition| &condition.expression)) {
+        needs.add(expression);
+    }
     Computed { parameters: parameters.into(), variables: variables.into(), conditions, needs }
 }
 
