@@ -1,5 +1,7 @@
 //! What is wanted of a profile's text, who owns a pod, and what decisions make of the answers.
 
+#![expect(clippy::needless_pass_by_value, reason = "`json!` stands in the calls, without a reference before each")]
+
 use serde_json::{Value as Json, json};
 
 use super::*;

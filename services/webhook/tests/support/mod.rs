@@ -82,7 +82,7 @@ impl App {
         let metrics = Arc::new(Metrics::register(&mut registry));
         let snapshot = Snapshot::default().with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router = router(Admission { snapshot, live_namespace, metrics, settings });
+        let router = router(Admission { snapshot, live_namespace, look_ups: None, cluster: None, metrics, settings });
         Self { router, registry }
     }
 
