@@ -22,7 +22,7 @@ use support::{App, review_text};
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-const INJECTED: &str = "pillion_decisions_total{outcome=\"injected\",reason=\"injected\"}";
+const INJECTED: &str = "pillion_decisions_total{outcome=\"applied\",reason=\"injected\"}";
 const FAILED: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"lookup_failed\"}";
 const DENIED: &str = "pillion_decisions_total{outcome=\"denied\",reason=\"lookup_failed\"}";
 

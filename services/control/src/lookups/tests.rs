@@ -82,7 +82,7 @@ async fn many_pods_of_one_workload_ask_once() {
 #[tokio::test]
 async fn what_is_not_there_is_a_fact_and_what_cannot_be_asked_for_a_failure() {
     let world = World::new(|_| std::future::ready(Ok(None)));
-    assert_eq!(world.lookups.get(account("web")).await.service_account.clone_kind(), "missing");
+    assert_eq!(world.lookups.get(account("web")).await.service_account.ending(), "missing");
     let world = World::new(|_| std::future::ready(Err("no route".into())));
     let Answer::Failed(why) = world.lookups.get(account("web")).await.service_account else { panic!("a failure") };
     assert!(!why.contains("route"), "{why}: the author of a pod is not told where the API server is");
@@ -96,12 +96,12 @@ async fn what_is_not_there_is_a_fact_and_what_cannot_be_asked_for_a_failure() {
     assert_eq!(remembered(&Answer::Found(Arc::new(OwnedTape::parse("{}").unwrap()))), Some(FOUND_FOR));
 }
 
-trait Kind {
-    fn clone_kind(&self) -> &'static str;
+trait Ending {
+    fn ending(&self) -> &'static str;
 }
 
-impl<T> Kind for Answer<T> {
-    fn clone_kind(&self) -> &'static str {
+impl<T> Ending for Answer<T> {
+    fn ending(&self) -> &'static str {
         match self {
             Self::NotAsked => "not asked",
             Self::Missing => "missing",
@@ -125,10 +125,10 @@ async fn all_that_a_review_wants_has_one_deadline() {
     let began = Instant::now();
     let looked_up = world.lookups.get(Wanted { objects, ..account("web") }).await;
     assert!(began.elapsed() <= ANSWER_LIMIT + Duration::from_millis(10), "{:?}", began.elapsed());
-    assert_eq!(looked_up.service_account.clone_kind(), "failed");
+    assert_eq!(looked_up.service_account.ending(), "failed");
     assert_eq!(looked_up.objects.len(), 40);
-    assert!(looked_up.objects.iter().all(|(_, answer)| answer.clone_kind() == "failed"));
-    assert_eq!(looked_up.owners.clone_kind(), "not asked");
+    assert!(looked_up.objects.iter().all(|(_, answer)| answer.ending() == "failed"));
+    assert_eq!(looked_up.owners.ending(), "not asked");
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn what_cannot_be_a_name_is_not_asked_for() {
     let world = World::new(|_| std::future::ready(Ok(None)));
     let long = "a".repeat(254);
     for name in ["", "-a", "a/../../secrets/x", "..", "a..b", "A", "a%2fb", "a?b", &long] {
-        assert_eq!(world.lookups.get(account(name)).await.service_account.clone_kind(), "missing", "{name}");
+        assert_eq!(world.lookups.get(account(name)).await.service_account.ending(), "missing", "{name}");
     }
     assert!(world.asked().is_empty());
     assert_eq!(world.accounts(LookupResult::Invalid), 9);

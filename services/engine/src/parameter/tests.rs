@@ -180,3 +180,51 @@ fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
         assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");
     }
 }
+
+#[test]
+fn items_may_have_items_and_what_is_moved_among_them_is_told() {
+    let rows = json!({"type": "list", "format": "JSON", "items": {"type": "list", "items": {"type": "integer", "maximum": 9}}});
+    assert_eq!(value(rows.clone(), "[[1, 2], []]"), Ok(json!([[1, 2], []])));
+    let message = value(rows.clone(), "[[1], [10]]").unwrap_err();
+    assert!(message.contains("10 is more than 9"), "{message}");
+    let mut clamped = rows;
+    clamped["items"]["items"]["clamp"] = json!(true);
+    clamped["annotation"] = json!("a");
+    clamped["sources"] = json!(["Namespace"]);
+    let namespace = annotated(&[("a", "[[1], [10]]")]);
+    let sources = Sources { pod: &Object::default(), service_account: Ok(None), namespace: &namespace };
+    let resolved = resolve(&parameter(clamped), sources).unwrap();
+    assert_eq!(resolved.value, Ok(Some(json!([[1], [9]]))));
+    let told = "a of the namespace: [[1],[10]] is outside of what is allowed, [[1],[9]] was taken";
+    assert_eq!(resolved.moved, [told.into()]);
+}
+
+#[test]
+fn records_of_several_sources_are_united_by_their_key() {
+    let text = json!({"type": "records", "sources": ["Pod", "ServiceAccount", "Namespace"], "merge": "Merge",
+        "fields": [{"name": "path", "annotationPrefix": "secret-", "opens": true}]});
+    let pod = annotated(&[("secret-db", "pod"), ("secret-", "without a key")]);
+    let account = annotated(&[("secret-db", "account"), ("secret-api", "account")]);
+    let namespace = annotated(&[("secret-ca", "namespace")]);
+    let sources = Sources { pod: &pod, service_account: Ok(Some(&account)), namespace: &namespace };
+    let expected =
+        json!([{"key": "db", "path": "pod"}, {"key": "api", "path": "account"}, {"key": "ca", "path": "namespace"}]);
+    assert_eq!(resolve(&parameter(text), sources).unwrap().value, Ok(Some(expected)));
+}
+
+#[test]
+fn records_and_formats_that_could_never_work_are_found() {
+    let field = |name: &str, opens: bool| json!({"name": name, "annotationPrefix": "x-", "opens": opens});
+    let records = |fields: Json| json!({"type": "records", "sources": ["Pod"], "fields": fields});
+    for (text, told) in [
+        (records(json!([field("a", false)])), "no field opens a record"),
+        (records(json!([field("key", true)])), "p.fields[0].name"),
+        (records(json!([field("a", true), field("a", true)])), "stands at fields[0] too"),
+        (json!({"type": "list", "format": "Pairs"}), "p.format"),
+        (json!({"type": "object", "format": "CSV"}), "use one of JSON, YAML"),
+        (json!({"type": "integer", "format": "JSON"}), "leave format out"),
+    ] {
+        let faults = faults(text.clone());
+        assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");
+    }
+}
