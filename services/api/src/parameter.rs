@@ -117,7 +117,7 @@ pub enum Keys {
 pub enum Source {
     /// The pod's labels and annotations.
     Pod,
-    /// The annotations of its service account.
+    /// The labels and annotations of its service account.
     ServiceAccount,
     /// The annotations of its namespace, or a namespaced profile that extends this one.
     Namespace,

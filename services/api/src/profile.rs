@@ -241,7 +241,7 @@ pub struct Lookup {
     pub version: String,
     /// Resource in the plural.
     pub resource: String,
-    /// Namespace to look in. Default: the object's.
+    /// Namespace to look in; empty for objects that are in none. Default: the object's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Name of the one object.

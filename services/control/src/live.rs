@@ -112,7 +112,7 @@ struct Rate {
 
 /// Says whether the log is to tell of something that may come very often.
 #[derive(Debug)]
-struct Throttle {
+pub(crate) struct Throttle {
     quiet_for: Duration,
     state: Mutex<ThrottleState>,
 }
@@ -297,12 +297,12 @@ impl Rate {
 }
 
 impl Throttle {
-    fn new(quiet_for: Duration) -> Self {
+    pub(crate) fn new(quiet_for: Duration) -> Self {
         Self { quiet_for, state: Mutex::default() }
     }
 
     /// If it is to be told now: how many times it was not since it was told last.
-    fn tell(&self) -> Option<u64> {
+    pub(crate) fn tell(&self) -> Option<u64> {
         let now = Instant::now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.told.is_some_and(|told| now.duration_since(told) < self.quiet_for) {

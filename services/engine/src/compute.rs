@@ -8,6 +8,7 @@ use std::cell::RefCell;
 
 use crate::expression::{Bindings, Budget, EvaluationError, Expression, Key, Map, Scope, TextValue, Value};
 use crate::json::{self, OwnedTape};
+use crate::lookup::{self, LookedUp};
 use crate::profile::CompiledProfile;
 use crate::snapshot::Namespace;
 
@@ -38,6 +39,7 @@ pub(crate) struct World<'v> {
     pub(crate) namespace_name: &'v str,
     pub(crate) namespace: &'v Namespace,
     pub(crate) uid: &'v str,
+    pub(crate) looked_up: &'v LookedUp,
 }
 
 /// What is made while a request is answered and is borrowed until it is.
@@ -46,8 +48,8 @@ pub(crate) struct Arena {
     parameters: typed_arena::Arena<Parameters>,
 }
 
-/// The values of a profile's parameters by their names; those that nobody set and that have no default are absent.
-pub(crate) type Parameters = Vec<(Box<str>, serde_json::Value)>;
+/// The values of a profile's parameters by their names, and what its look-ups brought.
+pub(crate) use crate::parameter::Values as Parameters;
 
 /// What the names in one profile's expressions stand for.
 pub(crate) struct Computation<'v> {
@@ -64,7 +66,7 @@ pub(crate) fn scope<'n>(
     parameters: impl IntoIterator<Item = &'n str>,
     variables: impl IntoIterator<Item = &'n str>,
 ) -> Scope {
-    let scope = NAMES.into_iter().fold(Scope::new(), Scope::with);
+    let scope = NAMES.into_iter().chain(lookup::NAMES).fold(Scope::new(), Scope::with);
     scope.with_members("params", parameters).with_members("variables", variables)
 }
 
@@ -212,14 +214,17 @@ impl<'v> Bindings<'v> for Computation<'v> {
             "containers" => Ok(Value::list(self.containers().collect())),
             "primary" => self.primary(),
             "overlays" => Ok(self.overlays()),
-            _ => self.local(name).ok_or_else(|| EvaluationError::new(format!("{name} is not known here"))),
+            _ => match self.local(name) {
+                Some(value) => Ok(value),
+                None => lookup::value(&self.world, name)
+                    .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not known here")))),
+            },
         }
     }
 
     fn member(&self, name: &str, member: &str, budget: &mut Budget) -> Result<Option<Value<'v>>, EvaluationError> {
-        if name == "params" {
-            let parameter = self.parameters.iter().find(|(name, _)| **name == *member);
-            return Ok(parameter.map(|(_, value)| Value::from(value)));
+        if let Some(found) = self.parameters.member(name, member) {
+            return found;
         }
         let variables = &self.profile.variables;
         let Some(place) = variables.iter().position(|variable| *variable.name == *member) else { return Ok(None) };

@@ -12,12 +12,14 @@
 //! 5. [`report`] is what was decided, from which everything that is shown is rendered.
 //!
 //! [`profile`] compiles what an author wrote into what the engine runs, [`snapshot`] holds all compiled profiles and what
-//! is known of the namespaces, and [`json`] is how all of them read and edit objects.
+//! is known of the namespaces, [`lookup`] is what else a decision may depend on, and [`json`] is how all of them read and
+//! edit objects.
 
 mod compute;
 pub mod expression;
 pub mod inject;
 pub mod json;
+pub mod lookup;
 mod parameter;
 mod patch;
 pub mod profile;

@@ -131,6 +131,8 @@ reasons! {
     InvalidParameter => "invalid_parameter", "a parameter was set to a value that the profile does not allow";
     /// An expression of the profile's could not be evaluated.
     ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
+    /// An expression or a parameter reads what could not be looked up.
+    LookupFailed => "lookup_failed", "something that the profile reads could not be looked up";
     /// Another profile of the same exclusive group stands before it.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
     /// A profile of the namespace only sets values of this one, and is applied in its stead.
@@ -194,6 +196,13 @@ pub enum Notice {
         /// What, where and why.
         text: Box<str>,
     },
+    /// A value that a parameter does not take as it is: the default was taken, or it was moved into its range.
+    Parameter {
+        /// The profile, as it is displayed.
+        profile: Box<str>,
+        /// What was wrong with the value, and what was taken.
+        message: Box<str>,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -208,6 +217,7 @@ impl fmt::Display for Notice {
                 write!(formatter, "{key} could mean more than one profile; say which one by its name")
             }
             Self::OfProfile { profile, text } => write!(formatter, "profile {profile}: {text}"),
+            Self::Parameter { profile, message } => write!(formatter, "profile {profile}: {message}"),
         }
     }
 }

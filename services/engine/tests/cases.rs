@@ -86,7 +86,7 @@ fn review(pod: &Json) -> Vec<u8> {
 fn decide(pod: &Json, snapshot: &Snapshot, record_trust: RecordTrust) -> (Decided, Json) {
     let body = review(pod);
     let review = Review::parse(&body).unwrap();
-    let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust };
+    let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
     let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
     let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
     (decided, answer)

@@ -4,6 +4,7 @@
 
 mod args;
 mod causes;
+mod cluster_facts;
 mod crds;
 mod creation;
 mod inject;

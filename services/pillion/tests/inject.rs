@@ -373,3 +373,73 @@ fn a_child_gets_its_parents_sidecar_whichever_comes_first() {
     assert_eq!(images([&parent, &on]), ["busybox", "agent:1"]);
     assert_eq!(images([&off, &parent]), ["busybox"]);
 }
+
+/// Profiles that read what is not in the pod: its service account, its owner, the cluster.
+const READERS: &str = "
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: account}
+spec:
+  activation: Always
+  matchConditions:
+  - {name: c, expression: \"params.role == 'reader' && cluster.?region.orValue('') == 'eu-west-1'\"}
+  parameters:
+  - {name: role, type: string, default: none, annotation: example.com/role, sources: [ServiceAccount]}
+  template: {metadata: {annotations: {example.com/account: 'yes'}}}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: owner}
+spec:
+  activation: Always
+  matchConditions:
+  - {name: c, expression: \"owner.?name.orValue('') == 'web' && owner.?labels[?'team'].orValue('') == 'red'\"}
+  template: {metadata: {annotations: {example.com/owner: 'yes'}}}
+";
+
+#[test]
+fn the_other_objects_of_a_manifest_are_what_is_looked_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, text).unwrap();
+        file.display().to_string()
+    };
+    let (profiles, facts) = (file("profiles.yaml", READERS), file("facts.yaml", "region: eu-west-1\n"));
+    let labels = json!({"team": "red"});
+    let spec = json!({"serviceAccountName": "builder", "containers": [{"name": "app", "image": "app:1"}]});
+    let workload = |kind: &str, name: &str| {
+        json!({"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "labels": labels},
+            "spec": {"template": {"metadata": {}, "spec": spec}}})
+    };
+    let reference =
+        json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "u", "controller": true});
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"name": "builder", "annotations": {"example.com/role": "reader"}}},
+        workload("Deployment", "web"),
+        workload("StatefulSet", "other"),
+        workload("StatefulSet", "web"),
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web-0", "ownerReferences": [reference]}, "spec": spec},
+    ]});
+    let annotations = |arguments: &[&str]| -> Vec<Value> {
+        let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
+            .args(["inject", "--profile", &profiles, "-f", "-", "-o", "json", "-q"])
+            .args(arguments)
+            .write_stdin(list.to_string())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let of = |pod: &Value, name: &str| pod["metadata"]["annotations"][format!("example.com/{name}")] == "yes";
+        let pods = list["items"].as_array().unwrap().iter().skip(1).map(|item| {
+            let pod = if item["kind"] == "Pod" { item } else { &item["spec"]["template"] };
+            json!([of(pod, "account"), of(pod, "owner")])
+        });
+        pods.collect()
+    };
+    let with_facts = annotations(&["--cluster-facts", &facts]);
+    assert_eq!(json!(with_facts), json!([[true, true], [true, false], [true, true], [true, true]]));
+    let without = annotations(&[]);
+    assert_eq!(json!(without), json!([[false, true], [false, false], [false, true], [false, true]]));
+}

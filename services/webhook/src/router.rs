@@ -18,6 +18,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::report::ProfileDecision;
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -38,6 +40,12 @@ use crate::trace::RequestSpan;
 /// remembers names that do not exist.
 pub type LiveNamespace = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Arc<Namespace>>> + Send + Sync>;
 
+/// Looks up what a review wants besides its namespace: service accounts, owners, objects that profiles declare.
+///
+/// The router bounds the time of it, and asks only where something is wanted, which is seldom. Whoever gives the function
+/// remembers answers, takes calls for the same object together, and says of what could not be had that it failed.
+pub type LookUps = Arc<dyn Fn(Wanted) -> BoxFuture<'static, LookedUp> + Send + Sync>;
+
 /// The limits of one request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -49,7 +57,7 @@ pub struct RequestSettings {
     pub body_budget: usize,
     /// From the end of a request's head to the end of its body.
     pub body_timeout: Duration,
-    /// How long a look-up of a namespace may take.
+    /// How long the look-up of a namespace may take, and all that a review wants besides.
     pub live_timeout: Duration,
 }
 
@@ -71,6 +79,10 @@ pub struct Admission {
     pub snapshot: Arc<ArcSwap<Snapshot>>,
     /// The look-up of namespaces that the snapshot does not know, if there is one.
     pub live_namespace: Option<LiveNamespace>,
+    /// The look-ups that reviews want. Without it nothing is found.
+    pub look_ups: Option<LookUps>,
+    /// What the platform says of the cluster: a map.
+    pub cluster: Option<Arc<OwnedTape>>,
     /// Where requests are counted.
     pub metrics: Arc<Metrics>,
     /// The limits.
@@ -88,6 +100,7 @@ impl fmt::Debug for Admission {
         formatter
             .debug_struct("Admission")
             .field("live_namespace", &self.live_namespace.is_some())
+            .field("look_ups", &self.look_ups.is_some())
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
@@ -154,7 +167,12 @@ impl Service {
             Some(known) => Some(known),
             None => self.admission.look_up(review.namespace()).instrument(decide.clone()).await,
         };
-        let facts = Facts { namespace, ..Facts::default() };
+        let mut facts = Facts { namespace, ..Facts::default() };
+        let wanted = decide.in_scope(|| review.needs(endpoint, &snapshot, &facts));
+        if !wanted.is_empty() {
+            facts.looked_up = self.admission.look_up_all(wanted).instrument(decide.clone()).await;
+        }
+        facts.looked_up.cluster.clone_from(&self.admission.cluster);
         let decided = decide.in_scope(|| review.decide(endpoint, &snapshot, &facts)).map_err(Refusal::Fault)?;
         drop(decide);
         span.decided(&decided.decision);
@@ -197,6 +215,15 @@ impl Admission {
             );
         }
         found.ok().flatten()
+    }
+
+    /// What a review wants, as far as it is to be had in time.
+    async fn look_up_all(&self, wanted: Wanted) -> LookedUp {
+        let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
+        match tokio::time::timeout(self.settings.live_timeout, look_ups(wanted.clone())).await {
+            Ok(looked_up) => looked_up,
+            Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
+        }
     }
 
     fn report(&self, endpoint: Endpoint, refusal: &Refusal) {

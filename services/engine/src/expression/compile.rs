@@ -250,7 +250,9 @@ impl Compiler<'_> {
             let access = if optional { Access::Optional } else { Access::Plain };
             return self.member(name, member.into(), access, span);
         }
-        let operand = self.operand(operand)?;
+        // Behind a key that is computed no path goes on: all that is below the operand may be read.
+        let goes_on = matches!(index.kind, AstKind::Literal(Literal::String(_)));
+        let operand = if goes_on { self.operand(operand)? } else { self.node(operand)? };
         Ok(NodeKind::Index(Box::new(Index { operand, key: self.node(index)?, optional })))
     }
 

@@ -30,6 +30,7 @@ struct Inner {
     help: Option<String>,
     range: Option<Range<usize>>,
     exhausted: bool,
+    unavailable: bool,
 }
 
 /// A range of bytes in a text of at most [`super::MAXIMUM_SOURCE`] bytes.
@@ -64,12 +65,22 @@ impl ExpressionError {
 impl EvaluationError {
     /// An error that says what is wrong with a value that was read or computed.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { inner: Box::new(Inner { message: message.into(), help: None, range: None, exhausted: false }) }
+        let message = message.into();
+        Self { inner: Box::new(Inner { message, help: None, range: None, exhausted: false, unavailable: false }) }
     }
 
     /// The error of an expression that does more than it may. Unlike others it is not absorbed by `||` and `&&`.
     pub(super) fn exhausted(message: impl Into<String>) -> Self {
-        Self { inner: Box::new(Inner { message: message.into(), help: None, range: None, exhausted: true }) }
+        let mut error = Self::new(message);
+        error.inner.exhausted = true;
+        error
+    }
+
+    /// The error of an expression that reads what could not be looked up: nothing is wrong with it, nor with the object.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        let mut error = Self::new(message);
+        error.inner.unavailable = true;
+        error
     }
 
     /// Adds what to do about it.
@@ -113,6 +124,12 @@ impl EvaluationError {
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.inner.exhausted
+    }
+
+    /// Whether something could not be looked up that the expression reads.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        self.inner.unavailable
     }
 }
 

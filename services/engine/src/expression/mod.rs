@@ -21,6 +21,7 @@ mod operators;
 mod output;
 mod parse;
 mod program;
+mod reach;
 mod scope;
 mod syntax;
 mod text;

@@ -4,8 +4,8 @@ use serde_json::Value as Json;
 
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, OwnedTape, SlotId, Value, write_string};
+use crate::lookup;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
-use crate::report::Reason;
 use crate::schema::Type;
 
 use super::merge::{Conflict, Directives, Fault, Merge, Part};
@@ -318,6 +318,6 @@ impl<'a> Merge<'_, 'a> {
     /// An expression that has no value here.
     pub(super) fn failed(&self, error: &EvaluationError) -> Fault {
         let place = format!("{}: {}", self.pointer, error.message());
-        Fault::Conflict(Conflict { reason: Reason::ExpressionFailed, place: place.into() })
+        Fault::Conflict(Conflict { reason: lookup::reason_of(error), place: place.into() })
     }
 }

@@ -1,20 +1,21 @@
 //! From the text of a parameter to a [`Parameter`], or to what is wrong with it.
 
-use pillion_api::parameter::{Keys, Parameter as Text, ParameterMerge, ParameterType, Source, TextFormat};
+use pillion_api::parameter::{Keys, Parameter as Text, ParameterMerge, ParameterType, TextFormat};
 use regex::RegexBuilder;
 use serde_json::Value as Json;
 
-use super::{Bound, Key, Kind, Parameter, RecordField};
+use super::{Bound, Default, Key, Kind, Parameter, RecordField};
+use crate::expression::Scope;
 use crate::profile::Diagnostic;
 
 /// How large a compiled regular expression may be, in bytes.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
-/// Compiles a parameter that stands at a field path.
+/// Compiles a parameter that stands at a field path. Its default may use what is in `scope`.
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub(crate) fn compile(path: &str, text: &Text) -> Result<Parameter, Vec<Diagnostic>> {
+pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Parameter, Vec<Diagnostic>> {
     let mut faults = Vec::new();
     let kind = kind(path, text, &mut faults);
     let keys = keys(text);
@@ -39,23 +40,11 @@ pub(crate) fn compile(path: &str, text: &Text) -> Result<Parameter, Vec<Diagnost
         let fault = Diagnostic::new(format!("{path}.fields"), "type records and fields need one another");
         faults.push(fault.with_help("records are joined from families of annotations, one for each field"));
     }
-    if text.default.as_ref().is_some_and(is_expression) {
-        let fault = Diagnostic::new(format!("{path}.default"), "an expression is not supported here by this build");
-        faults.push(fault.with_help("write the value itself"));
-    }
-    if sources.contains(&Source::ServiceAccount) {
-        let fault = Diagnostic::new(format!("{path}.sources"), "ServiceAccount is not supported by this build");
-        faults.push(fault.with_help("use Pod and Namespace"));
-    }
+    check_fields(path, text, &mut faults);
+    check_format(path, text, &mut faults);
     let default = match (&kind, &text.default) {
-        (Some(kind), Some(default)) if !is_expression(default) => match kind.check(default.clone()) {
-            Ok(default) => Some(default),
-            Err(message) => {
-                faults.push(Diagnostic::new(format!("{path}.default"), message));
-                None
-            }
-        },
-        (_, default) => default.clone(),
+        (Some(kind), Some(default)) => Default::compile(&format!("{path}.default"), default, kind, scope, &mut faults),
+        _ => None,
     };
     match kind {
         Some(kind) if faults.is_empty() => Ok(Parameter {
@@ -82,13 +71,41 @@ pub(crate) fn compile(path: &str, text: &Text) -> Result<Parameter, Vec<Diagnost
     }
 }
 
-/// Whether a default is found by an expression.
-fn is_expression(default: &Json) -> bool {
-    match default {
-        Json::String(text) => text.contains("${"),
-        Json::Array(items) => items.iter().any(is_expression),
-        Json::Object(fields) => fields.values().any(is_expression),
-        Json::Null | Json::Bool(_) | Json::Number(_) => false,
+/// The fields of records: each has a name, and one of them at least makes records.
+fn check_fields(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
+    for (index, field) in text.fields.iter().enumerate() {
+        let path = format!("{path}.fields[{index}]");
+        if field.name == "key" {
+            let fault = Diagnostic::new(format!("{path}.name"), "key is what follows the prefix, in every record");
+            faults.push(fault.with_help("choose another name"));
+        }
+        if let Some(first) = text.fields.iter().take(index).position(|other| other.name == field.name) {
+            let message = format!("the name {:?} stands at fields[{first}] too", field.name);
+            faults.push(Diagnostic::new(format!("{path}.name"), message));
+        }
+    }
+    if !text.fields.is_empty() && !text.fields.iter().any(|field| field.opens == Some(true)) {
+        let fault = Diagnostic::new(format!("{path}.fields"), "no field opens a record, so there are never any");
+        faults.push(fault.with_help("set opens: true on the fields whose annotations make a record"));
+    }
+}
+
+/// A format is one that the type can be written in.
+fn check_format(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
+    let Some(format) = text.format else { return };
+    let (allowed, names): (&[_], _) = match text.type_ {
+        Some(ParameterType::List) => (&[TextFormat::Csv, TextFormat::Json, TextFormat::Yaml], "CSV, JSON, YAML"),
+        Some(ParameterType::Map) => (&[TextFormat::Pairs, TextFormat::Json, TextFormat::Yaml], "Pairs, JSON, YAML"),
+        Some(ParameterType::Object) => (&[TextFormat::Json, TextFormat::Yaml], "JSON, YAML"),
+        _ => {
+            let fault = Diagnostic::new(format!("{path}.format"), "a value of this type has one form only");
+            faults.push(fault.with_help("leave format out; it is for lists, maps and objects"));
+            return;
+        }
+    };
+    if !allowed.contains(&format) {
+        let fault = Diagnostic::new(format!("{path}.format"), "this type is not written so");
+        faults.push(fault.with_help(format!("use one of {names}")));
     }
 }
 

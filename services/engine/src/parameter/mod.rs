@@ -5,24 +5,28 @@
 //! key that holds it.
 
 mod compile;
+mod default;
 mod quantity;
 mod read;
 mod resolve;
+mod values;
 
 use pillion_api::parameter::{OnInvalid, ParameterMerge, ParameterType, Source, TextFormat};
 use regex::Regex;
 use serde_json::Value as Json;
 
 pub(crate) use compile::compile;
-pub(crate) use resolve::{Invalid, Metadata, Sources, resolve};
+pub(crate) use default::Default;
+pub(crate) use resolve::{Invalid, Metadata, Resolved, Sources, resolve};
+pub(crate) use values::Values;
 
 /// A parameter that was found to be right.
 #[derive(Debug)]
 pub(crate) struct Parameter {
     pub(crate) name: Box<str>,
-    pub(crate) default: Option<Json>,
     /// Whether the default is what a profile of the namespace sets: then `Namespace` is where it comes from.
     pub(crate) set_by_namespace: bool,
+    pub(crate) default: Option<Default>,
     keys: Vec<Key>,
     prefix: Option<Box<str>>,
     sources: Vec<Source>,

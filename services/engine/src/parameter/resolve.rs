@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use pillion_api::parameter::{OnInvalid, ParameterMerge, Source};
 use serde_json::{Map, Value as Json};
 
-use super::{Key, Parameter};
+use super::{Key, Kind, Parameter};
+use crate::expression::EvaluationError;
 
 /// How many annotations a prefix or the families of records may gather.
 const MAX_GATHERED: usize = 256;
@@ -25,7 +26,8 @@ pub(crate) trait Metadata {
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'s> {
     pub(crate) pod: &'s dyn Metadata,
-    pub(crate) service_account: Option<&'s dyn Metadata>,
+    /// `None` if there is none; an error if it could not be looked up.
+    pub(crate) service_account: Result<Option<&'s dyn Metadata>, &'s EvaluationError>,
     pub(crate) namespace: &'s dyn Metadata,
 }
 
@@ -38,38 +40,70 @@ pub(crate) struct Invalid {
     pub(crate) consequence: Option<OnInvalid>,
 }
 
-/// The value of a parameter as somebody set it; `None` if nobody did, and the default is the value.
-pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Option<Json>, Invalid> {
+/// What was found out about a parameter.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Resolved {
+    /// The value as somebody set it; `None` if nobody did, and the default is the value; an error if nobody knows, because
+    /// who may have set it could not be looked up.
+    pub(crate) value: Result<Option<Json>, EvaluationError>,
+    /// Values that were moved into their range, for whoever wrote them.
+    pub(crate) moved: Vec<Box<str>>,
+}
+
+/// A value that was read from somewhere.
+struct Read {
+    value: Json,
+    moved: Option<Box<str>>,
+}
+
+/// Where a parameter is set, for sentences about it.
+#[derive(Clone, Copy)]
+struct From<'m> {
+    metadata: &'m dyn Metadata,
+    /// What follows the key where that is not the pod's.
+    whose: &'static str,
+}
+
+/// The value of a parameter as somebody set it.
+pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Resolved, Invalid> {
     // The most specific first, whatever the order in which the profile allows them.
     let order = [Source::Pod, Source::ServiceAccount, Source::Namespace];
     let mut found = Vec::new();
+    let mut moved = Vec::new();
     for source in order.into_iter().filter(|source| parameter.sources.contains(source)) {
-        let metadata = match source {
-            Source::Pod => Some(sources.pod),
-            Source::ServiceAccount => sources.service_account,
-            Source::Namespace => Some(sources.namespace),
+        let from = match source {
+            Source::Pod => From { metadata: sources.pod, whose: "" },
+            Source::ServiceAccount => match sources.service_account {
+                Ok(Some(metadata)) => From { metadata, whose: " of the service account" },
+                Ok(None) => continue,
+                Err(error) => return Ok(Resolved { value: Err(error.clone()), moved }),
+            },
+            Source::Namespace => From { metadata: sources.namespace, whose: " of the namespace" },
         };
-        let Some(value) = metadata.map(|metadata| parameter.set_by(metadata)).transpose()?.flatten() else { continue };
+        let Some(read) = parameter.set_by(from)? else { continue };
+        moved.extend(read.moved);
+        found.push(read.value);
         if parameter.merge == ParameterMerge::Replace {
-            return Ok(Some(value));
+            break;
         }
-        found.push(value);
     }
     if parameter.set_by_namespace && !found.is_empty() {
-        found.extend(parameter.default.clone());
+        found.extend(parameter.plain_default().cloned());
     }
-    Ok(found.into_iter().reduce(unite))
+    let name = if parameter.fields.is_empty() { "name" } else { "key" };
+    Ok(Resolved { value: Ok(found.into_iter().reduce(|specific, general| unite(specific, general, name))), moved })
 }
 
 impl Parameter {
-    fn set_by(&self, metadata: &dyn Metadata) -> Result<Option<Json>, Invalid> {
+    fn set_by(&self, from: From<'_>) -> Result<Option<Read>, Invalid> {
+        let From { metadata, whose } = from;
         if !self.fields.is_empty() {
-            return self.records(metadata);
+            return self.records(from);
         }
         if let Some(prefix) = &self.prefix {
             let gathered = metadata.annotations_below(prefix).take(MAX_GATHERED);
             let map: Map<_, _> = gathered.map(|(key, value)| (key.into_owned(), Json::from(value.as_ref()))).collect();
-            return if map.is_empty() { Ok(None) } else { self.checked(prefix, Json::Object(map)).map(Some) };
+            return if map.is_empty() { Ok(None) } else { self.checked(prefix, whose, &Json::Object(map)).map(Some) };
         }
         for key in &self.keys {
             let (name, text) = match key {
@@ -77,17 +111,20 @@ impl Parameter {
                 Key::Label(name) => (name, metadata.label(name)),
             };
             if let Some(text) = text {
-                return self.kind.read(&text).map(Some).map_err(|message| self.invalid(name, &message));
+                let written = self.kind.parse(&text).map_err(|message| self.invalid(name, whose, &message))?;
+                return self.checked(name, whose, &written).map(Some);
             }
         }
         Ok(None)
     }
 
     /// One record for each suffix of a family that opens records, sorted by it.
-    fn records(&self, metadata: &dyn Metadata) -> Result<Option<Json>, Invalid> {
+    fn records(&self, from: From<'_>) -> Result<Option<Read>, Invalid> {
+        let From { metadata, whose } = from;
         let mut records: BTreeMap<String, Map<String, Json>> = BTreeMap::new();
         for field in self.fields.iter().filter(|field| field.opens) {
-            for (suffix, _) in metadata.annotations_below(&field.prefix).take(MAX_GATHERED) {
+            let suffixes = metadata.annotations_below(&field.prefix).filter(|(suffix, _)| !suffix.is_empty());
+            for (suffix, _) in suffixes.take(MAX_GATHERED) {
                 let key = Json::from(suffix.as_ref());
                 records.entry(suffix.into_owned()).or_default().insert("key".to_owned(), key);
             }
@@ -103,20 +140,40 @@ impl Parameter {
             return Ok(None);
         }
         let records = Json::Array(records.into_values().map(Json::Object).collect());
-        self.checked(&self.name, records).map(Some)
+        self.checked(&self.name, whose, &records).map(Some)
     }
 
-    fn checked(&self, key: &str, value: Json) -> Result<Json, Invalid> {
-        self.kind.check(value).map_err(|message| self.invalid(key, &message))
+    fn checked(&self, key: &str, whose: &str, written: &Json) -> Result<Read, Invalid> {
+        let value = self.kind.check(written.clone()).map_err(|message| self.invalid(key, whose, &message))?;
+        let was_moved = self.kind.was_moved(written, &value);
+        let moved = was_moved
+            .then(|| format!("{key}{whose}: {written} is outside of what is allowed, {value} was taken").into());
+        Ok(Read { value, moved })
     }
 
-    fn invalid(&self, key: &str, message: &str) -> Invalid {
-        Invalid { message: format!("{key}: {message}").into(), consequence: self.on_invalid }
+    fn invalid(&self, key: &str, whose: &str, message: &str) -> Invalid {
+        Invalid { message: format!("{key}{whose}: {message}").into(), consequence: self.on_invalid }
     }
 }
 
-/// Unites two values, of which the first is the more specific: maps by key, lists by the `name` of their items.
-fn unite(specific: Json, general: Json) -> Json {
+impl Kind {
+    /// Whether a value was moved into its range, it or one of its items.
+    fn was_moved(&self, written: &Json, value: &Json) -> bool {
+        if self.clamp && self.size(written) != self.size(value) {
+            return true;
+        }
+        match (&self.items, written, value) {
+            (Some(items), Json::Array(written), Json::Array(value)) => {
+                written.iter().zip(value).any(|(written, value)| items.was_moved(written, value))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Unites two values, of which the first is the more specific: maps by key, lists by the name of their items, which is in
+/// this field.
+fn unite(specific: Json, general: Json, name: &str) -> Json {
     match (specific, general) {
         (Json::Object(mut specific), Json::Object(general)) => {
             for (key, value) in general {
@@ -126,8 +183,8 @@ fn unite(specific: Json, general: Json) -> Json {
         }
         (Json::Array(specific), Json::Array(general)) => {
             let is_there = |item: &Json| {
-                let name = item.get("name");
-                specific.iter().any(|other| if name.is_some() { other.get("name") == name } else { other == item })
+                let named = item.get(name);
+                specific.iter().any(|other| if named.is_some() { other.get(name) == named } else { other == item })
             };
             let missing: Vec<_> = general.into_iter().filter(|item| !is_there(item)).collect();
             Json::Array(specific.into_iter().chain(missing).collect())

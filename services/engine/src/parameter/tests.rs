@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value as Json, json};
 
 use super::*;
+use crate::expression::Scope;
 
 #[derive(Default)]
 struct Object {
@@ -36,12 +37,12 @@ fn annotated(annotations: &[(&'static str, &'static str)]) -> Object {
 
 fn parameter(mut text: Json) -> Parameter {
     text["name"] = json!("p");
-    compile("spec.parameters[0]", &serde_json::from_value(text).unwrap()).unwrap()
+    compile("spec.parameters[0]", &serde_json::from_value(text).unwrap(), &Scope::new()).unwrap()
 }
 
 fn faults(mut text: Json) -> Vec<String> {
     text["name"] = json!("p");
-    let faults = compile("p", &serde_json::from_value(text).unwrap()).unwrap_err();
+    let faults = compile("p", &serde_json::from_value(text).unwrap(), &Scope::new()).unwrap_err();
     faults.iter().map(ToString::to_string).collect()
 }
 
@@ -50,8 +51,9 @@ fn value(text: Json, annotation: &'static str) -> Result<Json, String> {
     text["annotation"] = json!("a");
     text["sources"] = json!(["Pod"]);
     let pod = annotated(&[("a", annotation)]);
-    let sources = Sources { pod: &pod, service_account: None, namespace: &Object::default() };
-    resolve(&parameter(text), sources).map(Option::unwrap).map_err(|invalid| invalid.message.into())
+    let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &Object::default() };
+    let resolved = resolve(&parameter(text), sources).map_err(|invalid| String::from(invalid.message))?;
+    Ok(resolved.value.unwrap().unwrap())
 }
 
 #[test]
@@ -115,7 +117,6 @@ fn a_number_is_clamped_where_the_parameter_says_so() {
 
 #[test]
 fn the_most_specific_source_that_is_allowed_wins() {
-    // Service accounts are resolved, though this build does not look them up.
     let text = |sources: Json| {
         let mut text =
             parameter(json!({"type": "string", "annotation": ["new", "old"], "label": "l", "sources": ["Pod"]}));
@@ -127,8 +128,8 @@ fn the_most_specific_source_that_is_allowed_wins() {
     let namespace = annotated(&[("new", "namespace")]);
     let empty = Object::default();
     let resolved = |sources: Json, pod: &Object| {
-        let from = Sources { pod, service_account: Some(&account), namespace: &namespace };
-        resolve(&text(sources), from).unwrap()
+        let from = Sources { pod, service_account: Ok(Some(&account)), namespace: &namespace };
+        resolve(&text(sources), from).unwrap().value.unwrap()
     };
     assert_eq!(resolved(json!(["Namespace", "ServiceAccount", "Pod"]), &pod), Some(json!("pod")));
     assert_eq!(resolved(json!(["Namespace", "ServiceAccount", "Pod"]), &empty), Some(json!("account")));
@@ -143,8 +144,8 @@ fn sources_are_united_where_the_parameter_says_so() {
     let text = json!({"type": "map", "annotationPrefix": "x/", "sources": ["Pod", "Namespace"], "merge": "Merge"});
     let pod = annotated(&[("x/a", "pod"), ("y/z", "no")]);
     let namespace = annotated(&[("x/a", "namespace"), ("x/b", "namespace")]);
-    let sources = Sources { pod: &pod, service_account: None, namespace: &namespace };
-    let united = resolve(&parameter(text), sources).unwrap();
+    let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
+    let united = resolve(&parameter(text), sources).unwrap().value.unwrap();
     assert_eq!(united, Some(json!({"a": "pod", "b": "namespace"})));
 }
 
@@ -155,8 +156,8 @@ fn records_are_joined_by_their_suffix() {
         {"name": "perms", "annotationPrefix": "perms-"},
     ]});
     let pod = annotated(&[("secret-db", "kv/db"), ("perms-db", "0400"), ("secret-api", "kv/api"), ("perms-none", "x")]);
-    let sources = Sources { pod: &pod, service_account: None, namespace: &Object::default() };
-    let records = resolve(&parameter(text), sources).unwrap();
+    let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &Object::default() };
+    let records = resolve(&parameter(text), sources).unwrap().value.unwrap();
     let expected = json!([{"key": "api", "path": "kv/api"}, {"key": "db", "path": "kv/db", "perms": "0400"}]);
     assert_eq!(records, Some(expected));
 }
@@ -174,6 +175,54 @@ fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
         (json!({"type": "string", "annotationPrefix": "a", "sources": ["Pod"]}), "makes a map"),
         (json!({"type": "records"}), "p.fields"),
         (json!({"type": "list", "items": {"type": "strng"}}), "p.items"),
+    ] {
+        let faults = faults(text.clone());
+        assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");
+    }
+}
+
+#[test]
+fn items_may_have_items_and_what_is_moved_among_them_is_told() {
+    let rows = json!({"type": "list", "format": "JSON", "items": {"type": "list", "items": {"type": "integer", "maximum": 9}}});
+    assert_eq!(value(rows.clone(), "[[1, 2], []]"), Ok(json!([[1, 2], []])));
+    let message = value(rows.clone(), "[[1], [10]]").unwrap_err();
+    assert!(message.contains("10 is more than 9"), "{message}");
+    let mut clamped = rows;
+    clamped["items"]["items"]["clamp"] = json!(true);
+    clamped["annotation"] = json!("a");
+    clamped["sources"] = json!(["Namespace"]);
+    let namespace = annotated(&[("a", "[[1], [10]]")]);
+    let sources = Sources { pod: &Object::default(), service_account: Ok(None), namespace: &namespace };
+    let resolved = resolve(&parameter(clamped), sources).unwrap();
+    assert_eq!(resolved.value, Ok(Some(json!([[1], [9]]))));
+    let told = "a of the namespace: [[1],[10]] is outside of what is allowed, [[1],[9]] was taken";
+    assert_eq!(resolved.moved, [told.into()]);
+}
+
+#[test]
+fn records_of_several_sources_are_united_by_their_key() {
+    let text = json!({"type": "records", "sources": ["Pod", "ServiceAccount", "Namespace"], "merge": "Merge",
+        "fields": [{"name": "path", "annotationPrefix": "secret-", "opens": true}]});
+    let pod = annotated(&[("secret-db", "pod"), ("secret-", "without a key")]);
+    let account = annotated(&[("secret-db", "account"), ("secret-api", "account")]);
+    let namespace = annotated(&[("secret-ca", "namespace")]);
+    let sources = Sources { pod: &pod, service_account: Ok(Some(&account)), namespace: &namespace };
+    let expected =
+        json!([{"key": "db", "path": "pod"}, {"key": "api", "path": "account"}, {"key": "ca", "path": "namespace"}]);
+    assert_eq!(resolve(&parameter(text), sources).unwrap().value, Ok(Some(expected)));
+}
+
+#[test]
+fn records_and_formats_that_could_never_work_are_found() {
+    let field = |name: &str, opens: bool| json!({"name": name, "annotationPrefix": "x-", "opens": opens});
+    let records = |fields: Json| json!({"type": "records", "sources": ["Pod"], "fields": fields});
+    for (text, told) in [
+        (records(json!([field("a", false)])), "no field opens a record"),
+        (records(json!([field("key", true)])), "p.fields[0].name"),
+        (records(json!([field("a", true), field("a", true)])), "stands at fields[0] too"),
+        (json!({"type": "list", "format": "Pairs"}), "p.format"),
+        (json!({"type": "object", "format": "CSV"}), "use one of JSON, YAML"),
+        (json!({"type": "integer", "format": "JSON"}), "leave format out"),
     ] {
         let faults = faults(text.clone());
         assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");

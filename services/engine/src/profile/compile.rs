@@ -12,10 +12,11 @@ use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
 use super::extend::{self, Limits, NoParents, Parents};
 use super::rules;
-use super::template::{Compiler, Needs, Node, without_directives};
+use super::template::{Compiler, LocalNames, Node, without_directives};
 use super::tenant::check_tenant;
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
 use crate::expression::Scope;
+use crate::lookup::{self, Needs};
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -77,11 +78,27 @@ pub(super) fn compile_text(
         check_selector(path, selector.as_ref(), &mut faults);
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
-    let Computed { parameters, variables, conditions, scope, needs } = expressions::compile(spec, &mut faults);
+    let lookups = lookup::compile(limits, &spec.lookups, &mut faults);
+    let Computed { parameters, variables, conditions, scope, locals } = expressions::compile(spec, &mut faults);
     check_size(spec, &mut faults);
-    let template = compile_template(limits, spec, (&scope, &needs), &mut faults);
-    let rules = rules::compile(&spec.containers, (&scope, &needs), &mut faults);
+    let template = compile_template(limits, spec, (&scope, &locals), &mut faults);
+    let rules = rules::compile(&spec.containers, (&scope, &locals), &mut faults);
     let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
+    let mut needs = Needs::default();
+    for parameter in &parameters {
+        parameter.add_needs(&mut needs);
+    }
+    let named = variables.iter().map(|variable| &variable.expression);
+    for expression in named.chain(conditions.iter().map(|condition| &condition.expression)) {
+        needs.add(expression);
+    }
+    for node in template.iter().chain(rules.iter().map(|rule| &rule.template)) {
+        node.each_expression(&mut |expression| needs.add(expression));
+    }
+    for rule in &rules {
+        rule.conditions.iter().for_each(|condition| needs.add(&condition.expression));
+        rule.condition.iter().for_each(|expression| needs.add(expression));
+    }
     let revision = revision(spec);
     match revision {
         Some(revision) if faults.is_empty() => {
@@ -113,6 +130,8 @@ pub(super) fn compile_text(
                 parameters,
                 variables,
                 conditions,
+                lookups,
+                needs,
                 template,
             })
         }
@@ -125,7 +144,6 @@ pub(super) fn compile_text(
 fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     let parts = [
         ("target", spec.target.is_some()),
-        ("lookups", !spec.lookups.is_empty()),
         ("validations", !spec.validations.is_empty()),
         ("rollout", spec.rollout.is_some()),
     ];
@@ -216,7 +234,7 @@ pub(super) fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>
 fn compile_template(
     limits: Limits,
     spec: &ProfileSpec,
-    (scope, needs): (&Scope, &Needs),
+    (scope, needs): (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Option<Node> {
     let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, faults))?;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 
 use super::Diagnostic;
-use super::template::{Compiler, Needs};
+use super::template::{Compiler, LocalNames};
 use crate::compute::{self, Variable};
 use crate::expression::{Expression, Scope};
 use crate::parameter::{self, Parameter};
@@ -27,17 +27,21 @@ pub(super) struct Computed {
     /// What every expression of the profile may use.
     pub(super) scope: Scope,
     /// The names that its variables need and that are known in some places only.
-    pub(super) needs: Needs,
+    pub(super) locals: LocalNames,
 }
 
 /// Compiles parameters, variables and conditions. What is wrong goes to `faults`.
 pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
-    let mut parameters = Vec::new();
+    let mut parameters: Vec<Parameter> = Vec::new();
+    let lookups = || spec.lookups.iter().map(|lookup| lookup.name.as_str());
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         check_name(&path, &text.name, &mut names, faults);
-        match parameter::compile(&path, text) {
+        // A default may use the parameters that stand before it, and no variables: those may use parameters.
+        let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
+        let scope = compute::scope(earlier, []).with_members("lookups", lookups());
+        match parameter::compile(&path, text, &scope) {
             Ok(parameter) => parameters.push(parameter),
             Err(wrong) => faults.extend(wrong),
         }
@@ -45,10 +49,11 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
     let scope = compute::scope(
         spec.parameters.iter().map(|parameter| parameter.name.as_str()),
         spec.variables.iter().map(|variable| variable.name.as_str()),
-    );
+    )
+    .with_members("lookups", lookups());
     let mut names = HashMap::new();
     let mut variables = Vec::new();
-    let everywhere = Needs::new();
+    let everywhere = LocalNames::new();
     for (index, variable) in spec.variables.iter().enumerate() {
         let path = format!("spec.variables[{index}]");
         check_name(&path, &variable.name, &mut names, faults);
@@ -58,12 +63,12 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
         }
     }
     check_cycles(&variables, faults);
-    let needs = needs(&variables);
+    let locals = local_names(&variables);
     for variable in &mut variables {
-        variable.is_local = needs.get(&variable.name).is_some_and(|needed| !needed.is_empty());
+        variable.is_local = locals.get(&variable.name).is_some_and(|needed| !needed.is_empty());
     }
-    let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &needs), faults);
-    Computed { parameters: parameters.into(), variables: variables.into(), conditions, scope, needs }
+    let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &locals), faults);
+    Computed { parameters: parameters.into(), variables: variables.into(), conditions, scope, locals }
 }
 
 /// Compiles the conditions of a list. `locals` are the names that are known there and not everywhere.
@@ -71,7 +76,7 @@ pub(super) fn conditions(
     path: &str,
     conditions: &[MatchCondition],
     locals: &[&str],
-    (scope, needs): (&Scope, &Needs),
+    (scope, needs): (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Box<[Condition]> {
     let mut names = HashMap::new();
@@ -90,8 +95,8 @@ pub(super) fn conditions(
 }
 
 /// Which names that are known in some places only each variable needs, also by way of others.
-fn needs(variables: &[Variable]) -> Needs {
-    let mut needs = Needs::new();
+fn local_names(variables: &[Variable]) -> LocalNames {
+    let mut needs = LocalNames::new();
     // A chain of variables is at most as long as there are variables; each round goes one step further.
     for _ in 0..=variables.len() {
         let mut changed = false;

@@ -23,6 +23,7 @@ use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut};
 use pillion_api::selector::LabelSelector;
 
 use crate::compute::Variable;
+use crate::lookup::{Declared, Needs};
 use crate::parameter::Parameter;
 
 pub use advice::advise;
@@ -100,6 +101,8 @@ pub struct CompiledProfile {
     pub(crate) rules: Box<[rules::ContainerRule]>,
     /// The names of the containers that it adds, as far as they are known from its text.
     pub(crate) own_containers: Box<[Box<str>]>,
+    pub(crate) lookups: Box<[Declared]>,
+    pub(crate) needs: Needs,
     /// Whether it adds containers that are not said to be for Windows.
     pub(crate) adds_linux_containers: bool,
     /// Volumes that its containers mount and that it does not add.
@@ -152,6 +155,12 @@ impl CompiledProfile {
     #[must_use]
     pub fn request_word(&self) -> Option<&str> {
         self.request.as_ref().map(|request| request.truthy.first().map_or(&*self.name.name, |word| &**word))
+    }
+
+    /// What has to be looked up for it, as its text says.
+    #[must_use]
+    pub const fn needs(&self) -> &Needs {
+        &self.needs
     }
 
     /// Who gets it without asking.

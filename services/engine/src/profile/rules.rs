@@ -8,7 +8,7 @@ use super::Diagnostic;
 use super::check::check_container_template;
 use super::compile::is_small;
 use super::expressions::{self, Condition};
-use super::template::{Compiler, Needs, Node};
+use super::template::{Compiler, LocalNames, Node};
 use crate::expression::{Expression, Scope};
 
 /// A rule on containers that are there.
@@ -30,7 +30,7 @@ const CONTAINER: &str = "container";
 /// Compiles the rules. What is wrong goes to `faults`.
 pub(super) fn compile(
     rules: &[Text],
-    (scope, needs): (&Scope, &Needs),
+    (scope, needs): (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Box<[ContainerRule]> {
     let mut names = HashMap::new();
@@ -46,7 +46,7 @@ pub(super) fn compile(
 fn compile_rule(
     path: &str,
     rule: &Text,
-    known: (&Scope, &Needs),
+    known: (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Option<ContainerRule> {
     let before = faults.len();

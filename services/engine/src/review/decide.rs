@@ -62,6 +62,7 @@ pub(super) fn decide(
             namespace_name: &envelope.namespace,
             namespace: &namespace,
             uid: &envelope.uid,
+            looked_up: &facts.looked_up,
         };
         inject(object, select(&candidates, level, world, &arena), world, &arena, &found)
     });
@@ -75,7 +76,7 @@ pub(super) fn decide(
 }
 
 /// How firmly the object is opted in. The API server has looked at the namespace itself; everybody else has not.
-fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
+pub(super) fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
     match endpoint {
         Endpoint::Level(level) => Some(level),
         Endpoint::Any => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
@@ -83,7 +84,7 @@ fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
 }
 
 /// The record that an object carries.
-enum FoundRecord {
+pub(super) enum FoundRecord {
     None,
     Genuine(Record),
     /// Not written by us, or not one that this build understands.
@@ -91,7 +92,7 @@ enum FoundRecord {
 }
 
 impl FoundRecord {
-    fn find(object: Value<'_>, trust: RecordTrust) -> Self {
+    pub(super) fn find(object: Value<'_>, trust: RecordTrust) -> Self {
         let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
         if trust == RecordTrust::ManagedFields && !inject::is_genuine(object) {
             return Self::Foreign;
@@ -103,7 +104,7 @@ impl FoundRecord {
     }
 
     /// The object as its author wrote it, where that is not how it is.
-    fn authors(&self, object: Value<'_>) -> Result<Option<OwnedTape>, Malformed> {
+    pub(super) fn authors(&self, object: Value<'_>) -> Result<Option<OwnedTape>, Malformed> {
         match self {
             Self::Genuine(record) => inject::without_record(object, record),
             Self::None | Self::Foreign => Ok(None),

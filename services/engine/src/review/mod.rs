@@ -7,6 +7,7 @@
 mod answer;
 mod decide;
 mod envelope;
+mod needs;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use pillion_api::profile::Operation;
 use thiserror::Error;
 
 use crate::json::{BorrowedTape, Limits, SyntaxError};
+use crate::lookup::{LookedUp, Wanted};
 use crate::patch::CheckFault;
 use crate::report::Decision;
 use crate::snapshot::{Namespace, Snapshot};
@@ -68,6 +70,8 @@ impl Endpoint {
 pub struct Facts {
     /// The namespace of the object; `None` if it could not be found.
     pub namespace: Option<Arc<Namespace>>,
+    /// What was looked up: all that [`Review::needs`] asks for.
+    pub looked_up: LookedUp,
     /// Which records are believed.
     pub record_trust: RecordTrust,
 }
@@ -184,6 +188,13 @@ impl<'b> Review<'b> {
     #[must_use]
     pub const fn dry_run(&self) -> bool {
         self.envelope.dry_run
+    }
+
+    /// What has to be looked up before anything can be decided. It reads nothing of `facts` but the namespace. Nearly
+    /// always it is empty, and then costs next to nothing.
+    #[must_use]
+    pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
+        needs::wanted(&self.envelope, &self.tape, endpoint, snapshot, facts)
     }
 
     /// Decides what is done with the object.

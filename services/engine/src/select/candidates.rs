@@ -75,6 +75,11 @@ impl Candidates {
         self.cluster.len() + self.own.as_ref().map_or(0, |own| own.len()) == self.excluded.len()
     }
 
+    /// Whether any of them wants something looked up. Most clusters have no such profile, and no request pays for it.
+    pub(crate) fn want_look_ups(&self) -> bool {
+        self.cluster.wants_look_ups() || self.own.as_ref().is_some_and(|own| own.wants_look_ups())
+    }
+
     pub(crate) fn profile(&self, place: Place) -> Option<&Arc<CompiledProfile>> {
         match place.checked_sub(self.cluster.len()) {
             None => self.cluster.profile(place),

@@ -1,18 +1,14 @@
 //! A profile's conditions: all are looked at, so that every reason is told.
 
-use std::borrow::Cow;
-
-use pillion_api::parameter::OnInvalid;
 use pillion_api::profile::{OnError, Otherwise};
 
 use super::Refusal;
-use super::pod::Pod;
-use crate::compute::{Arena, Computation, Parameters, World};
+use super::parameters;
+use crate::compute::{Arena, Computation, World};
 use crate::expression::Budget;
-use crate::parameter::{self, Invalid, Metadata, Sources};
+use crate::lookup;
 use crate::profile::CompiledProfile;
-use crate::report::{ProfileOutcome, Reason};
-use crate::snapshot::Namespace;
+use crate::report::{Notice, ProfileOutcome, Reason};
 
 /// What a profile's expressions stand for, if its conditions hold; else why they do not. The gravest of several counts,
 /// with the reasons of all that are as grave.
@@ -20,8 +16,9 @@ pub(super) fn check<'v>(
     profile: &'v CompiledProfile,
     world: World<'v>,
     arena: &'v Arena,
+    notices: &mut Vec<Notice>,
 ) -> Result<Computation<'v>, Refusal> {
-    let parameters = arena.keep_parameters(resolve_all(profile, world)?);
+    let parameters = arena.keep_parameters(parameters::resolve(profile, world, notices)?);
     let computation = Computation::new(world, parameters, profile);
     let mut budget = Budget::new();
     let mut refusals: Vec<Refusal> = Vec::new();
@@ -42,7 +39,7 @@ pub(super) fn check<'v>(
                     OnError::Skip => ProfileOutcome::Skipped,
                     OnError::Deny => ProfileOutcome::Denied,
                 },
-                reason: Reason::ExpressionFailed,
+                reason: lookup::reason_of(&error),
                 detail: Some(format!("{}: {}", condition.name, error.message()).into()),
             },
         };
@@ -55,66 +52,6 @@ pub(super) fn check<'v>(
         ..first
     });
     refusal.map_or(Ok(computation), Err)
-}
-
-/// The values of a profile's parameters.
-fn resolve_all(profile: &CompiledProfile, world: World<'_>) -> Result<Parameters, Refusal> {
-    let pod = Pod::new(world.object);
-    let sources = Sources { pod: &pod, service_account: None, namespace: world.namespace };
-    let mut values = Parameters::new();
-    for parameter in &profile.parameters {
-        let value = match parameter::resolve(parameter, sources) {
-            Ok(value) => value,
-            Err(Invalid { consequence: Some(OnInvalid::Default), .. }) => None,
-            Err(Invalid { message, consequence }) => {
-                let denies = match consequence {
-                    Some(consequence) => consequence == OnInvalid::Deny,
-                    None => profile.on_error == OnError::Deny,
-                };
-                let outcome = if denies { ProfileOutcome::Denied } else { ProfileOutcome::Skipped };
-                return Err(Refusal { outcome, reason: Reason::InvalidParameter, detail: Some(message) });
-            }
-        };
-        if let Some(value) = value.or_else(|| parameter.default.clone()) {
-            values.push((parameter.name.clone(), value));
-        }
-    }
-    Ok(values)
-}
-
-impl Metadata for Pod<'_> {
-    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
-        Pod::label(*self, key)
-    }
-
-    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
-        Pod::annotation(*self, key)
-    }
-
-    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
-        Box::new(self.annotations().filter_map(move |(key, value)| {
-            let rest = key.text().strip_prefix(prefix)?.to_owned();
-            Some((Cow::Owned(rest), value.as_str()?))
-        }))
-    }
-}
-
-impl Metadata for Namespace {
-    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
-        Self::label(self, key).map(Cow::Borrowed)
-    }
-
-    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
-        Self::annotation(self, key).map(Cow::Borrowed)
-    }
-
-    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
-        Box::new(
-            self.annotations.iter().filter_map(move |(key, value)| {
-                Some((Cow::Borrowed(key.strip_prefix(prefix)?), Cow::Borrowed(&**value)))
-            }),
-        )
-    }
 }
 
 const fn gravity(outcome: ProfileOutcome) -> u8 {

@@ -38,6 +38,7 @@ pub(crate) struct Index {
     names: HashMap<Box<str>, Place>,
     labels: HashMap<Box<str>, KeyGroup>,
     annotations: HashMap<Box<str>, KeyGroup>,
+    wants_look_ups: bool,
 }
 
 impl Index {
@@ -52,6 +53,11 @@ impl Index {
 
     pub(crate) fn len(&self) -> usize {
         self.profiles.len()
+    }
+
+    /// Whether any of them wants something looked up.
+    pub(crate) const fn wants_look_ups(&self) -> bool {
+        self.wants_look_ups
     }
 
     pub(crate) fn profile(&self, place: Place) -> Option<&Arc<CompiledProfile>> {
@@ -83,6 +89,7 @@ impl Index {
     fn add(&mut self, profile: &Arc<CompiledProfile>) {
         let place = self.profiles.len();
         self.profiles.push(Arc::clone(profile));
+        self.wants_look_ups |= !profile.needs().is_empty();
         if profile.activation == Activation::Always {
             self.always.push(place);
         }

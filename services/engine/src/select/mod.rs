@@ -7,6 +7,7 @@
 pub(crate) mod candidates;
 mod conditions;
 pub(crate) mod index;
+mod parameters;
 pub(crate) mod pod;
 mod request;
 
@@ -16,6 +17,8 @@ use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::OptOut;
 
 use crate::compute::{Arena, Computation, World};
+use crate::json::Value;
+use crate::lookup::Wanted;
 use crate::profile::{CompiledProfile, Limits};
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
@@ -61,7 +64,7 @@ pub(crate) fn select<'v>(
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
-    let Asked { places, dropped, notices, denied } = request::asked(candidates, level, pod);
+    let Asked { places, dropped, mut notices, denied } = request::asked(candidates, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<Selected<'v>> = Vec::with_capacity(places.len());
     for place in places {
@@ -73,7 +76,7 @@ pub(crate) fn select<'v>(
         } else if !object_matches(profile, pod) {
             not_matched(Reason::ObjectSelector)
         } else {
-            match conditions::check(profile, world, arena) {
+            match conditions::check(profile, world, arena, &mut notices) {
                 Err(refusal) => Some(refusal),
                 Ok(_) if group_is_taken(profile, &profiles) => not_matched(Reason::ExclusiveGroup),
                 Ok(computed) => {
@@ -93,6 +96,23 @@ pub(crate) fn select<'v>(
     give_way(&mut profiles);
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }
+}
+
+/// What the profiles that are asked for want looked up for a pod. Conditions are not looked at: they may want it
+/// themselves.
+pub(crate) fn wanted(candidates: &Candidates, level: InjectionLevel, namespace: &str, object: Value<'_>) -> Wanted {
+    let mut wanted = Wanted { namespace: namespace.into(), ..Wanted::default() };
+    let pod = Pod::new(object);
+    let Asked { places, dropped, .. } = request::asked(candidates, level, pod);
+    let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
+    for place in places {
+        let Some(profile) = candidates.profile(place).filter(|profile| !profile.needs().is_empty()) else { continue };
+        let is_dropped = (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed;
+        if !is_dropped && object_matches(profile, pod) {
+            wanted.add(profile.needs(), &profile.lookups, object);
+        }
+    }
+    wanted
 }
 
 fn object_matches(profile: &CompiledProfile, pod: Pod<'_>) -> bool {

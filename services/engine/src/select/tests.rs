@@ -9,6 +9,7 @@ use super::candidates::Candidates;
 use super::{Selection, select};
 use crate::compute::{Arena, World};
 use crate::json::OwnedTape;
+use crate::lookup::LookedUp;
 use crate::profile::{Library, ProfileName, ProfileSet, compile, compile_with};
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
@@ -62,6 +63,7 @@ impl Case {
             namespace_name: "team-a",
             namespace: &self.namespace,
             uid: "u",
+            looked_up: &LookedUp::default(),
         };
         let arena = Arena::new();
         let Selection { profiles, notices, denied, reason } = select(&candidates, self.level, world, &arena);
@@ -342,7 +344,14 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
         let candidates = Candidates::find(&ProfileSet::new(compiled), "team-a", &namespace);
         let tape = OwnedTape::parse("{}".to_owned()).unwrap();
         let (object, request) = (tape.root(), tape.root());
-        let world = World { object, request, namespace_name: "team-a", namespace: &namespace, uid: "u" };
+        let world = World {
+            object,
+            request,
+            namespace_name: "team-a",
+            namespace: &namespace,
+            uid: "u",
+            looked_up: &LookedUp::default(),
+        };
         let arena = Arena::new();
         let decisions = select(&candidates, InjectionLevel::Enabled, world, &arena).profiles;
         decisions

@@ -1,10 +1,12 @@
 //! `pillion inject`: what the webhook would do with the pods of a manifest, on this machine, by the very same engine.
 //!
+//! * [`known`]: what is looked up among the objects of the manifests.
 //! * [`objects`]: where pods are in manifests: themselves, in workloads, in lists.
 //! * [`world`]: profiles and namespaces.
 //! * [`review`]: asks the engine as the API server asks the webhook.
 //! * [`report`]: what was decided, in words.
 
+mod known;
 mod objects;
 mod report;
 mod review;
@@ -21,7 +23,9 @@ use clap::{Args, ValueEnum};
 use pillion_engine::report::Outcome;
 use serde_json::Value;
 
+use self::known::KnownObjects;
 use self::world::World;
+use crate::cluster_facts::ClusterFactsArgs;
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output::{self, Format};
 
@@ -29,7 +33,8 @@ use crate::output::{self, Format};
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InjectArgs {
     /// Manifests to inject into, "-" for standard input. Pods, workloads with a pod template and Lists are injected
-    /// into; all else passes through. May be given several times.
+    /// into; all else passes through, and is what profiles find when they look up a service account or an owner. May be
+    /// given several times.
     #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "review")]
     files: Vec<PathBuf>,
     /// Profiles: a file, or a folder of files. May be given several times.
@@ -48,6 +53,8 @@ pub(crate) struct InjectArgs {
     /// Answer a saved AdmissionReview instead, as the webhook would; "-" for standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "files")]
     review: Option<PathBuf>,
+    #[command(flatten)]
+    cluster_facts: ClusterFactsArgs,
     /// Do not tell what was decided.
     #[arg(short, long)]
     quiet: bool,
@@ -67,10 +74,10 @@ enum Output {
 /// Injects, or answers a review. Nothing is printed on standard output where something is wrong or refused, so that
 /// `pillion inject | kubectl apply -f -` does not create half of it.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
-    let InjectArgs { files, profiles, output, namespace, namespace_file, review, quiet } = args;
+    let InjectArgs { files, profiles, output, namespace, namespace_file, review, cluster_facts, quiet } = args;
     let (world, mut problems) = World::load(&profiles, namespace_file.as_deref(), namespace.as_deref());
     let world = match world {
-        Some(world) if problems.is_empty() => world,
+        Some(world) if problems.is_empty() => world.with_cluster(cluster_facts.load()?),
         _ => return wrong(&problems),
     };
     if let Some(file) = review {
@@ -95,13 +102,14 @@ fn wrong(problems: &[Problem]) -> anyhow::Result<ExitCode> {
 }
 
 fn inject(mut documents: Vec<Value>, world: &World, output: Output, quiet: bool) -> anyhow::Result<ExitCode> {
+    let known = KnownObjects::new(&documents, world.default_namespace());
     let mut patches = Vec::with_capacity(documents.len());
     let mut denied = false;
     for document in &mut documents {
         let mut patch = Vec::new();
         for place in objects::pods(document) {
             let name = place.describe(world.default_namespace());
-            let decided = review::decide(document, &place, world).with_context(|| name.clone())?;
+            let decided = review::decide(document, &place, world, &known).with_context(|| name.clone())?;
             denied |= decided.decision.outcome == Outcome::Denied;
             if !quiet || decided.decision.outcome == Outcome::Denied {
                 output::tell(&report::lines(&name, &decided.decision))?;

@@ -31,8 +31,10 @@ pub(super) struct Place {
     pub(super) name: Option<String>,
     /// Namespace of that object, if it says one.
     pub(super) namespace: Option<String>,
-    /// Whether it is a template.
-    template: bool,
+    /// The API version of that object.
+    pub(super) api_version: String,
+    /// Where the template is in that object; empty if the object is a pod itself.
+    below: &'static str,
 }
 
 /// All pods of a document, in its order.
@@ -73,7 +75,8 @@ fn collect(object: &Value, pointer: &str, assumed: Option<(&str, &str)>, depth: 
         kind: kind.to_owned(),
         name: metadata("name").or_else(|| metadata("generateName")),
         namespace: metadata("namespace"),
-        template: !below.is_empty(),
+        api_version: version.to_owned(),
+        below,
     });
 }
 
@@ -82,6 +85,12 @@ impl Place {
     pub(super) fn describe(&self, default_namespace: &str) -> String {
         let namespace = self.namespace.as_deref().unwrap_or(default_namespace);
         format!("{} {namespace}/{}", self.kind, self.name.as_deref().unwrap_or("?"))
+    }
+
+    /// The workload whose template it is; `None` for a pod, and for a template that is nobody's.
+    pub(super) fn workload<'d>(&self, document: &'d Value) -> Option<&'d Value> {
+        let pointer = self.pointer.strip_suffix(self.below).filter(|_| !self.below.is_empty())?;
+        document.pointer(pointer).filter(|_| self.kind != "PodTemplate")
     }
 
     /// The pod as the API server would show it to a webhook: with its namespace, and made from a template as a controller
@@ -93,7 +102,7 @@ impl Place {
             _ => Map::new(),
         };
         metadata.insert("namespace".to_owned(), namespace.into());
-        if self.template {
+        if !self.below.is_empty() {
             metadata.remove("name");
             metadata.insert("generateName".to_owned(), format!("{}-", self.name.as_deref().unwrap_or("pod")).into());
         }

@@ -4,16 +4,18 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_engine::lookup::Answer;
 use pillion_engine::report::{Decision, Reason};
 use pillion_engine::review::{Decided, Facts, RecordTrust, Review};
 use serde_json::{Value, json};
 
+use super::known::KnownObjects;
 use super::objects::Place;
 use super::world::World;
 use crate::creation;
 
-/// Decides about one pod of a manifest.
-pub(super) fn decide(document: &Value, place: &Place, world: &World) -> anyhow::Result<Decided> {
+/// Decides about one pod of a manifest, among the objects that are known.
+pub(super) fn decide(document: &Value, place: &Place, world: &World, known: &KnownObjects) -> anyhow::Result<Decided> {
     let name = place.namespace.as_deref().unwrap_or_else(|| world.default_namespace());
     let (namespace, endpoint) = world.namespace(name);
     let pod = place.pod(document, name);
@@ -25,7 +27,10 @@ pub(super) fn decide(document: &Value, place: &Place, world: &World) -> anyhow::
     let body = serde_json::to_vec(&envelope(&pod, name)).context("the review cannot be written")?;
     let review = Review::parse(&body).context("it is not an object that can be reviewed")?;
     // A file has no managedFields of a request; its record is what an earlier run of this command wrote.
-    let facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound };
+    let mut facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound, ..Facts::default() };
+    let wanted = review.needs(endpoint, world.snapshot(), &facts);
+    facts.looked_up = known.answer(wanted, document, place);
+    facts.looked_up.cluster = world.cluster();
     review.decide(endpoint, world.snapshot(), &facts).context("it cannot be decided on")
 }
 
@@ -33,7 +38,10 @@ pub(super) fn decide(document: &Value, place: &Place, world: &World) -> anyhow::
 pub(super) fn answer(body: &[u8], world: &World) -> anyhow::Result<(String, Decided)> {
     let review = Review::parse(body).context("this is not an AdmissionReview")?;
     let (namespace, endpoint) = world.namespace(review.namespace());
-    let facts = Facts { namespace: Some(Arc::clone(&namespace)), ..Facts::default() };
+    let mut facts = Facts { namespace: Some(Arc::clone(&namespace)), ..Facts::default() };
+    // There is no cluster here, and so nothing of what would have to be looked up.
+    facts.looked_up = review.needs(endpoint, world.snapshot(), &facts).answered(&Answer::Missing);
+    facts.looked_up.cluster = world.cluster();
     let decided = review.decide(endpoint, world.snapshot(), &facts).context("it cannot be decided on")?;
     let response = String::from_utf8(review.respond(&decided)).context("the answer is not text")?;
     Ok((response, decided))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
+use pillion_engine::json::OwnedTape;
 use pillion_engine::profile::ProfileSet;
 use pillion_engine::review::Endpoint;
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -17,6 +18,7 @@ use crate::load::{self, Problem, Source, typed, yaml};
 pub(super) struct World {
     snapshot: Snapshot,
     default_namespace: String,
+    cluster: Option<Arc<OwnedTape>>,
 }
 
 impl World {
@@ -37,7 +39,17 @@ impl World {
         let default_namespace = default_namespace.or(only).unwrap_or("default").to_owned();
         let loaded = load::profiles_in(profiles, &default_namespace);
         let snapshot = Snapshot::new(ProfileSet::new(loaded.profiles)).with_namespaces(namespaces);
-        (Some(Self { snapshot, default_namespace }), loaded.problems)
+        (Some(Self { snapshot, default_namespace, cluster: None }), loaded.problems)
+    }
+
+    /// The same with what the platform says of the cluster.
+    pub(super) fn with_cluster(self, cluster: Option<Arc<OwnedTape>>) -> Self {
+        Self { cluster, ..self }
+    }
+
+    /// What the platform says of the cluster.
+    pub(super) fn cluster(&self) -> Option<Arc<OwnedTape>> {
+        self.cluster.clone()
     }
 
     /// Profiles and namespaces, as the engine takes them.

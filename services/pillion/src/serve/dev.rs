@@ -29,6 +29,7 @@ use super::self_made;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
+use crate::cluster_facts::ClusterFactsArgs;
 use crate::{causes, output};
 
 /// Where profiles are if nobody says where.
@@ -66,6 +67,8 @@ pub(crate) struct DevArgs {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
     #[command(flatten)]
+    pub(crate) cluster_facts: ClusterFactsArgs,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -101,6 +104,8 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         certificate: certificate(args.listen, &folder)?,
         snapshot: Arc::clone(&snapshot),
         live_namespace: None,
+        look_ups: None,
+        cluster: args.cluster_facts.load()?,
         readiness: readiness.clone(),
         registry: Registry::default(),
         settings,

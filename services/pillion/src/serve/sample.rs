@@ -5,6 +5,7 @@
 
 use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::Activation;
+use pillion_engine::lookup::Answer;
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::report::Outcome;
 use pillion_engine::review::{Endpoint, Facts, Review};
@@ -66,7 +67,8 @@ impl Sample {
 fn is_injected(sample: &Sample, snapshot: &Snapshot) -> bool {
     let text = sample.review.to_string();
     let Ok(review) = Review::parse(text.as_bytes()) else { return false };
-    let facts = Facts { namespace: snapshot.namespace(&sample.namespace), ..Facts::default() };
+    let mut facts = Facts { namespace: snapshot.namespace(&sample.namespace), ..Facts::default() };
+    facts.looked_up = review.needs(Endpoint::Any, snapshot, &facts).answered(&Answer::Missing);
     let decided = review.decide(Endpoint::Any, snapshot, &facts);
     decided.is_ok_and(|decided| decided.decision.outcome == Outcome::Injected)
 }

@@ -12,10 +12,10 @@ use arc_swap::ArcSwap;
 use clap::Args;
 use futures::FutureExt;
 use pillion_control::live::LookupMetrics;
-use pillion_control::{LiveNamespaces, Publisher, Status};
+use pillion_control::{LiveNamespaces, Lookups, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
-use pillion_webhook::router::{LiveNamespace, RequestSettings};
+use pillion_webhook::router::{LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -28,6 +28,7 @@ use super::certificate::{self, CertificateFiles};
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
+use crate::cluster_facts::ClusterFactsArgs;
 
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
@@ -57,6 +58,8 @@ pub(crate) struct WebhookArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, env = "PILLION_MAX_BODY_MEMORY", value_parser = body_memory)]
     pub(crate) max_body_memory: usize,
     #[command(flatten)]
+    pub(crate) cluster_facts: ClusterFactsArgs,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -79,6 +82,7 @@ pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode>
 async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let files = CertificateFiles::load(args.tls_cert, args.tls_key).await?;
+    let cluster = args.cluster_facts.load()?;
     let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
 
     let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
@@ -89,6 +93,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let mut registry = Registry::default();
     let broken = broken_profiles(&mut registry);
     let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry));
+    let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut registry));
     let mut settings = ServerSettings::default();
     settings.drain_minimum = Duration::from_secs(args.drain_minimum);
     settings.drain_deadline = Duration::from_secs(args.drain_deadline);
@@ -100,6 +105,8 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
         certificate: files.serving(),
         snapshot,
         live_namespace: Some(live_namespace(live)),
+        look_ups: Some(look_ups(lookups)),
+        cluster,
         readiness: readiness.clone(),
         registry,
         settings,
@@ -148,6 +155,13 @@ fn live_namespace(live: LiveNamespaces) -> LiveNamespace {
     Arc::new(move |name| {
         let (live, name) = (live.clone(), Box::<str>::from(name));
         async move { live.get(&name).await }.boxed()
+    })
+}
+
+fn look_ups(lookups: Lookups) -> LookUps {
+    Arc::new(move |wanted| {
+        let lookups = lookups.clone();
+        async move { lookups.get(wanted).await }.boxed()
     })
 }
 

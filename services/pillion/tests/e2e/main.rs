@@ -7,6 +7,7 @@
 
 mod failures;
 mod injection;
+mod lookups;
 mod profiles;
 mod reinvocation;
 mod rig;

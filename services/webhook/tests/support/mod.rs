@@ -9,9 +9,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::Router;
 use pillion_api::names::InjectionLevel;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::metrics::Metrics;
-use pillion_webhook::router::{Admission, LiveNamespace, RequestSettings, router};
+use pillion_webhook::router::{Admission, LiveNamespace, LookUps, RequestSettings, router};
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
 use pillion_webhook::tls::{PemText, ServingCertificate};
 use prometheus_client::registry::Registry;
@@ -82,7 +84,22 @@ impl App {
         let metrics = Arc::new(Metrics::register(&mut registry));
         let snapshot = Snapshot::default().with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router = router(Admission { snapshot, live_namespace, metrics, settings });
+        let router = router(Admission { snapshot, live_namespace, look_ups: None, cluster: None, metrics, settings });
+        Self { router, registry }
+    }
+
+    /// With one cluster profile, and what looks up what it reads.
+    pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::register(&mut registry));
+        let spec = serde_json::from_value(spec.clone()).unwrap();
+        let profile = compile(&ProfileName::cluster("profile"), &spec).unwrap();
+        let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]))
+            .with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
+        let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
+        let settings = RequestSettings::default();
+        let router = router(Admission { snapshot, live_namespace: None, look_ups, cluster, metrics, settings });
         Self { router, registry }
     }
 

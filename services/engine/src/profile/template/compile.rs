@@ -10,7 +10,7 @@ use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;
 
 /// The names that variables need and that are there only in some places: of each variable, `container` or `item`.
-pub(crate) type Needs = BTreeMap<Box<str>, Vec<&'static str>>;
+pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
 
 /// Where a part of a template stands, which decides about its directives.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,13 +29,13 @@ pub(crate) struct Compiler<'s> {
     pub(super) scope: Scope,
     /// Names that are known here and not everywhere.
     pub(super) locals: Vec<String>,
-    needs: &'s Needs,
+    needs: &'s LocalNames,
     pub(super) path: String,
 }
 
 impl<'s> Compiler<'s> {
     /// A compiler of templates whose expressions may use the scope, and of the names that are not known everywhere these.
-    pub(crate) fn new(scope: &Scope, locals: &[&str], needs: &'s Needs, faults: &'s mut Vec<Diagnostic>) -> Self {
+    pub(crate) fn new(scope: &Scope, locals: &[&str], needs: &'s LocalNames, faults: &'s mut Vec<Diagnostic>) -> Self {
         let scope = locals.iter().fold(scope.clone(), |scope, local| scope.with(*local));
         let locals = locals.iter().map(|local| (*local).to_owned()).collect();
         Self { faults, scope, locals, needs, path: String::new() }
@@ -228,19 +228,6 @@ impl<'s> Compiler<'s> {
         let result = work(self);
         self.path.truncate(length);
         result
-    }
-}
-
-impl Text {
-    /// Whether one of its expressions reads something of this name.
-    pub(crate) fn uses(&self, name: &str) -> bool {
-        match self {
-            Self::Whole(expression) => expression.uses(name),
-            Self::Mixed(pieces) => pieces.iter().any(|piece| match piece {
-                Piece::Literal(_) => false,
-                Piece::Expression(expression) => expression.uses(name),
-            }),
-        }
     }
 }
 

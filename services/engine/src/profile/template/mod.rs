@@ -9,7 +9,7 @@ mod directives;
 use crate::expression::Expression;
 use crate::json::OwnedTape;
 
-pub(crate) use compile::{Compiler, Needs, without_directives};
+pub(crate) use compile::{Compiler, LocalNames, without_directives};
 
 /// A part of a template.
 #[derive(Debug)]
@@ -155,6 +155,70 @@ pub(crate) enum JoinReference {
     Skip,
     /// It gets another name, and the joined entry refers to it.
     Compose,
+}
+
+impl Node {
+    /// Goes over all its expressions.
+    pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+        match &self.kind {
+            Kind::Plain(_) => {}
+            Kind::Text(text) => text.each_expression(see),
+            Kind::Map(fields) => fields.iter().for_each(|(_, node)| node.each_expression(see)),
+            Kind::List(nodes) => nodes.iter().for_each(|node| node.each_expression(see)),
+            Kind::Changed(changed) => {
+                changed.value.each_expression(see);
+                changed.changes.each_expression(see);
+            }
+        }
+        if let Some(rules) = &self.rules {
+            rules.each_expression(see);
+        }
+    }
+}
+
+impl Text {
+    fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+        match self {
+            Self::Whole(expression) => see(expression),
+            Self::Mixed(pieces) => pieces.iter().for_each(|piece| match piece {
+                Piece::Literal(_) => {}
+                Piece::Expression(expression) => see(expression),
+            }),
+        }
+    }
+
+    /// Whether one of its expressions reads something of this name.
+    pub(crate) fn uses(&self, name: &str) -> bool {
+        let mut found = false;
+        self.each_expression(&mut |expression| found |= expression.uses(name));
+        found
+    }
+}
+
+impl<T> Choice<T> {
+    fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+        match self {
+            Self::Known(_) => {}
+            Self::Found(text) => text.each_expression(see),
+        }
+    }
+}
+
+impl Rules {
+    fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+        let Self { when, for_each, conflict, position, join, each, prune, sidecar } = self;
+        [when, each, prune, sidecar].into_iter().flatten().for_each(&mut *see);
+        for_each.iter().for_each(|for_each| see(&for_each.list));
+        conflict.iter().for_each(|conflict| conflict.each_expression(see));
+        match position {
+            Some(Position::End(end)) => end.each_expression(see),
+            Some(Position::Before(name) | Position::After(name)) => name.each_expression(see),
+            None => {}
+        }
+        if let Some(prepend) = join.as_ref().and_then(|join| join.prepend.as_ref()) {
+            prepend.each_expression(see);
+        }
+    }
 }
 
 impl ConflictRule {

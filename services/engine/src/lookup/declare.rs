@@ -1,0 +1,127 @@
+//! The `lookups` that a profile declares, from their text.
+//!
+//! They are read with the rights of this process, and what they bring goes into pods of others. So only the platform's
+//! profiles declare them, which objects they are about is known from the text alone, and Secrets are none of them.
+
+use std::collections::HashMap;
+
+use pillion_api::profile::Lookup;
+
+use super::{Query, Which};
+use crate::profile::{Diagnostic, Limits};
+
+/// Bytes of a name, as DNS has it.
+const MAX_NAME: usize = 253;
+
+/// A look-up that was found to be right.
+#[derive(Clone, Debug)]
+pub(crate) struct Declared {
+    pub(crate) name: Box<str>,
+    /// Its namespace counts only if one was given.
+    query: Query,
+    in_objects_namespace: bool,
+}
+
+impl Declared {
+    /// What it is about, for an object of a namespace.
+    pub(crate) fn query(&self, namespace: &str) -> Query {
+        let mut query = self.query.clone();
+        if self.in_objects_namespace {
+            query.namespace = namespace.into();
+        }
+        query
+    }
+}
+
+/// Compiles the look-ups of a profile. What is wrong goes to `faults`.
+pub(crate) fn compile(limits: Limits, lookups: &[Lookup], faults: &mut Vec<Diagnostic>) -> Box<[Declared]> {
+    if limits == Limits::Tenant && !lookups.is_empty() {
+        let fault = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
+        faults.push(fault.with_help("they are read with Pillion's rights, not with those of the namespace"));
+        return Box::default();
+    }
+    let mut names = HashMap::new();
+    let mut compiled = Vec::new();
+    for (index, lookup) in lookups.iter().enumerate() {
+        let path = format!("spec.lookups[{index}]");
+        let before = faults.len();
+        if let Some(first) = names.insert(&lookup.name, index) {
+            let message = format!("the name {:?} stands at spec.lookups[{first}] too", lookup.name);
+            faults.push(Diagnostic::new(format!("{path}.name"), message));
+        }
+        check_resource(&path, lookup, faults);
+        let which = which(&path, lookup, faults);
+        if let (Some(which), true) = (which, faults.len() == before) {
+            compiled.push(Declared {
+                name: lookup.name.as_str().into(),
+                query: Query {
+                    group: lookup.group.as_str().into(),
+                    version: lookup.version.as_str().into(),
+                    resource: lookup.resource.as_str().into(),
+                    namespace: lookup.namespace.as_deref().unwrap_or_default().into(),
+                    which,
+                },
+                in_objects_namespace: lookup.namespace.is_none(),
+            });
+        }
+    }
+    compiled.into()
+}
+
+fn check_resource(path: &str, lookup: &Lookup, faults: &mut Vec<Diagnostic>) {
+    if lookup.group.is_empty() && lookup.resource == "secrets" {
+        let fault = Diagnostic::new(format!("{path}.resource"), "Secrets are never looked up");
+        faults.push(fault.with_help("let the pod refer to the Secret: env[].valueFrom.secretKeyRef, or a volume"));
+        return;
+    }
+    for (field, value, may_be_empty) in [
+        ("group", lookup.group.as_str(), true),
+        ("version", &lookup.version, false),
+        ("resource", &lookup.resource, false),
+        ("namespace", lookup.namespace.as_deref().unwrap_or_default(), true),
+    ] {
+        if !(is_dns_name(value) || value.is_empty() && may_be_empty) {
+            let message = format!("{value:?} is not a name of lower-case letters, digits, '-' and '.'");
+            let fault = Diagnostic::new(format!("{path}.{field}"), message);
+            faults.push(match field {
+                "resource" => fault.with_help("it is the plural in lower case, without a sub-resource: configmaps"),
+                _ => fault,
+            });
+        }
+    }
+}
+
+fn which(path: &str, lookup: &Lookup, faults: &mut Vec<Diagnostic>) -> Option<Which> {
+    match (&lookup.object_name, &lookup.selector) {
+        (Some(name), None) if is_dns_name(name) => Some(Which::Named(name.as_str().into())),
+        (Some(name), None) => {
+            let fault = Diagnostic::new(format!("{path}.objectName"), format!("{name:?} is not the name of an object"));
+            faults.push(fault.with_help("the name stands here as it is; expressions are not evaluated in it"));
+            None
+        }
+        (None, Some(selector)) => match selector.fault() {
+            None => Some(Which::Selected(selector.clone())),
+            Some((field, sentence)) => {
+                faults.push(Diagnostic::new(format!("{path}.selector.{field}"), sentence));
+                None
+            }
+        },
+        (None, None) | (Some(_), Some(_)) => {
+            let fault = Diagnostic::new(path, "a look-up has either an objectName or a selector");
+            faults.push(fault.with_help("objectName for one object, selector for a list"));
+            None
+        }
+    }
+}
+
+/// Whether it can be a part of a URL's path: letters in lower case, digits, `-` and `.`, as in all names of Kubernetes
+/// that matter here.
+fn is_dns_name(name: &str) -> bool {
+    let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = name.as_bytes();
+    bytes.len() <= MAX_NAME
+        && bytes.first().is_some_and(alphanumeric)
+        && bytes.last().is_some_and(alphanumeric)
+        && bytes.iter().all(|byte| alphanumeric(byte) || b"-.".contains(byte))
+        && !name.contains("..")
+}

@@ -1,0 +1,223 @@
+//! The default of a parameter: a value, or expressions that give one.
+
+use pillion_api::parameter::Source;
+use serde_json::Value as Json;
+
+use super::{Kind, Parameter};
+use crate::expression::{Bindings, Budget, EvaluationError, Expression, Outcome, Part, Scope, Source as Piece, Text};
+use crate::lookup::Needs;
+use crate::profile::Diagnostic;
+
+/// What a parameter is where nobody sets it.
+#[derive(Debug)]
+pub(crate) enum Default {
+    /// Always the same, and known to be allowed.
+    Value(Json),
+    /// It is computed for each object, and checked then.
+    Computed(Node),
+}
+
+/// A value with expressions in it.
+#[derive(Debug)]
+pub(crate) enum Node {
+    Literal(Json),
+    /// A string that is exactly one `${...}`: what the expression gives, with its type.
+    Whole(Expression),
+    /// Text with expressions in it.
+    Mixed(Box<[MixedPart]>),
+    List(Box<[Self]>),
+    Map(Box<[(Box<str>, Self)]>),
+}
+
+/// A part of a text.
+#[derive(Debug)]
+pub(crate) enum MixedPart {
+    Text(Box<str>),
+    Expression(Expression),
+}
+
+impl Default {
+    /// Compiles a default. What is wrong goes to `faults`.
+    pub(super) fn compile(
+        path: &str,
+        text: &Json,
+        kind: &Kind,
+        scope: &Scope,
+        faults: &mut Vec<Diagnostic>,
+    ) -> Option<Self> {
+        match Node::compile(path, text, scope, faults)? {
+            Node::Literal(value) => match kind.check(value) {
+                Ok(value) => Some(Self::Value(value)),
+                Err(message) => {
+                    faults.push(Diagnostic::new(path, message));
+                    None
+                }
+            },
+            node => Some(Self::Computed(node)),
+        }
+    }
+}
+
+impl Parameter {
+    /// The value that it has where nobody sets it; `None` if it has none.
+    pub(crate) fn default_value<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        budget: &mut Budget,
+    ) -> Result<Option<Json>, EvaluationError> {
+        match &self.default {
+            None => Ok(None),
+            Some(Default::Value(value)) => Ok(Some(value.clone())),
+            Some(Default::Computed(node)) => {
+                let Some(value) = node.evaluate(bindings, budget)? else { return Ok(None) };
+                self.kind
+                    .check(value)
+                    .map(Some)
+                    .map_err(|message| EvaluationError::new(format!("the default of params.{}: {message}", self.name)))
+            }
+        }
+    }
+
+    /// The default, if no expression gives it.
+    pub(crate) const fn plain_default(&self) -> Option<&Json> {
+        match &self.default {
+            Some(Default::Value(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Adds what it reads of what has to be looked up.
+    pub(crate) fn add_needs(&self, needs: &mut Needs) {
+        needs.service_account |= self.sources.contains(&Source::ServiceAccount);
+        if let Some(Default::Computed(node)) = &self.default {
+            node.each_expression(&mut |expression| needs.add(expression));
+        }
+    }
+}
+
+impl Node {
+    fn compile(path: &str, value: &Json, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Self> {
+        let mut literal = true;
+        let node = match value {
+            Json::String(text) => return Self::text(path, text, scope, faults),
+            Json::Array(items) => {
+                let mut nodes = Vec::with_capacity(items.len());
+                for (index, item) in items.iter().enumerate() {
+                    nodes.push(Self::compile(&format!("{path}[{index}]"), item, scope, faults)?);
+                    literal &= matches!(nodes.last(), Some(Self::Literal(_)));
+                }
+                Self::List(nodes.into())
+            }
+            Json::Object(members) => {
+                let mut nodes = Vec::with_capacity(members.len());
+                for (key, member) in members {
+                    let node = Self::compile(&format!("{path}.{key}"), member, scope, faults)?;
+                    literal &= matches!(node, Self::Literal(_));
+                    nodes.push((key.as_str().into(), node));
+                }
+                Self::Map(nodes.into())
+            }
+            Json::Null | Json::Bool(_) | Json::Number(_) => return Some(Self::Literal(value.clone())),
+        };
+        // What holds nothing but literals is one itself.
+        Some(if literal { Self::Literal(node.literal()) } else { node })
+    }
+
+    fn text(path: &str, text: &str, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Self> {
+        let compile = |source: &Piece, faults: &mut Vec<Diagnostic>| match Expression::compile(&source.text, scope) {
+            Ok(expression) => Some(expression),
+            Err(error) => {
+                let mut fault = Diagnostic::of_expression(path, text, &error.clone().moved(source.offset));
+                if error.message.contains("`params.") {
+                    fault.help = Some("a default may use the parameters that stand before it".to_owned());
+                }
+                faults.push(fault);
+                None
+            }
+        };
+        Some(match Text::parse(text) {
+            Ok(Text::Literal(text)) => Self::Literal(Json::from(text)),
+            Ok(Text::Whole(source)) => Self::Whole(compile(&source, faults)?),
+            Ok(Text::Mixed(parts)) => {
+                let parts = parts.iter().map(|part| match part {
+                    Part::Text(text) => Some(MixedPart::Text(text.as_str().into())),
+                    Part::Expression(source) => compile(source, faults).map(MixedPart::Expression),
+                });
+                Self::Mixed(parts.collect::<Option<_>>()?)
+            }
+            Err(error) => {
+                faults.push(Diagnostic::of_expression(path, text, &error));
+                return None;
+            }
+        })
+    }
+
+    /// The value of a node that holds no expression.
+    fn literal(&self) -> Json {
+        match self {
+            Self::Literal(value) => value.clone(),
+            Self::Whole(_) | Self::Mixed(_) => Json::Null,
+            Self::List(nodes) => nodes.iter().map(Self::literal).collect(),
+            Self::Map(nodes) => nodes.iter().map(|(key, node)| (key.to_string(), node.literal())).collect(),
+        }
+    }
+
+    /// The value; `None` if it is left out, as an empty optional is.
+    fn evaluate<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        budget: &mut Budget,
+    ) -> Result<Option<Json>, EvaluationError> {
+        Ok(Some(match self {
+            Self::Literal(value) => value.clone(),
+            Self::Whole(expression) => match expression.evaluate_outcome(bindings, budget)? {
+                Outcome::Value(value) => value,
+                Outcome::Absent => return Ok(None),
+            },
+            Self::Mixed(parts) => {
+                let mut text = String::new();
+                for part in parts {
+                    match part {
+                        MixedPart::Text(part) => text.push_str(part),
+                        MixedPart::Expression(expression) => {
+                            text.push_str(&expression.evaluate_text(bindings, budget)?);
+                        }
+                    }
+                }
+                text.into()
+            }
+            Self::List(nodes) => {
+                let mut items = Vec::with_capacity(nodes.len());
+                for node in nodes {
+                    items.extend(node.evaluate(bindings, budget)?);
+                }
+                items.into()
+            }
+            Self::Map(nodes) => {
+                let mut members = serde_json::Map::new();
+                for (key, node) in nodes {
+                    if let Some(value) = node.evaluate(bindings, budget)? {
+                        members.insert(key.to_string(), value);
+                    }
+                }
+                members.into()
+            }
+        }))
+    }
+
+    fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+        match self {
+            Self::Literal(_) => {}
+            Self::Whole(expression) => see(expression),
+            Self::Mixed(parts) => {
+                for part in parts {
+                    if let MixedPart::Expression(expression) = part {
+                        see(expression);
+                    }
+                }
+            }
+            Self::List(nodes) => nodes.iter().for_each(|node| node.each_expression(see)),
+            Self::Map(nodes) => nodes.iter().for_each(|(_, node)| node.each_expression(see)),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! What a profile's expressions read by name beside its variables: its parameters, and what its look-ups brought.
+
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use crate::expression::{EvaluationError, Value};
+use crate::json::OwnedTape;
+use crate::lookup::{Answer, Declared, LookedUp};
+
+/// The values of one profile for one object. Parameters that nobody set and that have no default are absent. One that has
+/// no value because of a fault is a fault of whatever reads it, and of nothing else.
+#[derive(Debug, Default)]
+pub(crate) struct Values {
+    parameters: Vec<(Box<str>, Result<Json, EvaluationError>)>,
+    lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
+}
+
+impl Values {
+    /// No parameters yet, and what the declared look-ups brought for an object of this namespace.
+    pub(crate) fn new(declared: &[Declared], looked_up: &LookedUp, namespace: &str) -> Self {
+        let answer = |lookup: &Declared| (lookup.name.clone(), looked_up.object(&lookup.query(namespace)));
+        Self { parameters: Vec::new(), lookups: declared.iter().map(answer).collect() }
+    }
+
+    /// Adds the value of a parameter.
+    pub(crate) fn push(&mut self, name: &str, value: Result<Json, EvaluationError>) {
+        self.parameters.push((name.into(), value));
+    }
+
+    /// A member of `params` or `lookups`; `None` for another name.
+    pub(crate) fn member(&self, name: &str, member: &str) -> Option<Result<Option<Value<'_>>, EvaluationError>> {
+        match name {
+            "params" => {
+                let value = self.parameters.iter().find(|(name, _)| **name == *member).map(|(_, value)| value);
+                Some(value.map(|value| value.as_ref().map(Value::from).map_err(Clone::clone)).transpose())
+            }
+            "lookups" => {
+                let answer = self.lookups.iter().find(|(name, _)| **name == *member).map(|(_, answer)| answer);
+                let known = answer.map_or(Ok(None), |answer| answer.known(&format!("lookups.{member}")));
+                Some(known.map(|found| found.map(|object| Value::from(object.root()))))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What a review wants looked up before it can be decided.
+//!
+//! It is found as a decision is: the same candidates, the same object. What comes out is a bound of what the decision may
+//! read, as conditions are not evaluated here.
+
+use std::sync::Arc;
+
+use pillion_api::names::SYSTEM_NAMESPACES;
+use pillion_api::profile::Operation;
+
+use super::decide::{FoundRecord, level};
+use super::envelope::{Envelope, object_of};
+use super::{Endpoint, Facts};
+use crate::json::{BorrowedTape, OwnedTape};
+use crate::lookup::Wanted;
+use crate::select;
+use crate::snapshot::{Namespace, Snapshot};
+
+/// What is wanted; nothing for what no profile is for.
+pub(super) fn wanted(
+    envelope: &Envelope<'_>,
+    tape: &BorrowedTape<'_>,
+    endpoint: Endpoint,
+    snapshot: &Snapshot,
+    facts: &Facts,
+) -> Wanted {
+    let nothing = Wanted::default();
+    let is_creation = envelope.is_pod && envelope.operation == Some(Operation::Create);
+    if !is_creation || SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
+        return nothing;
+    }
+    let (Some(object), Some(level)) = (object_of(tape), level(endpoint, facts)) else { return nothing };
+    let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+    let candidates = snapshot.candidates(&envelope.namespace, &namespace);
+    if !candidates.want_look_ups() {
+        return nothing;
+    }
+    // An object that is malformed is refused when it is decided on.
+    let Ok(authors) = FoundRecord::find(object, facts.record_trust).authors(object) else { return nothing };
+    let object = authors.as_ref().map_or(object, OwnedTape::root);
+    select::wanted(&candidates, level, &envelope.namespace, object)
+}

@@ -1,0 +1,99 @@
+//! The values that a profile's parameters have for one object: who set them, or their defaults.
+
+use std::borrow::Cow;
+
+use pillion_api::parameter::OnInvalid;
+use pillion_api::profile::OnError;
+
+use super::Refusal;
+use super::pod::Pod;
+use crate::compute::{Computation, Parameters, World};
+use crate::expression::Budget;
+use crate::parameter::{self, Invalid, Metadata, Resolved, Sources};
+use crate::profile::CompiledProfile;
+use crate::report::{Notice, ProfileOutcome, Reason};
+use crate::snapshot::Namespace;
+
+/// The values of a profile's parameters. What their authors are told goes to `notices`.
+///
+/// Defaults that are expressions are evaluated here, in the order of the parameters; one that fails is a fault of what
+/// reads the parameter, so that it costs nothing where nobody does.
+pub(super) fn resolve(
+    profile: &CompiledProfile,
+    world: World<'_>,
+    notices: &mut Vec<Notice>,
+) -> Result<Parameters, Refusal> {
+    let pod = Pod::new(world.object);
+    let account = world.looked_up.service_account.known("the service account");
+    let account = account.map(|object| object.map(|object| Pod::new(object.root())));
+    let service_account = account.as_ref().map(|account| account.as_ref().map(|account| account as &dyn Metadata));
+    let sources = Sources { pod: &pod, service_account, namespace: world.namespace };
+    let mut values = Parameters::new(&profile.lookups, world.looked_up, world.namespace_name);
+    let mut budget = Budget::new();
+    let mut tell = |message: Box<str>| {
+        notices.push(Notice::Parameter { profile: profile.display_name().into(), message });
+    };
+    for parameter in &profile.parameters {
+        let value = match parameter::resolve(parameter, sources) {
+            Ok(Resolved { value, moved }) => {
+                moved.into_iter().for_each(&mut tell);
+                value
+            }
+            Err(Invalid { consequence: Some(OnInvalid::Default), message }) => {
+                tell(format!("{message}; the default is taken").into());
+                Ok(None)
+            }
+            Err(Invalid { message, consequence }) => {
+                let denies = match consequence {
+                    Some(consequence) => consequence == OnInvalid::Deny,
+                    None => profile.on_error == OnError::Deny,
+                };
+                let outcome = if denies { ProfileOutcome::Denied } else { ProfileOutcome::Skipped };
+                return Err(Refusal { outcome, reason: Reason::InvalidParameter, detail: Some(message) });
+            }
+        };
+        let value = match value {
+            Ok(None) => parameter.default_value(&Computation::new(world, &values, profile), &mut budget),
+            set => set,
+        };
+        if let Some(value) = value.transpose() {
+            values.push(&parameter.name, value);
+        }
+    }
+    Ok(values)
+}
+
+impl Metadata for Pod<'_> {
+    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
+        Pod::label(*self, key)
+    }
+
+    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
+        Pod::annotation(*self, key)
+    }
+
+    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
+        Box::new(self.annotations().filter_map(move |(key, value)| {
+            let rest = key.text().strip_prefix(prefix)?.to_owned();
+            Some((Cow::Owned(rest), value.as_str()?))
+        }))
+    }
+}
+
+impl Metadata for Namespace {
+    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
+        Self::label(self, key).map(Cow::Borrowed)
+    }
+
+    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
+        Self::annotation(self, key).map(Cow::Borrowed)
+    }
+
+    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
+        Box::new(
+            self.annotations.iter().filter_map(move |(key, value)| {
+                Some((Cow::Borrowed(key.strip_prefix(prefix)?), Cow::Borrowed(&**value)))
+            }),
+        )
+    }
+}
