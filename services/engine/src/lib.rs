@@ -18,6 +18,7 @@ mod compute;
 pub mod expression;
 pub mod inject;
 pub mod json;
+pub mod limits;
 mod parameter;
 mod patch;
 pub mod profile;

@@ -10,6 +10,7 @@ use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_api::profile::OnError;
 
 use crate::json::{Content, Document, Key, Kind, Malformed};
+use crate::limits::Bounds;
 use crate::profile::CompiledProfile;
 use crate::report::{ProfileDecision, ProfileOutcome, Reason};
 
@@ -34,6 +35,7 @@ pub(crate) fn apply<'a>(
     profiles: &'a [ProfileDecision],
     earlier: Option<&Record>,
     record: &mut RecordWriter,
+    bounds: Bounds<'_>,
 ) -> Result<Vec<Option<Verdict>>, Malformed> {
     let mut verdicts = Vec::with_capacity(profiles.len());
     let mut places = Places::default();
@@ -47,6 +49,10 @@ pub(crate) fn apply<'a>(
         let mark = record.begin(profile.display_name(), profile.revision(), earlier);
         let changes = match lay(document, profile, earlier, &mut places, record) {
             Ok(_) if !record.end() => Err(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)),
+            Ok(changes @ 1..) if profile.name().namespace.is_some() => {
+                let checked = bounds.check(&before.0, document, record.at(mark).as_ref());
+                checked.map(|()| changes).map_err(|excess| Conflict::new(Reason::LimitExceeded, &excess.to_string()))
+            }
             Ok(changes) => Ok(changes),
             Err(Fault::Conflict(conflict)) => Err(conflict),
             Err(Fault::Malformed(malformed)) => return Err(malformed),

@@ -65,6 +65,14 @@ impl Record {
         self.profiles().flat_map(Self::replaced)
     }
 
+    /// The places that the platform's profiles added or replaced. A namespaced profile is called by its namespace too.
+    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        let is_cluster =
+            |entry: &Value<'_>| entry.get("profile").and_then(Value::as_str).is_some_and(|name| !name.contains('/'));
+        let places = |entry| Self::added(entry).chain(Self::replaced(entry).map(|(pointer, _)| pointer));
+        self.profiles().filter(is_cluster).flat_map(places)
+    }
+
     /// The elements that a profile added, and the places whose values it replaced.
     pub(crate) fn of(&self, profile: &str) -> Earlier<'_> {
         let entry = self.entry(profile);
@@ -163,6 +171,12 @@ impl RecordWriter {
         }
         self.out.extend_from_slice(b"]}");
         self.out.len() + 2 <= MAX_RECORD_BYTES
+    }
+
+    /// The record as it was at the mark.
+    pub(crate) fn at(&self, mark: usize) -> Option<Record> {
+        let entries = std::str::from_utf8(self.out.get(..mark)?).ok()?;
+        Record::read(&format!("{entries}]}}"))
     }
 
     /// Forgets all since the mark.

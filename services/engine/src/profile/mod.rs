@@ -129,6 +129,14 @@ impl CompiledProfile {
         self.activation
     }
 
+    /// The same as a tenant's, whatever the check of its text would say: what one does whose values come from expressions.
+    #[cfg(test)]
+    pub(crate) fn into_namespaced(mut self, namespace: &str) -> Self {
+        self.name.namespace = Some(namespace.into());
+        self.display_name = self.name.to_string().into();
+        self
+    }
+
     /// The partial object that is laid over the one that is being created.
     pub(crate) const fn template(&self) -> &template::Node {
         &self.template

@@ -10,6 +10,7 @@ use super::{Decided, Endpoint, Facts, Fault, RecordTrust};
 use crate::compute::World;
 use crate::inject::{self, Record, RecordWriter, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
+use crate::limits::Bounds;
 use crate::patch::{self, CheckFault};
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::select::{Selection, select};
@@ -62,7 +63,8 @@ pub(super) fn decide(
             namespace: &namespace,
             uid: &envelope.uid,
         };
-        inject(object, select(&candidates, level, world), &found)
+        let bounds = Bounds { namespace: &namespace, guardrails: snapshot.guardrails() };
+        inject(object, select(&candidates, level, world), &found, bounds)
     });
     match decided {
         Ok(decided) => decided,
@@ -117,7 +119,12 @@ impl FoundRecord {
     }
 }
 
-fn inject(object: Value<'_>, selection: Selection, found: &FoundRecord) -> Result<Result<Decided, Fault>, Malformed> {
+fn inject(
+    object: Value<'_>,
+    selection: Selection,
+    found: &FoundRecord,
+    bounds: Bounds<'_>,
+) -> Result<Result<Decided, Fault>, Malformed> {
     let Selection { mut profiles, mut notices, denied, reason } = selection;
     if matches!(found, FoundRecord::Foreign) {
         notices.push(Notice::RecordDropped);
@@ -137,7 +144,7 @@ fn inject(object: Value<'_>, selection: Selection, found: &FoundRecord) -> Resul
         if let Some(earlier) = found.genuine() {
             record.keep_others(earlier, is_selected);
         }
-        let verdicts = inject::apply(&mut document, &profiles, found.genuine(), &mut record)?;
+        let verdicts = inject::apply(&mut document, &profiles, found.genuine(), &mut record, bounds)?;
         let text = record.finish();
         inject::set_record(&mut document, text.as_deref())?;
         let patch = patch::write(&document);
