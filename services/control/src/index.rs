@@ -47,6 +47,12 @@ pub struct Index {
 }
 
 impl Index {
+    /// Makes all snapshots from this one.
+    #[must_use]
+    pub fn from_snapshot(snapshot: Snapshot) -> Self {
+        Self { snapshot, ..Self::default() }
+    }
+
     /// Takes what a watch says. Returns a profile that is broken, and was not known to be.
     pub fn update(&mut self, update: Update) -> Option<Broken> {
         let updated = match update {

@@ -6,6 +6,7 @@ mod args;
 mod causes;
 mod crds;
 mod creation;
+mod guardrails;
 mod inject;
 mod lint;
 mod load;

@@ -22,6 +22,7 @@ use pillion_engine::report::Outcome;
 use serde_json::Value;
 
 use self::world::World;
+use crate::guardrails::GuardrailsArg;
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output::{self, Format};
 
@@ -48,6 +49,8 @@ pub(crate) struct InjectArgs {
     /// Answer a saved AdmissionReview instead, as the webhook would; "-" for standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "files")]
     review: Option<PathBuf>,
+    #[command(flatten)]
+    guardrails: GuardrailsArg,
     /// Do not tell what was decided.
     #[arg(short, long)]
     quiet: bool,
@@ -67,10 +70,14 @@ enum Output {
 /// Injects, or answers a review. Nothing is printed on standard output where something is wrong or refused, so that
 /// `pillion inject | kubectl apply -f -` does not create half of it.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
-    let InjectArgs { files, profiles, output, namespace, namespace_file, review, quiet } = args;
+    let InjectArgs { files, profiles, output, namespace, namespace_file, review, guardrails, quiet } = args;
     let (world, mut problems) = World::load(&profiles, namespace_file.as_deref(), namespace.as_deref());
-    let world = match world {
-        Some(world) if problems.is_empty() => world,
+    let world = match (world, guardrails.load()) {
+        (Some(world), Ok(guardrails)) if problems.is_empty() => world.guarded(guardrails),
+        (_, Err(problem)) => {
+            problems.push(problem);
+            return wrong(&problems);
+        }
         _ => return wrong(&problems),
     };
     if let Some(file) = review {

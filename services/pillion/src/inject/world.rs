@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
+use pillion_engine::limits::Guardrails;
 use pillion_engine::profile::ProfileSet;
 use pillion_engine::review::Endpoint;
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -38,6 +39,11 @@ impl World {
         let loaded = load::profiles_in(profiles, &default_namespace);
         let snapshot = Snapshot::new(ProfileSet::new(loaded.profiles)).with_namespaces(namespaces);
         (Some(Self { snapshot, default_namespace }), loaded.problems)
+    }
+
+    /// The same with what the platform allows tenants' profiles to do.
+    pub(super) fn guarded(self, guardrails: Guardrails) -> Self {
+        Self { snapshot: self.snapshot.with_guardrails(guardrails), ..self }
     }
 
     /// Profiles and namespaces, as the engine takes them.

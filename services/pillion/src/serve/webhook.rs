@@ -28,6 +28,7 @@ use super::certificate::{self, CertificateFiles};
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
+use crate::guardrails::GuardrailsArg;
 
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
@@ -57,6 +58,8 @@ pub(crate) struct WebhookArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, env = "PILLION_MAX_BODY_MEMORY", value_parser = body_memory)]
     pub(crate) max_body_memory: usize,
     #[command(flatten)]
+    pub(crate) guardrails: GuardrailsArg,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -78,10 +81,11 @@ pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode>
 
 async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
+    let guardrails = args.guardrails.required()?;
     let files = CertificateFiles::load(args.tls_cert, args.tls_key).await?;
     let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
 
-    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails)));
     let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
     let readiness = Readiness::default();
     readiness.component("serving certificate").set_ready(true);
