@@ -13,6 +13,7 @@ use std::borrow::Cow;
 use pillion_api::names::INJECTED_ANNOTATION;
 
 use crate::json::{OwnedTape, Value, write_string};
+use crate::limits::Done;
 
 /// How large the record may be, in bytes. All annotations of an object together may be 256 KiB.
 const MAX_RECORD_BYTES: usize = 16 * 1024;
@@ -66,10 +67,13 @@ impl Record {
     }
 
     /// The places that the platform's profiles added or replaced. A namespaced profile is called by its namespace too.
-    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = Cow<'_, str>> {
+    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, Done)> {
         let is_cluster =
             |entry: &Value<'_>| entry.get("profile").and_then(Value::as_str).is_some_and(|name| !name.contains('/'));
-        let places = |entry| Self::added(entry).chain(Self::replaced(entry).map(|(pointer, _)| pointer));
+        let places = |entry| {
+            let added = Self::added(entry).map(|pointer| (pointer, Done::Added));
+            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, Done::Set)))
+        };
         self.profiles().filter(is_cluster).flat_map(places)
     }
 

@@ -24,7 +24,7 @@ pub use control::{Control, PodSecurityLevel};
 pub(crate) use excess::{Excess, Limit};
 pub use guardrails::{Domain, Guardrails, VolumeKind};
 pub use image::ImagePrefix;
-pub(crate) use protected::Protected;
+pub(crate) use protected::{Done, Protected};
 
 use crate::inject::Record;
 use crate::json::{Document, OwnedTape, Value};
@@ -77,17 +77,19 @@ pub(crate) fn check(
     check_pod_security(before, after, label.max(guardrails.minimum_pod_security))
 }
 
-/// Checks that no control is violated that was not violated before. What is added is held to the level; what was there
-/// keeps what it had of the higher level too, also where nobody asks for it.
+/// Checks that no control is violated that was not violated before. The level counts for all; and what was there before
+/// goes on fulfilling the controls of the higher level that it fulfilled, also where nobody asks for them.
 fn check_pod_security(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
     let known = violations(before);
     let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
+    let weak: HashSet<_> = known.iter().map(|violation| (violation.control, &violation.subject)).collect();
     let counts = |violation: &&Violation<'_>| {
         let was_there = match &violation.subject {
             Subject::Pod => true,
             Subject::Container(name) | Subject::Volume(name) => names.contains(name),
         };
-        was_there || violation.control.level() <= level
+        let was_fulfilled = was_there && !weak.contains(&(violation.control, &violation.subject));
+        violation.control.level() <= level || was_fulfilled
     };
     let after_all = violations(after);
     match after_all.iter().filter(|violation| !known.contains(*violation)).find(counts) {
@@ -117,7 +119,7 @@ fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) ->
         Subject::Volume(name) => format!("/spec/volumes/{name}/{path}"),
     };
     let what = if found.is_empty() { "what should be there is missing".to_owned() } else { format!("{found:?}") };
-    let whose = if control.level() <= level { "of the namespace's pods" } else { "that the pod fulfilled before" };
+    let whose = if control.level() <= level { "of the namespace's pods" } else { "that was fulfilled before" };
     let message = format!(
         "{what} violates the Pod Security control {control} ({}) {whose}; expected {}; change it in the profile, or let a \
          cluster profile do it",

@@ -1,39 +1,42 @@
 //! What the platform's profiles did to a pod, which no namespaced profile touches.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+
+/// What was done at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// Something was added. If somebody else took it away since, there is nothing to protect.
+    Added,
+    /// What stood there was replaced or taken away. That there is nothing now may be what was wanted.
+    Set,
+}
 
 /// Places that the platform's profiles added or set, by pointers as they stand in the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Protected {
-    pointers: BTreeSet<Box<str>>,
+    pointers: BTreeMap<Box<str>, Done>,
 }
 
 impl Protected {
-    /// From the pointers of all that was added, and of all places whose values were replaced.
-    pub(crate) fn new(pointers: impl IntoIterator<Item: Into<Box<str>>>) -> Self {
-        Self { pointers: pointers.into_iter().map(Into::into).collect() }
+    /// From pointers. Of what is said of one place twice, the last counts.
+    pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, Done)>) -> Self {
+        Self { pointers: pointers.into_iter().map(|(pointer, done)| (pointer.into(), done)).collect() }
     }
 
     /// The protected place that a change touches: the one that it is, one that it is within, or, where something that was
-    /// there is taken away or replaced, one that is within it. What is added at a protected place that is empty again, by
-    /// somebody else's doing, touches nothing.
+    /// there is taken away or replaced, one that is within it.
     pub(super) fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
-        let around = ends
-            .filter_map(|end| pointer.get(..end))
-            .find_map(|around| self.pointers.get(around))
-            .map(|pointer| &**pointer);
-        let within = || {
-            let at = self.pointers.get(pointer).map(|pointer| &**pointer);
-            at.or_else(|| self.below(pointer).next()).filter(|_| was_there)
-        };
-        around.or_else(within)
+        let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
+        let at = || self.pointers.get_key_value(pointer).filter(|(_, done)| was_there || **done == Done::Set);
+        let found = around.next().or_else(at).map(|(pointer, _)| &**pointer);
+        found.or_else(|| self.below(pointer).next().filter(|_| was_there))
     }
 
     /// The protected places within another.
     pub(super) fn below(&self, pointer: &str) -> impl Iterator<Item = &str> {
         let folder = format!("{pointer}/").into_boxed_str();
-        let from = self.pointers.range(folder.clone()..).map(|pointer| &**pointer);
+        let from = self.pointers.range(folder.clone()..).map(|(pointer, _)| &**pointer);
         from.take_while(move |found| found.starts_with(&*folder))
     }
 }
@@ -44,8 +47,12 @@ mod tests {
 
     #[test]
     fn a_change_touches_what_it_is_what_it_is_in_and_what_is_in_it() {
-        let protected =
-            Protected::new(["/spec/containers/proxy", "/spec/containers/app/env/A", "/metadata/labels/x~1y"]);
+        let protected = Protected::new([
+            ("/spec/containers/proxy", Done::Added),
+            ("/spec/containers/app/env/A", Done::Added),
+            ("/spec/containers/app/env/GONE", Done::Set),
+            ("/metadata/labels/x~1y", Done::Added),
+        ]);
         for (pointer, was_there, expected) in [
             ("/spec/containers/proxy", true, true),
             ("/spec/containers/proxy", false, false),
@@ -53,6 +60,8 @@ mod tests {
             ("/spec/containers/proxy2", true, false),
             ("/spec/containers/prox", true, false),
             ("/spec/containers/app/env/A/value", true, true),
+            ("/spec/containers/app/env/GONE", false, true),
+            ("/spec/containers/app/env/A", false, false),
             ("/spec/containers/app/env/AB", true, false),
             ("/spec/containers/app/env", true, true),
             ("/spec/containers/app", true, true),

@@ -2,7 +2,7 @@
 //! that nobody else relies on.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 
@@ -16,7 +16,7 @@ use crate::json::Value;
 /// The lists of containers that a profile can change.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Where the API server mounts the token of the service account into every container that does not say otherwise.
+/// Where the API server mounts the token of the service account into every container of a pod that does not say otherwise.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Containers by their names, with the list that each stands in.
@@ -37,6 +37,7 @@ pub(super) fn check(
         volumes: volumes.map(|volume| (name_of(volume), volume)).collect(),
         before: &containers_before,
         after: &containers_after,
+        tokens: tokens(&containers_before),
         counts: Counts::default(),
     };
     Differences::of_pods(before, after, &mut |change| scope.change(change))?;
@@ -61,6 +62,12 @@ fn containers(pod: Value<'_>) -> Containers<'_> {
     containers
 }
 
+/// The volumes that are mounted where the token of the service account belongs.
+fn tokens<'v>(containers: &Containers<'v>) -> HashSet<Cow<'v, str>> {
+    let mounts = containers.values().filter_map(|(_, container)| container.get("volumeMounts")).flat_map(Value::items);
+    mounts.filter(|mount| mount.get("mountPath").is_some_and(|path| path.is(TOKEN_FOLDER))).map(name_of).collect()
+}
+
 /// How much the profile has added so far.
 #[derive(Default)]
 struct Counts {
@@ -78,6 +85,8 @@ struct Scope<'c, 'v> {
     volumes: HashMap<Cow<'v, str>, Value<'v>>,
     before: &'c Containers<'v>,
     after: &'c Containers<'v>,
+    /// Volumes of the token that the API server mounts into every container.
+    tokens: HashSet<Cow<'v, str>>,
     counts: Counts,
 }
 
@@ -223,7 +232,8 @@ impl<'v> Scope<'_, 'v> {
         }
         let name = mount.get("name").and_then(Value::as_str).unwrap_or_default();
         let Some(volume) = self.volumes.get(&name) else { return Ok(()) };
-        let is_token = volume.get("projected").is_some() && folder_parts(&folder) == folder_parts(TOKEN_FOLDER);
+        // A container that is copied from another has it, and the API server adds it to one that has it not.
+        let is_token = self.tokens.contains(&name) && folder_parts(&folder) == folder_parts(TOKEN_FOLDER);
         match self.volume(place, *volume) {
             Err(_) if is_token => Ok(()),
             Err(Excess { limit, message, .. }) => {

@@ -332,6 +332,19 @@ fn a_container_that_was_there_keeps_what_it_had_at_any_level() {
 }
 
 #[test]
+fn what_did_not_fulfil_the_higher_level_may_go_on_not_to() {
+    let weak = with(pod(), &[(&format!("{APP}/securityContext/capabilities"), Json::Null)]);
+    let weaker = with(weak.clone(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
+    assert_eq!(Case::default().exceeded(&weak, &weaker), None);
+    let exceeded = Case::at("restricted").exceeded(&weak, &weaker).map(|(limit, _)| limit);
+    assert_eq!(exceeded, Some(Limit::PodSecurity(Control::CapabilitiesRestricted)));
+    // A capability of the baseline on a container that had dropped all is one step down.
+    let lowered = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
+    let told = Case::default().check(&pod(), &lowered).unwrap_err().to_string();
+    assert!(told.contains("that was fulfilled before"), "{told}");
+}
+
+#[test]
 fn the_message_says_what_where_expected_and_what_to_do() {
     let after = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["SYS_ADMIN"]))]);
     let excess = Case::default().check(&pod(), &after).unwrap_err().to_string();

@@ -206,17 +206,23 @@ fn volumes_are_of_kinds_that_are_allowed() {
 
 #[test]
 fn only_volumes_that_could_be_added_may_be_mounted() {
+    let token = json!({"sources": [{"serviceAccountToken": {"path": "t"}}]});
     let before = with(
         pod(),
         &[
             ("/spec/volumes/1", json!({"name": "host", "hostPath": {"path": "/var/run"}})),
-            (
-                "/spec/volumes/2",
-                json!({"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
-            ),
+            ("/spec/volumes/2", json!({"name": "token", "projected": token})),
+            ("/spec/volumes/3", json!({"name": "kube-api-access-x", "projected": token})),
             (
                 "/spec/containers/0/volumeMounts",
                 json!([{"name": "host", "mountPath": "/h", "readOnly": true}, {"name": "data", "mountPath": "/d"}]),
+            ),
+            // As the API server adds it to every container before it asks anybody.
+            (
+                "/spec/initContainers",
+                json!([{"name": "i", "image": "a", "volumeMounts": [
+                    {"name": "kube-api-access-x", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"},
+                ]}]),
             ),
         ],
     );
@@ -225,7 +231,10 @@ fn only_volumes_that_could_be_added_may_be_mounted() {
         ("data", "/data", None),
         ("host", "/host", Some(Limit::VolumeKind)),
         ("token", "/token", Some(Limit::ServiceAccountToken)),
-        ("token", token_folder, None),
+        ("kube-api-access-x", token_folder, None),
+        ("kube-api-access-x", "//var/run/secrets/kubernetes.io/./serviceaccount/", None),
+        ("kube-api-access-x", "/token", Some(Limit::ServiceAccountToken)),
+        ("token", token_folder, Some(Limit::ServiceAccountToken)),
         ("host", token_folder, Some(Limit::VolumeKind)),
     ] {
         let mount = json!({"name": name, "mountPath": folder});
@@ -293,12 +302,14 @@ fn what_the_platform_did_is_not_touched() {
     );
     let case = Case {
         protected: Protected::new([
-            "/spec/containers/proxy",
-            "/spec/volumes/data",
-            "/metadata/annotations/example.com~1a",
-            "/spec/containers/app/env/A",
-            "/spec/containers/app/securityContext/runAsNonRoot",
-            "/spec/containers/app/volumeMounts/~1agent",
+            ("/spec/containers/proxy", Done::Added),
+            ("/spec/volumes/data", Done::Added),
+            ("/metadata/annotations/example.com~1a", Done::Added),
+            ("/spec/containers/app/env/A", Done::Added),
+            ("/spec/containers/app/env/PRUNED", Done::Set),
+            ("/spec/containers/app/env/LOST", Done::Added),
+            ("/spec/containers/app/securityContext/runAsNonRoot", Done::Set),
+            ("/spec/containers/app/volumeMounts/~1agent", Done::Added),
         ]),
         ..Case::default()
     };
@@ -320,6 +331,8 @@ fn what_the_platform_did_is_not_touched() {
         ("/spec/containers/0/volumeMounts/1", json!({"name": "data", "mountPath": "/agents"}), None),
         ("/spec/containers/0/env/1/value", json!("2"), None),
         ("/spec/containers/0/env/2", json!({"name": "NEW"}), None),
+        ("/spec/containers/0/env/2", json!({"name": "LOST"}), None),
+        ("/spec/containers/0/env/2", json!({"name": "PRUNED"}), Some(Limit::Protected)),
     ] {
         assert_eq!(limit(&case, &before, &with(before.clone(), &[(path, value)])), expected, "{path}");
     }
