@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
+
 use super::*;
 
 const SIDE: &str = "/spec/containers/1";
@@ -402,4 +404,70 @@ fn the_work_grows_with_the_pod_and_no_faster() {
     assert_eq!(Case::default().check(&before, &after), Ok(()));
     // Quadratic work would take minutes.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+/// Any JSON, with the names that the limits look for.
+fn anything() -> impl Strategy<Value = Json> {
+    let names = [
+        "metadata",
+        "labels",
+        "annotations",
+        "spec",
+        "containers",
+        "initContainers",
+        "volumes",
+        "name",
+        "image",
+        "env",
+        "volumeMounts",
+        "mountPath",
+        "securityContext",
+        "capabilities",
+        "add",
+        "drop",
+        "projected",
+        "sources",
+        "ports",
+        "hostPort",
+        "livenessProbe",
+        "httpGet",
+        "host",
+        "seccompProfile",
+        "type",
+        "restartPolicy",
+        "a/b~c",
+    ];
+    let leaf = prop_oneof![
+        Just(Json::Null),
+        any::<bool>().prop_map(Json::from),
+        any::<i64>().prop_map(Json::from),
+        proptest::sample::select(&["", "a", "Always", "ALL", "/", "../x", "ü"][..]).prop_map(Json::from),
+    ];
+    leaf.prop_recursive(6, 64, 6, move |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..4).prop_map(Json::from),
+            proptest::collection::vec((proptest::sample::select(names.to_vec()), inner), 0..6)
+                .prop_map(|fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Whatever two objects are, there is an answer; and what does not change exceeds nothing.
+    #[test]
+    fn anything_is_answered_and_no_change_is_no_excess(left in anything(), right in anything()) {
+        let case = Case::guarded(json!({"registries": ["ghcr.io"], "maxContainers": 1}));
+        for (before, after) in [(&left, &right), (&right, &left)] {
+            let pods = [before, after].map(|spec| json!({"metadata": spec["metadata"], "spec": spec}));
+            let answer = case.check(&pods[0], &pods[1]);
+            prop_assert!(answer.is_ok() || pods[0] != pods[1]);
+            // The first excess has a place and a message.
+            if let Err(excess) = answer {
+                prop_assert!(excess.place.starts_with('/') && !excess.message.is_empty(), "{}", excess);
+            }
+            prop_assert_eq!(case.check(&pods[0], &pods[0]), Ok(()));
+        }
+    }
 }
