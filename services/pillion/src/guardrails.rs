@@ -81,6 +81,20 @@ mod tests {
     }
 
     #[test]
+    fn the_page_shows_the_defaults() {
+        let page = include_str!("../../../docs/guardrails.md");
+        let block = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        assert_eq!(read(block).unwrap(), Guardrails::default());
+        // Each of them is there: serde names all when it is given one that is none of them.
+        let told = serde_json::from_str::<Guardrails>(r#"{"none": 1}"#).unwrap_err().to_string();
+        let fields: Vec<_> = told.split('`').skip(3).step_by(2).collect();
+        assert_eq!(fields.len(), 11, "{told}");
+        for field in fields {
+            assert!(block.lines().any(|line| line.starts_with(&format!("{field}:"))), "{field}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_has_its_place_and_what_was_expected() {
         for (text, expected) in [
             ("maxContainers: 2\nregistrys: []\n", &["g.yaml:2:1", "registrys", "registries"][..]),
