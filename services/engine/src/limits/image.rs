@@ -172,6 +172,8 @@ mod tests {
             ("ghcr.io/team", "GHCR.IO/team/tool", true),
             ("GHCR.io/team", "ghcr.io/team/tool", true),
             ("ghcr.io", "ghcr.io./team/tool", false),
+            ("MYHOST/team", "MyHost/team/tool", true),
+            ("MYHOST/team", "myhost/team/tool", false),
             ("ghcr.io", "ghcr.io:443/team/tool", false),
             ("registry.example.com:5000/team", "registry.example.com:5000/team/a:1", true),
             ("registry.example.com:5000/team", "registry.example.com/team/a:5000", false),
