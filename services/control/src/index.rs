@@ -48,6 +48,12 @@ pub struct Index {
 }
 
 impl Index {
+    /// Makes all snapshots from this one.
+    #[must_use]
+    pub fn from_snapshot(snapshot: Snapshot) -> Self {
+        Self { snapshot, ..Self::default() }
+    }
+
     /// Takes what a watch says. Returns profiles that are broken, and were not known to be.
     pub fn update(&mut self, update: Update) -> Vec<Broken> {
         let updated = match update {

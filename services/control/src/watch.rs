@@ -47,10 +47,11 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes into `published`, as its only writer. The status says when the first snapshot is there.
+    /// Publishes into `published`, as its only writer; the guardrails that are there stay. The status says when the first snapshot is there.
     pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
         let (status, seen) = watch::channel(Status::default());
-        (Self { published, status, index: Index::default() }, seen)
+        let index = Index::from_snapshot(published.load().as_ref().clone());
+        (Self { published, status, index }, seen)
     }
 
     /// Watches until `shutdown`.
@@ -253,6 +254,17 @@ mod tests {
         assert!(published.load().namespace("shop").is_some());
         shutdown.cancel();
         assert!(running.await.unwrap().is_ok());
+    }
+
+    #[tokio::test]
+    async fn guardrails_that_were_there_stay() {
+        let guardrails = pillion_engine::limits::Guardrails { max_containers: 1, ..Default::default() };
+        let published = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails.clone())));
+        let (watches, status) = Publisher::new(Arc::clone(&published));
+        let ended = watches.follow(stream::iter(empty_lists()), CancellationToken::new()).await;
+        assert!(ended.is_err() && status.borrow().synced);
+        assert_eq!(published.load().namespace_count(), 1);
+        assert_eq!(*published.load().guardrails(), guardrails);
     }
 
     #[tokio::test]

@@ -19,6 +19,7 @@ mod compute;
 pub mod expression;
 pub mod inject;
 pub mod json;
+pub mod limits;
 pub mod lookup;
 mod parameter;
 mod patch;

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
 
+use crate::limits::Guardrails;
 use crate::profile::ProfileSet;
 use crate::select::candidates::Candidates;
 
@@ -86,6 +87,7 @@ type Shard = HashMap<Box<str>, Arc<Entry>>;
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     profiles: Arc<ProfileSet>,
+    guardrails: Arc<Guardrails>,
     shards: Arc<[Arc<Shard>]>,
 }
 
@@ -99,13 +101,29 @@ impl Snapshot {
     /// Profiles, and no namespace.
     #[must_use]
     pub fn new(profiles: ProfileSet) -> Self {
-        Self { profiles: Arc::new(profiles), shards: (0..SHARDS).map(|_| Arc::default()).collect() }
+        Self {
+            profiles: Arc::new(profiles),
+            guardrails: Arc::default(),
+            shards: (0..SHARDS).map(|_| Arc::default()).collect(),
+        }
     }
 
     /// The compiled profiles.
     #[must_use]
     pub fn profiles(&self) -> &ProfileSet {
         &self.profiles
+    }
+
+    /// What the platform allows tenants' profiles to do.
+    #[must_use]
+    pub fn guardrails(&self) -> &Guardrails {
+        &self.guardrails
+    }
+
+    /// The same with other guardrails. Whatever is made from it has them too.
+    #[must_use]
+    pub fn with_guardrails(self, guardrails: Guardrails) -> Self {
+        Self { guardrails: Arc::new(guardrails), ..self }
     }
 
     /// The same namespaces with other profiles.
@@ -116,7 +134,11 @@ impl Snapshot {
                 shard.iter().map(|(name, entry)| (name.clone(), Arc::new(Entry::new(entry.namespace.clone()))));
             Arc::new(entries.collect())
         };
-        Self { profiles: Arc::new(profiles), shards: self.shards.iter().map(fresh).collect() }
+        Self {
+            profiles: Arc::new(profiles),
+            guardrails: Arc::clone(&self.guardrails),
+            shards: self.shards.iter().map(fresh).collect(),
+        }
     }
 
     /// The same with one namespace added, changed, or (`None`) gone.
@@ -130,7 +152,7 @@ impl Snapshot {
                 None => shard.remove(name),
             };
         }
-        Self { profiles: Arc::clone(&self.profiles), shards: shards.into() }
+        Self { shards: shards.into(), ..self.clone() }
     }
 
     /// The same profiles with other namespaces: what a watch has after it listed them anew.
@@ -142,7 +164,7 @@ impl Snapshot {
                 shard.insert(name, Arc::new(Entry::new(Arc::new(namespace))));
             }
         }
-        Self { profiles: Arc::clone(&self.profiles), shards: shards.into_iter().map(Arc::new).collect() }
+        Self { shards: shards.into_iter().map(Arc::new).collect(), ..self.clone() }
     }
 
     /// What is known of a namespace.

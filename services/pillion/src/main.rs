@@ -7,6 +7,7 @@ mod causes;
 mod cluster_facts;
 mod crds;
 mod creation;
+mod guardrails;
 mod inject;
 mod lint;
 mod load;

@@ -443,3 +443,43 @@ fn the_other_objects_of_a_manifest_are_what_is_looked_up() {
     let without = annotations(&[]);
     assert_eq!(json!(without), json!([[false, true], [false, false], [false, true], [false, true]]));
 }
+
+const TENANTS: &str = "\
+apiVersion: pillion.dev/v1alpha1
+kind: InjectionProfile
+metadata: {name: side, namespace: shop}
+spec:
+  template:
+    spec:
+      containers:
+      - {name: side, image: ghcr.io/team/side:1}
+";
+
+#[test]
+fn a_tenants_profile_is_held_to_the_guardrails() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let profile = file("tenant.yaml", TENANTS);
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {containers: [{name: app, image: a}]}}";
+    for (guardrails, injected, told) in [
+        ("registries: [ghcr.io/team]", true, ""),
+        ("registries: [ghcr.io/teammate]", false, "/spec/containers/side/image: \"ghcr.io/team/side:1\" is not from"),
+        ("minimumPodSecurity: restricted", false, "Pod Security control"),
+        ("maxContainers: 0", false, "at most 0 containers"),
+    ] {
+        let guardrails = file("guardrails.yaml", guardrails);
+        let output = inject_with(pod, &["--profile", &profile, "--guardrails", &guardrails, "-f", "-"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(String::from_utf8_lossy(&output.stdout).contains("ghcr.io/team/side"), injected, "{guardrails}");
+        assert!(stderr(&output).contains(told), "{}", stderr(&output));
+    }
+    let wrong = file("guardrails.yaml", "maxContainers: 1\nregistries: [nginx]\n");
+    let output = inject_with(pod, &["--guardrails", &wrong, "-f", "-"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    assert!(stderr(&output).contains("guardrails.yaml:2:14"), "{}", stderr(&output));
+}

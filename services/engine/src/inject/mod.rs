@@ -20,6 +20,7 @@ use pillion_api::profile::OnError;
 
 use crate::compute::{Arena, World};
 use crate::json::{Content, Document, Key, Kind, Malformed, Value};
+use crate::limits::{Bounds, Excess};
 use crate::profile::CompiledProfile;
 use crate::report::{ProfileOutcome, Reason};
 use crate::schema;
@@ -61,6 +62,7 @@ pub(crate) fn apply<'a>(
     profiles: &[Selected<'a>],
     subject: Subject<'a>,
     record: &mut RecordWriter,
+    bounds: Bounds<'_>,
 ) -> Result<Vec<Option<Verdict>>, Malformed> {
     let mut verdicts = Vec::with_capacity(profiles.len());
     let mut places = Places::default();
@@ -78,6 +80,11 @@ pub(crate) fn apply<'a>(
         let mark = record.begin(profile.display_name(), profile.revision(), subject.earlier);
         let changes = match lay(document, selected, subject, &mut places, &mut injected, record) {
             Ok(_) if !record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
+            Ok(changes @ (1.., _)) if profile.is_limited() => {
+                let checked = bounds.check(&before.0, document, record.at(mark).as_ref());
+                let refused = |excess: Excess| (Conflict::new(Reason::LimitExceeded, &excess.to_string()), false);
+                checked.map(|()| changes).map_err(refused)
+            }
             Ok(changes) => Ok(changes),
             Err(Fault::Conflict(conflict)) => Err((conflict, false)),
             Err(Fault::Denied(conflict)) => Err((conflict, true)),

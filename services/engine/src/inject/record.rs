@@ -13,6 +13,7 @@ use std::borrow::Cow;
 use pillion_api::names::INJECTED_ANNOTATION;
 
 use crate::json::{OwnedTape, Value, write_string};
+use crate::limits::Done;
 
 /// How large the record may be, in bytes. All annotations of an object together may be 256 KiB.
 const MAX_RECORD_BYTES: usize = 16 * 1024;
@@ -66,6 +67,17 @@ impl Record {
     /// The places whose values any profile replaced, and what stood there.
     pub(crate) fn all_replaced(&self) -> impl Iterator<Item = (Cow<'_, str>, Value<'_>)> {
         self.profiles().flat_map(Self::replaced)
+    }
+
+    /// The places that the platform's profiles added or replaced. A namespaced profile is called by its namespace too.
+    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, Done)> {
+        let is_cluster =
+            |entry: &Value<'_>| entry.get("profile").and_then(Value::as_str).is_some_and(|name| !name.contains('/'));
+        let places = |entry| {
+            let added = Self::added(entry).map(|pointer| (pointer, Done::Added));
+            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, Done::Set)))
+        };
+        self.profiles().filter(is_cluster).flat_map(places)
     }
 
     /// What a profile did, and what was done behind it. `is_before` tells the profiles that come before it.
@@ -172,6 +184,12 @@ impl RecordWriter {
         }
         self.out.extend_from_slice(b"]}");
         self.out.len() + 2 <= MAX_RECORD_BYTES
+    }
+
+    /// The record as it was at the mark.
+    pub(crate) fn at(&self, mark: usize) -> Option<Record> {
+        let entries = std::str::from_utf8(self.out.get(..mark)?).ok()?;
+        Record::read(&format!("{entries}]}}"))
     }
 
     /// Forgets all since the mark.

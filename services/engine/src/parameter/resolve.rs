@@ -87,7 +87,7 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
             break;
         }
     }
-    if parameter.set_by_namespace && !found.is_empty() {
+    if parameter.set_by_namespace && parameter.merge == ParameterMerge::Merge && !found.is_empty() {
         found.extend(parameter.plain_default().cloned());
     }
     let name = if parameter.fields.is_empty() { "name" } else { "key" };

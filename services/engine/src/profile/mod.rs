@@ -168,6 +168,15 @@ impl CompiledProfile {
     pub const fn activation(&self) -> Activation {
         self.activation
     }
+
+    /// The same as a tenant's, whatever the check of its text would say: what one does whose values come from expressions.
+    #[cfg(test)]
+    pub(crate) fn into_namespaced(mut self, namespace: &str) -> Self {
+        self.name.namespace = Some(namespace.into());
+        self.limits = Limits::Tenant;
+        self.display_name = self.name.to_string().into();
+        self
+    }
 }
 
 #[cfg(test)]

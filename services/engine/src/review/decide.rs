@@ -10,6 +10,7 @@ use super::{Decided, Endpoint, Facts, Fault, RecordTrust};
 use crate::compute::{Arena, World};
 use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
+use crate::limits::Bounds;
 use crate::patch::{self, CheckFault};
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::select::{Selection, select};
@@ -64,7 +65,8 @@ pub(super) fn decide(
             uid: &envelope.uid,
             looked_up: &facts.looked_up,
         };
-        inject(object, select(&candidates, level, world, &arena), world, &arena, &found)
+        let bounds = Bounds { namespace: &namespace, guardrails: snapshot.guardrails() };
+        inject(object, select(&candidates, level, world, &arena), world, &arena, &found, bounds)
     });
     match decided {
         Ok(decided) => decided,
@@ -125,6 +127,7 @@ fn inject<'v>(
     world: World<'v>,
     arena: &'v Arena,
     found: &'v FoundRecord,
+    bounds: Bounds<'_>,
 ) -> Result<Result<Decided, Fault>, Malformed> {
     let Selection { profiles, mut notices, denied, reason } = selection;
     if matches!(found, FoundRecord::Foreign) {
@@ -147,7 +150,7 @@ fn inject<'v>(
             record.keep_others(earlier, is_selected);
         }
         let subject = Subject { object, world, arena, earlier: found.genuine() };
-        let verdicts = inject::apply(&mut document, &profiles, subject, &mut record)?;
+        let verdicts = inject::apply(&mut document, &profiles, subject, &mut record, bounds)?;
         let text = record.finish();
         inject::set_record(&mut document, text)?;
         let patch = patch::write(&document);

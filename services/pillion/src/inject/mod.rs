@@ -26,6 +26,7 @@ use serde_json::Value;
 use self::known::KnownObjects;
 use self::world::World;
 use crate::cluster_facts::ClusterFactsArgs;
+use crate::guardrails::GuardrailsArg;
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output::{self, Format};
 
@@ -55,6 +56,8 @@ pub(crate) struct InjectArgs {
     review: Option<PathBuf>,
     #[command(flatten)]
     cluster_facts: ClusterFactsArgs,
+    #[command(flatten)]
+    guardrails: GuardrailsArg,
     /// Do not tell what was decided.
     #[arg(short, long)]
     quiet: bool,
@@ -74,10 +77,17 @@ enum Output {
 /// Injects, or answers a review. Nothing is printed on standard output where something is wrong or refused, so that
 /// `pillion inject | kubectl apply -f -` does not create half of it.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
-    let InjectArgs { files, profiles, output, namespace, namespace_file, review, cluster_facts, quiet } = args;
+    let InjectArgs { files, profiles, output, namespace, namespace_file, review, cluster_facts, guardrails, quiet } =
+        args;
     let (world, mut problems) = World::load(&profiles, namespace_file.as_deref(), namespace.as_deref());
-    let world = match world {
-        Some(world) if problems.is_empty() => world.with_cluster(cluster_facts.load()?),
+    let world = match (world, guardrails.load()) {
+        (Some(world), Ok(guardrails)) if problems.is_empty() => {
+            world.guarded(guardrails).with_cluster(cluster_facts.load()?)
+        }
+        (_, Err(problem)) => {
+            problems.push(problem);
+            return wrong(&problems);
+        }
         _ => return wrong(&problems),
     };
     if let Some(file) = review {

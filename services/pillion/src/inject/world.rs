@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
 use pillion_engine::json::OwnedTape;
+use pillion_engine::limits::Guardrails;
 use pillion_engine::profile::ProfileSet;
 use pillion_engine::review::Endpoint;
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -50,6 +51,11 @@ impl World {
     /// What the platform says of the cluster.
     pub(super) fn cluster(&self) -> Option<Arc<OwnedTape>> {
         self.cluster.clone()
+    }
+
+    /// The same with what the platform allows tenants' profiles to do.
+    pub(super) fn guarded(self, guardrails: Guardrails) -> Self {
+        Self { snapshot: self.snapshot.with_guardrails(guardrails), ..self }
     }
 
     /// Profiles and namespaces, as the engine takes them.

@@ -30,6 +30,7 @@ use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
 use crate::cluster_facts::ClusterFactsArgs;
+use crate::guardrails::GuardrailsArg;
 use crate::{causes, output};
 
 /// Where profiles are if nobody says where.
@@ -69,6 +70,8 @@ pub(crate) struct DevArgs {
     #[command(flatten)]
     pub(crate) cluster_facts: ClusterFactsArgs,
     #[command(flatten)]
+    pub(crate) guardrails: GuardrailsArg,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -82,6 +85,7 @@ pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
 
 async fn serve(args: DevArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
+    let guardrails = args.guardrails.required()?;
     let folder = Folder::open(args.folder)?;
     let namespaces = all_namespaces(&args.namespaces, args.namespaces_file.as_deref())?;
     let mut profiles = ProfileFiles::new(profile_paths(args.profiles, &folder)?);
@@ -89,7 +93,7 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         output::problems(&loaded.problems)?;
     }
     let known = namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.clone()));
-    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(known);
+    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(known).with_guardrails(guardrails);
     let sample = Sample::find(&snapshot, &opted_in(&namespaces));
     folder.write_sample(&sample)?;
 

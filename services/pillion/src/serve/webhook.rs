@@ -29,6 +29,7 @@ use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
 use crate::cluster_facts::ClusterFactsArgs;
+use crate::guardrails::GuardrailsArg;
 
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
@@ -60,6 +61,8 @@ pub(crate) struct WebhookArgs {
     #[command(flatten)]
     pub(crate) cluster_facts: ClusterFactsArgs,
     #[command(flatten)]
+    pub(crate) guardrails: GuardrailsArg,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -81,11 +84,12 @@ pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode>
 
 async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
+    let guardrails = args.guardrails.required()?;
     let files = CertificateFiles::load(args.tls_cert, args.tls_key).await?;
     let cluster = args.cluster_facts.load()?;
     let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
 
-    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails)));
     let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
     let readiness = Readiness::default();
     readiness.component("serving certificate").set_ready(true);

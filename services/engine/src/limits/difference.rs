@@ -1,0 +1,286 @@
+//! What is different between two states of a pod, place by place.
+//!
+//! Elements of keyed lists are told apart by their keys, as the merge tells them apart, so a place is named by the same
+//! tokens as in the record. A list or map that one of both does not have is gone through all the same: what is told is the
+//! element that was added, not the list. The work is linear in both texts, and what stands there letter for letter in both
+//! is not looked into.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use indexmap::IndexMap;
+
+use crate::json::{Kind, Value};
+use crate::schema::{self, Field, KeyedList, Type};
+
+static POD: Field = Field::Object(&schema::POD);
+static CONTAINER: Field = Field::Object(&schema::CONTAINER);
+
+/// One place at which two states differ. At least one of them has a value there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change<'c, 'v> {
+    /// The tokens of the place, from the whole pod down.
+    pub(super) path: &'c [String],
+    pub(super) before: Option<Value<'v>>,
+    pub(super) after: Option<Value<'v>>,
+    /// The innermost element of a keyed list around the place, or the one that it is, as it is after.
+    pub(super) element: Option<Value<'v>>,
+}
+
+/// Walks through all differences.
+pub(super) struct Differences<'v, 's, E> {
+    path: Vec<String>,
+    element: Option<Value<'v>>,
+    see: &'s mut dyn FnMut(Change<'_, 'v>) -> Result<(), E>,
+}
+
+/// A value before and after.
+type Pair<'v> = (Option<Value<'v>>, Option<Value<'v>>);
+
+impl<'v, 's, E> Differences<'v, 's, E> {
+    /// Walks through the differences of two pods.
+    pub(super) fn of_pods(
+        before: Value<'v>,
+        after: Value<'v>,
+        see: &'s mut dyn FnMut(Change<'_, 'v>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut walk = Self { path: Vec::new(), element: None, see };
+        walk.value((Some(before), Some(after)), Some(&POD))
+    }
+
+    /// Walks through the differences of two containers, of which the second stands in a list.
+    pub(super) fn of_containers(
+        before: Value<'v>,
+        after: Value<'v>,
+        path: [&str; 3],
+        see: &'s mut dyn FnMut(Change<'_, 'v>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut walk = Self { path: path.map(str::to_owned).into(), element: Some(after), see };
+        walk.value((Some(before), Some(after)), Some(&CONTAINER))
+    }
+
+    fn value(&mut self, (before, after): Pair<'v>, known: Option<&'static Field>) -> Result<(), E> {
+        // A field that is null is one that is not there.
+        let (before, after) = (before.filter(|value| !value.is_null()), after.filter(|value| !value.is_null()));
+        let is_or_absent = |kind| [before, after].into_iter().flatten().all(|value| value.kind() == kind);
+        let both = match (before, after) {
+            (None, None) => return Ok(()),
+            (Some(before), Some(after)) if before.raw() == after.raw() => return Ok(()),
+            (Some(_), Some(_)) => true,
+            _ => false,
+        };
+        match known {
+            Some(Field::Keyed(keyed)) if is_or_absent(Kind::Array) => self.list((before, after), keyed),
+            Some(Field::Object(type_)) if is_or_absent(Kind::Object) && (both || type_.spread) => {
+                self.object((before, after), type_)
+            }
+            None if both && is_or_absent(Kind::Object) => self.object((before, after), &schema::ANY),
+            _ if before.zip(after).is_some_and(|(before, after)| is_same(before, after)) => Ok(()),
+            _ => (self.see)(Change { path: &self.path, before, after, element: self.element }),
+        }
+    }
+
+    fn object(&mut self, pair: Pair<'v>, type_: &'static Type) -> Result<(), E> {
+        for (key, pair) in members(pair) {
+            self.path.push(key.into_owned());
+            let field = self.path.last().and_then(|name| type_.field(name));
+            self.value(pair, field)?;
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, (before, after): Pair<'v>, keyed: &'static KeyedList) -> Result<(), E> {
+        // Of elements with one key, the first is compared with the first, the second with the second.
+        let mut pairs: IndexMap<(String, usize), Pair<'v>> = IndexMap::new();
+        for (is_after, list) in [(false, before), (true, after)] {
+            let mut counts: HashMap<String, usize> = HashMap::new();
+            for element in list.into_iter().flat_map(Value::items) {
+                let key = token(element, keyed);
+                let count = counts.entry(key.clone()).or_default();
+                let pair = pairs.entry((key, *count)).or_default();
+                *count += 1;
+                *(if is_after { &mut pair.1 } else { &mut pair.0 }) = Some(element);
+            }
+        }
+        let around = self.element;
+        for ((key, _), (before, after)) in pairs {
+            self.path.push(key);
+            self.element = after;
+            let are_objects =
+                [before, after].map(|element| element.is_some_and(|element| element.kind() == Kind::Object));
+            match (before, after) {
+                (Some(before), Some(after)) if before.raw() == after.raw() => {}
+                (Some(_), Some(_)) if are_objects == [true, true] => self.object((before, after), keyed.element)?,
+                _ => (self.see)(Change { path: &self.path, before, after, element: after })?,
+            }
+            self.path.pop();
+        }
+        self.element = around;
+        Ok(())
+    }
+}
+
+/// The members of two objects, by their keys. Of two with one key, the last counts.
+fn members<'v>((before, after): Pair<'v>) -> IndexMap<Cow<'v, str>, Pair<'v>> {
+    let mut pairs: IndexMap<Cow<'v, str>, Pair<'v>> = IndexMap::new();
+    for (key, value) in before.into_iter().flat_map(Value::members) {
+        pairs.entry(key.text()).or_default().0 = Some(value);
+    }
+    for (key, value) in after.into_iter().flat_map(Value::members) {
+        pairs.entry(key.text()).or_default().1 = Some(value);
+    }
+    pairs
+}
+
+/// Whether both mean the same.
+fn is_same(before: Value<'_>, after: Value<'_>) -> bool {
+    if before.raw() == after.raw() {
+        return true;
+    }
+    match (before.kind(), after.kind()) {
+        (Kind::Object, Kind::Object) => members((Some(before), Some(after)))
+            .into_values()
+            .all(|(before, after)| before.zip(after).is_some_and(|(before, after)| is_same(before, after))),
+        (Kind::Array, Kind::Array) => {
+            let (mut left, mut right) = (before.items(), after.items());
+            loop {
+                match (left.next(), right.next()) {
+                    (None, None) => return true,
+                    (Some(left), Some(right)) if is_same(left, right) => {}
+                    _ => return false,
+                }
+            }
+        }
+        (Kind::String | Kind::EscapedString, Kind::String | Kind::EscapedString) => before.as_str() == after.as_str(),
+        _ => false,
+    }
+}
+
+/// The token of an element: the values of its key fields.
+fn token(element: Value<'_>, keyed: &KeyedList) -> String {
+    let mut token = String::new();
+    for (index, key) in keyed.keys.iter().enumerate() {
+        if index > 0 {
+            token.push(',');
+        }
+        let default = || keyed.defaults.iter().find(|(field, _)| field == key);
+        let value = element.get(key).map(|value| value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw())));
+        let value = value.or_else(|| default().map(|(_, text)| Cow::Borrowed(text.trim_matches('"'))));
+        token.push_str(&value.unwrap_or_default());
+    }
+    token
+}
+
+/// A place as one text, as the record writes it: the tokens, each behind a slash.
+pub(super) fn pointer(path: &[String]) -> String {
+    let mut pointer = String::with_capacity(path.iter().map(|token| token.len() + 1).sum());
+    for token in path {
+        pointer.push('/');
+        if token.contains(['~', '/']) {
+            pointer.push_str(&token.replace('~', "~0").replace('/', "~1"));
+        } else {
+            pointer.push_str(token);
+        }
+    }
+    pointer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+    use crate::json::OwnedTape;
+
+    fn places(before: &Json, after: &Json) -> Vec<String> {
+        let (before, after) =
+            (OwnedTape::parse(before.to_string()).unwrap(), OwnedTape::parse(after.to_string()).unwrap());
+        let mut places = Vec::new();
+        let mut see = |change: Change<'_, '_>| -> Result<(), ()> {
+            let sign = match (change.before, change.after) {
+                (None, _) => '+',
+                (_, None) => '-',
+                _ => '~',
+            };
+            places.push(format!("{sign}{}", pointer(change.path)));
+            Ok(())
+        };
+        Differences::of_pods(before.root(), after.root(), &mut see).unwrap();
+        places
+    }
+
+    #[test]
+    fn each_place_is_told_by_its_keys() {
+        let before = json!({
+            "metadata": {"labels": {"a": "1", "b": "2", "x/y": "1"}},
+            "spec": {
+                "containers": [
+                    {"name": "app", "image": "a", "ports": [{"containerPort": 80}], "securityContext": {"runAsUser": 1}},
+                    {"name": "gone"},
+                ],
+                "tolerations": [{"key": "a", "operator": "Exists"}],
+                "nodeName": null,
+            },
+        });
+        let after = json!({
+            "spec": {
+                "tolerations": [{"operator": "Exists", "key": "a"}],
+                "containers": [
+                    {"name": "app", "image": "b", "ports": [{"containerPort": 80, "protocol": "TCP"}],
+                     "env": [{"name": "A", "value": "1"}], "securityContext": {"runAsUser": 2}},
+                    {"name": "new"},
+                ],
+                "volumes": [{"name": "v"}],
+                "hostNetwork": true,
+            },
+            "metadata": {"labels": {"b": "3", "a": "1", "x/y": "2"}, "annotations": {"c": "d"}},
+        });
+        let expected = [
+            "~/metadata/labels/b",
+            "~/metadata/labels/x~1y",
+            "+/metadata/annotations/c",
+            "~/spec/containers/app/image",
+            "+/spec/containers/app/ports/80,TCP/protocol",
+            "~/spec/containers/app/securityContext/runAsUser",
+            "+/spec/containers/app/env/A",
+            "-/spec/containers/gone",
+            "+/spec/containers/new",
+            "+/spec/volumes/v",
+            "+/spec/hostNetwork",
+        ];
+        assert_eq!(places(&before, &after), expected);
+        assert_eq!(places(&before, &before), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_of_another_kind_is_told_whole() {
+        let before = json!({"spec": {"containers": [1, {"name": "a"}], "volumes": "x"}});
+        let after = json!({"spec": {"containers": {"name": "a"}, "volumes": [2]}});
+        assert_eq!(places(&before, &after), ["~/spec/containers", "~/spec/volumes"]);
+    }
+
+    #[test]
+    fn elements_with_one_name_are_compared_in_their_order() {
+        let pod = |images: &[&str]| {
+            let containers: Vec<_> = images.iter().map(|image| json!({"name": "a", "image": image})).collect();
+            json!({"spec": {"containers": containers}})
+        };
+        assert_eq!(places(&pod(&["1", "2"]), &pod(&["1", "3"])), ["~/spec/containers/a/image"]);
+        assert_eq!(places(&pod(&["1"]), &pod(&["1", "2"])), ["+/spec/containers/a"]);
+    }
+
+    #[test]
+    fn many_members_are_compared_in_time() {
+        let labels: serde_json::Map<_, _> = (0..100_000).map(|i| (format!("label-{i}"), json!("x"))).collect();
+        let reversed: serde_json::Map<_, _> = labels.clone().into_iter().rev().collect();
+        let containers: Vec<_> = (0..20_000).map(|i| json!({"name": format!("c-{i}")})).collect();
+        let pod = |labels: &serde_json::Map<_, _>, other: &str| json!({"metadata": {"labels": labels}, "spec": {"containers": containers, "nodeSelector": [labels], "x": other}});
+        let start = Instant::now();
+        assert_eq!(places(&pod(&labels, "1"), &pod(&reversed, "2")), ["~/spec/x"]);
+        // Quadratic work would take minutes.
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    }
+}

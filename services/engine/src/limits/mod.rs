@@ -1,0 +1,133 @@
+//! What a namespaced profile may do to a pod, checked on the result of every injection.
+//!
+//! A tenant stores a profile, and it acts on everybody's pods in the namespace. The text of the profile says little of what
+//! it will do, because values may come from expressions; so the pod behind the profile is compared with the pod before it:
+//!
+//! * [`scope`]: which places may change at all, how many may be added, and what was the platform's stays;
+//! * [`pod_security`]: what the Pod Security Standards ([`Control`]) do not allow, and was not there before.
+//!
+//! [`Guardrails`] are what the platform says beside that: registries, kinds of volumes, numbers. The first thing that is
+//! wrong is the [`Excess`]; the profile is then not applied. Cluster profiles are the platform's own, and have no limits.
+
+mod control;
+mod difference;
+mod excess;
+mod guardrails;
+mod image;
+mod pod_security;
+mod protected;
+mod scope;
+
+use std::collections::HashSet;
+
+pub use control::{Control, PodSecurityLevel};
+pub(crate) use excess::{Excess, Limit};
+pub use guardrails::{Domain, Guardrails, VolumeKind};
+pub use image::ImagePrefix;
+pub(crate) use protected::{Done, Protected};
+
+use crate::inject::Record;
+use crate::json::{Document, OwnedTape, Value};
+use crate::snapshot::Namespace;
+use pod_security::{CONTAINER_LISTS, Subject, Violation, name_of, violations};
+
+/// What the limits of one request depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds<'b> {
+    pub(crate) namespace: &'b Namespace,
+    pub(crate) guardrails: &'b Guardrails,
+}
+
+impl Bounds<'_> {
+    /// Checks what a namespaced profile made of a document. `record` is what all profiles before it did; without it
+    /// nothing is known of what the platform's did, and the profile is not applied.
+    pub(crate) fn check(
+        &self,
+        before: &Document<'_>,
+        after: &Document<'_>,
+        record: Option<&Record>,
+    ) -> Result<(), Excess> {
+        let unreadable =
+            || Excess::new(Limit::Unreadable, "/", "the pod or its record cannot be read, so no limit can be checked");
+        let protected = Protected::new(record.ok_or_else(unreadable)?.of_the_platform());
+        let (before, after) = (read(before).ok_or_else(unreadable)?, read(after).ok_or_else(unreadable)?);
+        check(before.root(), after.root(), &protected, self.namespace, self.guardrails)
+    }
+}
+
+fn read(document: &Document<'_>) -> Option<OwnedTape> {
+    let mut text = Vec::new();
+    document.write(Document::ROOT, &mut text);
+    OwnedTape::parse(String::from_utf8(text).ok()?).ok()
+}
+
+/// Checks what a namespaced profile made of a pod.
+///
+/// # Errors
+/// The first thing that it may not do.
+pub(crate) fn check(
+    before: Value<'_>,
+    after: Value<'_>,
+    protected: &Protected,
+    namespace: &Namespace,
+    guardrails: &Guardrails,
+) -> Result<(), Excess> {
+    scope::check(before, after, protected, guardrails)?;
+    let label = PodSecurityLevel::from_label(namespace.label(PodSecurityLevel::LABEL));
+    check_pod_security(before, after, label.max(guardrails.minimum_pod_security))
+}
+
+/// Checks that no control is violated that was not violated before. The level counts for all; and what was there before
+/// goes on fulfilling the controls of the higher level that it fulfilled, also where nobody asks for them.
+fn check_pod_security(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
+    let known = violations(before);
+    let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
+    let weak: HashSet<_> = known.iter().map(|violation| (violation.control, &violation.subject)).collect();
+    let counts = |violation: &&Violation<'_>| {
+        let was_there = match &violation.subject {
+            Subject::Pod => true,
+            Subject::Container(name) | Subject::Volume(name) => names.contains(name),
+        };
+        let was_fulfilled = was_there && !weak.contains(&(violation.control, &violation.subject));
+        violation.control.level() <= level || was_fulfilled
+    };
+    let after_all = violations(after);
+    match after_all.iter().filter(|violation| !known.contains(*violation)).find(counts) {
+        Some(violation) => Err(excess(violation, after, level)),
+        None => Ok(()),
+    }
+}
+
+/// Containers and volumes of a pod: the list and the name of each.
+fn elements(pod: Value<'_>) -> impl Iterator<Item = (&'static str, std::borrow::Cow<'_, str>)> {
+    CONTAINER_LISTS.into_iter().chain(["volumes"]).flat_map(move |list| {
+        let items = pod.at(&["spec", list]).into_iter().flat_map(Value::items);
+        items.map(move |item| (list, name_of(item)))
+    })
+}
+
+fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) -> Excess {
+    let Violation { control, subject, field, found } = violation;
+    let path = field.replace('.', "/");
+    let place = match subject {
+        Subject::Pod if field.starts_with("metadata") => format!("/{path}"),
+        Subject::Pod => format!("/spec/{path}"),
+        Subject::Container(name) => {
+            let list = elements(pod).find(|(list, other)| *list != "volumes" && other == name);
+            format!("/spec/{}/{name}/{path}", list.map_or("containers", |(list, _)| list))
+        }
+        Subject::Volume(name) => format!("/spec/volumes/{name}/{path}"),
+    };
+    let what = if found.is_empty() { "what should be there is missing".to_owned() } else { format!("{found:?}") };
+    let whose = if control.level() <= level { "of the namespace's pods" } else { "that was fulfilled before" };
+    let message = format!(
+        "{what} violates the Pod Security control {control} ({}) {whose}; expected {}; change it in the profile, or let a \
+         cluster profile do it",
+        control.level(),
+        control.expected(),
+    );
+    Excess::new(Limit::PodSecurity(*control), place, message)
+}
+
+#[cfg(test)]
+mod tests;

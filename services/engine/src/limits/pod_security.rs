@@ -1,0 +1,307 @@
+//! The Pod Security Standards, evaluated for a pod: which control it violates, where, and by what.
+//!
+//! The list is that of Kubernetes 1.36. Two things are on purpose as in its oldest versions, because the version that the
+//! API server is told to enforce is not known here: pods with a user namespace of their own (`hostUsers: false`) may not
+//! run as root or unmask `/proc`, and a namespace's `enforce-version` is not looked at. Whatever was changed in a pod is so
+//! never refused by the API server for a control that was fulfilled before.
+//!
+//! A field that should hold `true` or `false` and holds neither counts as `true`: the API server refuses it anyway.
+
+use std::borrow::Cow;
+
+use indexmap::IndexSet;
+
+use super::control::Control;
+use crate::json::{Kind, Value};
+
+/// The lists of a pod's containers.
+pub(super) const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+
+/// Capabilities that a container has anyway, or that do no harm.
+const BASELINE_CAPABILITIES: [&str; 13] = [
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "MKNOD",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+];
+
+/// Settings of the kernel that are the pod's own and harm nobody else.
+const SAFE_SYSCTLS: [&str; 12] = [
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem",
+];
+
+/// Types of `SELinux` that are a container's.
+const SELINUX_TYPES: [&str; 5] = ["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
+
+/// Sources of volumes that are not the host's.
+const RESTRICTED_VOLUMES: [&str; 8] =
+    ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
+
+/// The prefix of the annotations that said what `appArmorProfile` says today, each for one container.
+const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// What a violation is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Subject<'v> {
+    Pod,
+    Container(Cow<'v, str>),
+    Volume(Cow<'v, str>),
+}
+
+/// One thing that a control does not allow. Two pods have the same violation if all parts are equal: another capability on
+/// the same container is another violation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Violation<'v> {
+    pub(super) control: Control,
+    pub(super) subject: Subject<'v>,
+    /// The field below the subject.
+    pub(super) field: &'static str,
+    /// What is there; nothing if the field is absent and should not be.
+    pub(super) found: Cow<'v, str>,
+}
+
+/// All violations of a pod, of both levels, in the order in which they stand in it.
+pub(super) fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
+    let spec = pod.get("spec");
+    let mut evaluation = Evaluation {
+        found: IndexSet::new(),
+        is_windows: spec.and_then(|spec| spec.at(&["os", "name"])).is_some_and(|name| name.is("windows")),
+        seccomp_from_pod: false,
+        non_root_from_pod: false,
+    };
+    evaluation.annotations(pod);
+    if let Some(spec) = spec {
+        evaluation.pod(spec);
+        for list in CONTAINER_LISTS {
+            spec.get(list).into_iter().flat_map(Value::items).for_each(|container| evaluation.container(container));
+        }
+        spec.get("volumes").into_iter().flat_map(Value::items).for_each(|volume| evaluation.volume(volume));
+    }
+    evaluation.found
+}
+
+/// The name of an element of a list.
+pub(super) fn name_of(element: Value<'_>) -> Cow<'_, str> {
+    element.get("name").and_then(Value::as_str).unwrap_or_default()
+}
+
+struct Evaluation<'v> {
+    found: IndexSet<Violation<'v>>,
+    /// What only Linux has is not asked of pods for Windows.
+    is_windows: bool,
+    /// Whether containers that say nothing have a seccomp profile from the pod.
+    seccomp_from_pod: bool,
+    /// Whether containers that say nothing must not run as root, by the pod.
+    non_root_from_pod: bool,
+}
+
+impl<'v> Evaluation<'v> {
+    fn add(&mut self, control: Control, subject: &Subject<'v>, field: &'static str, found: impl Into<Cow<'v, str>>) {
+        self.found.insert(Violation { control, subject: subject.clone(), field, found: found.into() });
+    }
+
+    fn annotations(&mut self, pod: Value<'v>) {
+        let annotations = pod.at(&["metadata", "annotations"]).into_iter().flat_map(Value::members);
+        for (key, value) in annotations.filter(|(key, _)| key.text().starts_with(APPARMOR_ANNOTATION)) {
+            let profile = shown(value);
+            if !(profile.is_empty() || profile == "runtime/default" || profile.starts_with("localhost/")) {
+                let found = format!("{}={profile}", key.text());
+                self.add(Control::AppArmor, &Subject::Pod, "metadata.annotations", found);
+            }
+        }
+    }
+
+    fn pod(&mut self, spec: Value<'v>) {
+        for field in ["hostNetwork", "hostPID", "hostIPC"] {
+            if is_on(spec.get(field)) {
+                self.add(Control::HostNamespaces, &Subject::Pod, field, "true");
+            }
+        }
+        let Some(context) = spec.get("securityContext") else { return };
+        self.context(context, &Subject::Pod);
+        for name in context.get("sysctls").into_iter().flat_map(Value::items).map(name_of) {
+            if !SAFE_SYSCTLS.contains(&&*name) {
+                self.add(Control::Sysctls, &Subject::Pod, "securityContext.sysctls", name);
+            }
+        }
+        self.seccomp_from_pod = present(context.get("seccompProfile")).is_some_and(is_confined);
+        self.non_root_from_pod = context.get("runAsNonRoot").and_then(Value::as_bool) == Some(true);
+        if is_off(context.get("runAsNonRoot")) {
+            self.add(Control::RunningAsNonRoot, &Subject::Pod, "securityContext.runAsNonRoot", "false");
+        }
+    }
+
+    /// What is the same on the pod and on a container.
+    fn context(&mut self, context: Value<'v>, subject: &Subject<'v>) {
+        if is_on(context.at(&["windowsOptions", "hostProcess"])) {
+            self.add(Control::HostProcess, subject, "securityContext.windowsOptions.hostProcess", "true");
+        }
+        if let Some(profile) = present(context.get("appArmorProfile"))
+            && !is_confined(profile)
+        {
+            let found = profile.get("type").map(shown).unwrap_or_default();
+            self.add(Control::AppArmor, subject, "securityContext.appArmorProfile.type", found);
+        }
+        if let Some(profile) = present(context.get("seccompProfile"))
+            && !is_confined(profile)
+        {
+            let found = profile.get("type").map(shown).unwrap_or_default();
+            self.add(Control::Seccomp, subject, "securityContext.seccompProfile.type", found);
+        }
+        if let Some(options) = context.get("seLinuxOptions") {
+            for (field, place, allowed) in [
+                ("user", "securityContext.seLinuxOptions.user", &[""][..]),
+                ("role", "securityContext.seLinuxOptions.role", &[""]),
+                ("type", "securityContext.seLinuxOptions.type", &SELINUX_TYPES),
+            ] {
+                let found = present(options.get(field)).map(shown).unwrap_or_default();
+                if !allowed.contains(&&*found) {
+                    self.add(Control::SeLinux, subject, place, found);
+                }
+            }
+        }
+        if present(context.get("runAsUser")).is_some_and(is_zero) {
+            self.add(Control::RunningAsNonRootUser, subject, "securityContext.runAsUser", "0");
+        }
+    }
+
+    fn container(&mut self, container: Value<'v>) {
+        let subject = Subject::Container(name_of(container));
+        for port in container.get("ports").into_iter().flat_map(Value::items) {
+            if let Some(port) = present(port.get("hostPort")).filter(|port| !is_zero(*port)) {
+                self.add(Control::HostPorts, &subject, "ports.hostPort", shown(port));
+            }
+        }
+        for (path, field) in HANDLERS {
+            let handler = container.at(path);
+            let hosts = ["httpGet", "tcpSocket"].map(|kind| handler.and_then(|handler| handler.at(&[kind, "host"])));
+            for host in hosts.into_iter().filter_map(present).map(shown).filter(|host| !host.is_empty()) {
+                self.add(Control::HostProbes, &subject, field, host);
+            }
+        }
+        let context = present(container.get("securityContext"));
+        if let Some(context) = context {
+            self.context(context, &subject);
+            if is_on(context.get("privileged")) {
+                self.add(Control::PrivilegedContainers, &subject, "securityContext.privileged", "true");
+            }
+            if let Some(mount) = present(context.get("procMount")).filter(|mount| !mount.is("Default")) {
+                self.add(Control::ProcMount, &subject, "securityContext.procMount", shown(mount));
+            }
+        }
+        self.capabilities(context, &subject);
+        self.hardening(context, &subject);
+    }
+
+    fn capabilities(&mut self, context: Option<Value<'v>>, subject: &Subject<'v>) {
+        let list = |field| {
+            let list = context.and_then(|context| context.at(&["capabilities", field]));
+            list.into_iter().flat_map(Value::items).map(shown)
+        };
+        for added in list("add") {
+            if !BASELINE_CAPABILITIES.contains(&&*added) {
+                self.add(Control::Capabilities, subject, "securityContext.capabilities.add", added.clone());
+            }
+            if !self.is_windows && added != "NET_BIND_SERVICE" {
+                self.add(Control::CapabilitiesRestricted, subject, "securityContext.capabilities.add", added);
+            }
+        }
+        if !self.is_windows && !list("drop").any(|dropped| dropped == "ALL") {
+            self.add(Control::CapabilitiesRestricted, subject, "securityContext.capabilities.drop", "");
+        }
+    }
+
+    /// What a container has to say, or the pod for it.
+    fn hardening(&mut self, context: Option<Value<'v>>, subject: &Subject<'v>) {
+        let field = |name| context.and_then(|context| present(context.get(name)));
+        let escalation = field("allowPrivilegeEscalation");
+        if !self.is_windows && escalation.and_then(Value::as_bool) != Some(false) {
+            let found = escalation.map(shown).unwrap_or_default();
+            self.add(Control::PrivilegeEscalation, subject, "securityContext.allowPrivilegeEscalation", found);
+        }
+        let is_fulfilled = match field("runAsNonRoot") {
+            Some(written) => written.as_bool() == Some(true),
+            None => self.non_root_from_pod,
+        };
+        if !is_fulfilled {
+            let found = field("runAsNonRoot").map(shown).unwrap_or_default();
+            self.add(Control::RunningAsNonRoot, subject, "securityContext.runAsNonRoot", found);
+        }
+        // One that is written and wrong violates the baseline already.
+        if !self.is_windows && field("seccompProfile").is_none() && !self.seccomp_from_pod {
+            self.add(Control::SeccompRestricted, subject, "securityContext.seccompProfile.type", "");
+        }
+    }
+
+    fn volume(&mut self, volume: Value<'v>) {
+        let subject = Subject::Volume(name_of(volume));
+        for (source, value) in volume.members().filter(|(key, value)| !key.is("name") && !value.is_null()) {
+            let source = source.text();
+            if source == "hostPath" {
+                let path = value.get("path").map(shown).unwrap_or_default();
+                self.add(Control::HostPathVolumes, &subject, "hostPath.path", path);
+            }
+            if !RESTRICTED_VOLUMES.contains(&&*source) {
+                self.add(Control::VolumeTypes, &subject, "source", source);
+            }
+        }
+    }
+}
+
+/// Where a container says what the kubelet calls.
+const HANDLERS: [(&[&str], &str); 5] = [
+    (&["livenessProbe"], "livenessProbe.host"),
+    (&["readinessProbe"], "readinessProbe.host"),
+    (&["startupProbe"], "startupProbe.host"),
+    (&["lifecycle", "postStart"], "lifecycle.postStart.host"),
+    (&["lifecycle", "preStop"], "lifecycle.preStop.host"),
+];
+
+fn present(value: Option<Value<'_>>) -> Option<Value<'_>> {
+    value.filter(|value| !value.is_null())
+}
+
+/// Whether a switch is on: written, and not `false`.
+fn is_on(value: Option<Value<'_>>) -> bool {
+    present(value).is_some_and(|value| value.kind() != Kind::False)
+}
+
+/// Whether a switch is off: written, and not `true`.
+fn is_off(value: Option<Value<'_>>) -> bool {
+    present(value).is_some_and(|value| value.kind() != Kind::True)
+}
+
+/// Whether a number is zero, however it is written. What is not a number is not.
+fn is_zero(value: Value<'_>) -> bool {
+    value.raw().parse::<f64>().is_ok_and(|number| number == 0.0)
+}
+
+/// Whether a seccomp or `AppArmor` profile confines.
+fn is_confined(profile: Value<'_>) -> bool {
+    profile.get("type").is_some_and(|kind| kind.is("RuntimeDefault") || kind.is("Localhost"))
+}
+
+/// A value for messages: a string by what it stands for, anything else as it stands.
+fn shown(value: Value<'_>) -> Cow<'_, str> {
+    value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
+}

@@ -1,0 +1,90 @@
+//! Limits on rendered results, by tables of pods before and after.
+
+mod pod_security;
+mod reviews;
+mod scope;
+
+use serde_json::{Value as Json, json};
+
+use super::*;
+
+/// A pod that fulfils all controls of both levels.
+fn pod() -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web", "labels": {"app": "web", "team.example.com/x": "1"}},
+        "spec": {
+            "containers": [hardened("app")],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+            "serviceAccountName": "web",
+        },
+    })
+}
+
+/// A container that fulfils all controls of both levels.
+fn hardened(name: &str) -> Json {
+    json!({"name": name, "image": "ghcr.io/team/app:1", "securityContext": {
+        "allowPrivilegeEscalation": false, "runAsNonRoot": true, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }})
+}
+
+/// Sets what is at a path, whose maps are made as needed; numbers are places in lists. Null takes it away.
+fn set(object: &mut Json, path: &str, value: Json) {
+    let mut place = object;
+    for token in path.split('/').skip(1) {
+        let token = token.replace("~1", "/");
+        place = match place {
+            Json::Array(items) => {
+                let index: usize = token.parse().unwrap();
+                if index == items.len() {
+                    items.push(Json::Null);
+                }
+                &mut items[index]
+            }
+            Json::Null => {
+                *place = json!({});
+                &mut place[token]
+            }
+            other => &mut other[token],
+        };
+    }
+    *place = value;
+}
+
+fn with(mut object: Json, changes: &[(&str, Json)]) -> Json {
+    for (path, value) in changes {
+        set(&mut object, path, value.clone());
+    }
+    object
+}
+
+/// What the limits say of two pods.
+#[derive(Default)]
+struct Case {
+    namespace: Namespace,
+    guardrails: Guardrails,
+    protected: Protected,
+}
+
+impl Case {
+    fn at(level: &str) -> Self {
+        let namespace = Namespace::new([(PodSecurityLevel::LABEL, level)], []);
+        Self { namespace, ..Self::default() }
+    }
+
+    fn guarded(guardrails: Json) -> Self {
+        Self { guardrails: serde_json::from_value(guardrails).unwrap(), ..Self::default() }
+    }
+
+    fn check(&self, before: &Json, after: &Json) -> Result<(), Excess> {
+        let tape = |pod: &Json| OwnedTape::parse(pod.to_string()).unwrap();
+        let (before, after) = (tape(before), tape(after));
+        check(before.root(), after.root(), &self.protected, &self.namespace, &self.guardrails)
+    }
+
+    /// The limit that is exceeded, and where.
+    fn exceeded(&self, before: &Json, after: &Json) -> Option<(Limit, String)> {
+        self.check(before, after).err().map(|excess| (excess.limit, excess.place))
+    }
+}

@@ -1,0 +1,358 @@
+//! One row and more for each control of the Pod Security Standards.
+
+use std::collections::HashSet;
+
+use super::*;
+
+const SIDE: &str = "/spec/containers/1";
+const APP: &str = "/spec/containers/0";
+
+/// A control, a field of the pod, a value of it that is allowed and one that is not.
+type Row = (Control, &'static str, Json, Json);
+
+/// Rows about any container; the field is below it.
+fn container_rows() -> Vec<Row> {
+    let null = || Json::Null;
+    vec![
+        (Control::HostProcess, "securityContext/windowsOptions/hostProcess", json!(false), json!(true)),
+        (Control::HostProcess, "securityContext/windowsOptions/hostProcess", null(), json!("true")),
+        (Control::PrivilegedContainers, "securityContext/privileged", json!(false), json!(true)),
+        (Control::PrivilegedContainers, "securityContext/privileged", null(), json!(1)),
+        (
+            Control::CapabilitiesRestricted,
+            "securityContext/capabilities/add",
+            json!(["NET_BIND_SERVICE"]),
+            json!(["CHOWN"]),
+        ),
+        (Control::CapabilitiesRestricted, "securityContext/capabilities/drop", json!(["CHOWN", "ALL"]), json!(["all"])),
+        (Control::CapabilitiesRestricted, "securityContext/capabilities", json!({"drop": ["ALL"], "add": []}), null()),
+        (
+            Control::HostPorts,
+            "ports",
+            json!([{"containerPort": 80, "hostPort": 0}]),
+            json!([{"containerPort": 80}, {"containerPort": 81, "hostPort": 81}]),
+        ),
+        (
+            Control::HostProbes,
+            "livenessProbe",
+            json!({"httpGet": {"port": 1, "host": ""}}),
+            json!({"httpGet": {"port": 1, "host": "127.0.0.1"}}),
+        ),
+        (
+            Control::HostProbes,
+            "readinessProbe",
+            json!({"tcpSocket": {"port": 1}}),
+            json!({"tcpSocket": {"port": 1, "host": "db"}}),
+        ),
+        (
+            Control::HostProbes,
+            "startupProbe",
+            json!({"grpc": {"port": 1}}),
+            json!({"httpGet": {"port": 1, "host": "10.0.0.1"}}),
+        ),
+        (
+            Control::HostProbes,
+            "lifecycle/postStart",
+            json!({"exec": {"command": ["a"]}}),
+            json!({"httpGet": {"port": 1, "host": "a"}}),
+        ),
+        (
+            Control::HostProbes,
+            "lifecycle/preStop",
+            json!({"httpGet": {"port": 1, "host": null}}),
+            json!({"tcpSocket": {"port": 1, "host": "a"}}),
+        ),
+        (
+            Control::AppArmor,
+            "securityContext/appArmorProfile",
+            json!({"type": "RuntimeDefault"}),
+            json!({"type": "Unconfined"}),
+        ),
+        (
+            Control::AppArmor,
+            "securityContext/appArmorProfile",
+            json!({"type": "Localhost", "localhostProfile": "x"}),
+            json!({}),
+        ),
+        (
+            Control::SeLinux,
+            "securityContext/seLinuxOptions",
+            json!({"type": "container_engine_t", "level": "s0"}),
+            json!({"type": "spc_t"}),
+        ),
+        (Control::SeLinux, "securityContext/seLinuxOptions", json!({"user": ""}), json!({"user": "system_u"})),
+        (Control::SeLinux, "securityContext/seLinuxOptions", json!({"role": null}), json!({"role": "sysadm_r"})),
+        (Control::ProcMount, "securityContext/procMount", json!("Default"), json!("Unmasked")),
+        (
+            Control::Seccomp,
+            "securityContext/seccompProfile",
+            json!({"type": "Localhost", "localhostProfile": "x"}),
+            json!({"type": "Unconfined"}),
+        ),
+        (Control::SeccompRestricted, "securityContext/seccompProfile", json!({"type": "RuntimeDefault"}), null()),
+        (Control::PrivilegeEscalation, "securityContext/allowPrivilegeEscalation", json!(false), json!(true)),
+        (Control::PrivilegeEscalation, "securityContext/allowPrivilegeEscalation", json!(false), null()),
+        (Control::RunningAsNonRoot, "securityContext/runAsNonRoot", json!(true), json!(false)),
+        (Control::RunningAsNonRoot, "securityContext/runAsNonRoot", json!(true), null()),
+        (Control::RunningAsNonRootUser, "securityContext/runAsUser", json!(1000), json!(0)),
+        (Control::RunningAsNonRootUser, "securityContext/runAsUser", null(), json!(-0.0)),
+    ]
+}
+
+/// Rows about the pod as a whole.
+fn pod_rows() -> Vec<Row> {
+    let volume = |source: Json| json!([{"name": "data", "emptyDir": {}}, with(json!({"name": "v"}), &[("", source)])]);
+    let apparmor = "/metadata/annotations/container.apparmor.security.beta.kubernetes.io~1app";
+    vec![
+        (Control::HostProcess, "/spec/securityContext/windowsOptions/hostProcess", json!(false), json!(true)),
+        (Control::HostNamespaces, "/spec/hostNetwork", json!(false), json!(true)),
+        (Control::HostNamespaces, "/spec/hostPID", Json::Null, json!(true)),
+        (Control::HostNamespaces, "/spec/hostIPC", json!(false), json!(true)),
+        (
+            Control::HostPathVolumes,
+            "/spec/volumes",
+            volume(json!({"name": "v", "csi": {}})),
+            volume(json!({"name": "v", "hostPath": {"path": "/"}})),
+        ),
+        (
+            Control::VolumeTypes,
+            "/spec/volumes",
+            volume(json!({"name": "v", "projected": {}})),
+            volume(json!({"name": "v", "nfs": {}})),
+        ),
+        (
+            Control::VolumeTypes,
+            "/spec/volumes",
+            volume(json!({"name": "v", "secret": {}, "nfs": null})),
+            volume(json!({"name": "v", "image": {}})),
+        ),
+        (
+            Control::AppArmor,
+            "/spec/securityContext/appArmorProfile",
+            json!({"type": "RuntimeDefault"}),
+            json!({"type": "Unconfined"}),
+        ),
+        (Control::AppArmor, apparmor, json!("localhost/x"), json!("unconfined")),
+        (Control::AppArmor, apparmor, json!("runtime/default"), json!("localhost")),
+        (
+            Control::SeLinux,
+            "/spec/securityContext/seLinuxOptions",
+            json!({"type": "container_t"}),
+            json!({"type": "init_t"}),
+        ),
+        (
+            Control::Seccomp,
+            "/spec/securityContext/seccompProfile",
+            json!({"type": "RuntimeDefault"}),
+            json!({"type": "Unconfined"}),
+        ),
+        (
+            Control::Sysctls,
+            "/spec/securityContext/sysctls",
+            json!([{"name": "net.ipv4.tcp_rmem", "value": "1"}]),
+            json!([{"name": "kernel.msgmax", "value": "1"}]),
+        ),
+        (Control::RunningAsNonRoot, "/spec/securityContext/runAsNonRoot", json!(true), json!(false)),
+        (Control::RunningAsNonRootUser, "/spec/securityContext/runAsUser", json!(1), json!(0)),
+    ]
+}
+
+/// What Pod Security alone says: many of these fields are none that a namespaced profile changes anyway.
+fn violated(before: &Json, after: &Json, level: PodSecurityLevel) -> Option<Control> {
+    let tape = |pod: &Json| OwnedTape::parse(pod.to_string()).unwrap();
+    let (before, after) = (tape(before), tape(after));
+    match check_pod_security(before.root(), after.root(), level).err()?.limit {
+        Limit::PodSecurity(control) => Some(control),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_control_has_a_row_that_passes_and_one_that_does_not() {
+    let mut seen = HashSet::new();
+    for (control, field, good, bad) in container_rows() {
+        for list in ["containers", "initContainers", "ephemeralContainers"] {
+            let added = |value: &Json| {
+                let place = format!("/spec/{list}");
+                let container = with(hardened("side"), &[(&format!("/{field}"), value.clone())]);
+                if list == "containers" {
+                    with(pod(), &[(SIDE, container)])
+                } else {
+                    with(pod(), &[(&place, json!([container]))])
+                }
+            };
+            let level = control.level();
+            assert_eq!(violated(&pod(), &added(&good), PodSecurityLevel::Restricted), None, "{control} {field} {good}");
+            assert_eq!(violated(&pod(), &added(&bad), level), Some(control), "{control} {field} {bad} in {list}");
+            let restricted_only = level == PodSecurityLevel::Restricted;
+            if restricted_only {
+                assert_eq!(violated(&pod(), &added(&bad), PodSecurityLevel::Baseline), None, "{control} {field} {bad}");
+            }
+        }
+        seen.insert(control);
+    }
+    for (control, field, good, bad) in pod_rows() {
+        let [good, bad] = [good, bad].map(|value| with(pod(), &[(field, value)]));
+        assert_eq!(violated(&pod(), &good, PodSecurityLevel::Restricted), None, "{control} {field} {good}");
+        assert_eq!(violated(&pod(), &bad, control.level()), Some(control), "{control} {field} {bad}");
+        seen.insert(control);
+    }
+    seen.insert(capabilities_of_the_baseline());
+    assert_eq!(
+        seen.len(),
+        Control::ALL.len(),
+        "{:?}",
+        Control::ALL.iter().filter(|c| !seen.contains(c)).collect::<Vec<_>>()
+    );
+}
+
+/// The baseline's list is looked at alone, as the restricted level allows fewer.
+fn capabilities_of_the_baseline() -> Control {
+    let place = format!("{SIDE}/securityContext/capabilities/add");
+    let side = with(pod(), &[(SIDE, hardened("side"))]);
+    let all = json!([
+        "AUDIT_WRITE",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "MKNOD",
+        "NET_BIND_SERVICE",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_CHROOT"
+    ]);
+    let good = with(side.clone(), &[(&place, all)]);
+    assert_eq!(violated(&pod(), &good, PodSecurityLevel::Baseline), None);
+    for capability in ["NET_ADMIN", "SYS_ADMIN", "NET_RAW", "ALL", "CAP_CHOWN", "chown"] {
+        let bad = with(side.clone(), &[(&place, json!(["CHOWN", capability]))]);
+        assert_eq!(violated(&pod(), &bad, PodSecurityLevel::Baseline), Some(Control::Capabilities), "{capability}");
+    }
+    Control::Capabilities
+}
+
+#[test]
+fn what_was_violated_before_is_no_excess_and_more_of_it_is() {
+    for (control, field, _, bad) in container_rows() {
+        let place = format!("{APP}/{field}");
+        let bad = with(pod(), &[(&place, bad)]);
+        let side = with(bad.clone(), &[(SIDE, hardened("side"))]);
+        assert_eq!(violated(&bad, &side, PodSecurityLevel::Restricted), None, "{control} {field}");
+    }
+    let capabilities =
+        |names: &[&str]| with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(names))]);
+    let ports = |ports: &[u16]| {
+        let ports: Vec<_> = ports.iter().map(|port| json!({"containerPort": port, "hostPort": port})).collect();
+        with(pod(), &[(&format!("{APP}/ports"), json!(ports))])
+    };
+    let host_path = |path: &str| with(pod(), &[("/spec/volumes/1", json!({"name": "h", "hostPath": {"path": path}}))]);
+    for (before, after, control) in [
+        (capabilities(&["NET_ADMIN"]), capabilities(&["NET_ADMIN", "SYS_ADMIN"]), Control::Capabilities),
+        (capabilities(&["NET_ADMIN"]), capabilities(&["SYS_ADMIN"]), Control::Capabilities),
+        (ports(&[80]), ports(&[80, 81]), Control::HostPorts),
+        (host_path("/var/log"), host_path("/"), Control::HostPathVolumes),
+    ] {
+        assert_eq!(violated(&before, &after, PodSecurityLevel::Baseline), Some(control), "{after}");
+        assert_eq!(violated(&after, &after, PodSecurityLevel::Restricted), None, "{after}");
+    }
+}
+
+#[test]
+fn what_the_pod_says_counts_for_containers_that_say_nothing() {
+    let bare = json!({"name": "side", "image": "a", "securityContext": {
+        "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
+    }});
+    let inherited = with(
+        pod(),
+        &[("/spec/securityContext", json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}}))],
+    );
+    let restricted = PodSecurityLevel::Restricted;
+    assert_eq!(violated(&inherited, &with(inherited.clone(), &[(SIDE, bare.clone())]), restricted), None);
+    assert_eq!(violated(&pod(), &with(pod(), &[(SIDE, bare.clone())]), restricted), Some(Control::RunningAsNonRoot));
+    for (changes, control) in [
+        (("/securityContext/runAsNonRoot", json!(false)), Control::RunningAsNonRoot),
+        (("/securityContext/seccompProfile", json!({"type": "Unconfined"})), Control::Seccomp),
+    ] {
+        let against = with(bare.clone(), &[changes]);
+        let after = with(inherited.clone(), &[(SIDE, against)]);
+        assert_eq!(violated(&inherited, &after, restricted), Some(control));
+    }
+    let only_seccomp = with(pod(), &[("/spec/securityContext/runAsNonRoot", json!(true))]);
+    let after = with(only_seccomp.clone(), &[(SIDE, bare)]);
+    assert_eq!(violated(&only_seccomp, &after, restricted), Some(Control::SeccompRestricted));
+}
+
+#[test]
+fn pods_for_windows_need_not_say_what_only_linux_has() {
+    let windows = with(pod(), &[("/spec/os/name", json!("windows"))]);
+    let side = |context: Json| with(windows.clone(), &[(SIDE, json!({"name": "side", "securityContext": context}))]);
+    let restricted = PodSecurityLevel::Restricted;
+    assert_eq!(violated(&windows, &side(json!({"runAsNonRoot": true})), restricted), None);
+    assert_eq!(violated(&windows, &side(json!({})), restricted), Some(Control::RunningAsNonRoot));
+    let host = json!({"runAsNonRoot": true, "windowsOptions": {"hostProcess": true}});
+    assert_eq!(violated(&windows, &side(host), restricted), Some(Control::HostProcess));
+}
+
+#[test]
+fn the_level_is_that_of_the_namespace_and_at_least_the_platforms() {
+    let plain = with(pod(), &[(SIDE, json!({"name": "side", "image": "a"}))]);
+    let privileged = with(pod(), &[(SIDE, json!({"name": "side", "securityContext": {"privileged": true}}))]);
+    let floor = Case::guarded(json!({"minimumPodSecurity": "restricted"}));
+    for (case, plain_is_allowed) in [
+        (Case::default(), true),
+        (Case::at("privileged"), true),
+        (Case::at("baseline"), true),
+        (Case::at("restricted"), false),
+        (Case::at("typo"), false),
+        (floor, false),
+    ] {
+        assert_eq!(case.check(&pod(), &plain).is_ok(), plain_is_allowed, "{:?}", case.namespace);
+        assert!(case.check(&pod(), &privileged).is_err(), "{:?}", case.namespace);
+    }
+}
+
+#[test]
+fn a_container_that_was_there_keeps_what_it_had_at_any_level() {
+    for (field, value) in [
+        ("runAsNonRoot", json!(false)),
+        ("runAsUser", json!(0)),
+        ("allowPrivilegeEscalation", Json::Null),
+        ("capabilities", json!({"drop": []})),
+        ("seccompProfile", Json::Null),
+    ] {
+        let weaker = with(pod(), &[(&format!("{APP}/securityContext/{field}"), value)]);
+        for case in [Case::default(), Case::at("privileged"), Case::at("restricted")] {
+            assert!(matches!(case.exceeded(&pod(), &weaker), Some((Limit::PodSecurity(_), _))), "{field}");
+            assert_eq!(case.exceeded(&weaker, &weaker), None, "{field}");
+        }
+    }
+}
+
+#[test]
+fn what_did_not_fulfil_the_higher_level_may_go_on_not_to() {
+    let weak = with(pod(), &[(&format!("{APP}/securityContext/capabilities"), Json::Null)]);
+    let weaker = with(weak.clone(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
+    assert_eq!(Case::default().exceeded(&weak, &weaker), None);
+    let exceeded = Case::at("restricted").exceeded(&weak, &weaker).map(|(limit, _)| limit);
+    assert_eq!(exceeded, Some(Limit::PodSecurity(Control::CapabilitiesRestricted)));
+    // A capability of the baseline on a container that had dropped all is one step down.
+    let lowered = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
+    let told = Case::default().check(&pod(), &lowered).unwrap_err().to_string();
+    assert!(told.contains("that was fulfilled before"), "{told}");
+}
+
+#[test]
+fn the_message_says_what_where_expected_and_what_to_do() {
+    let after = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["SYS_ADMIN"]))]);
+    let excess = Case::default().check(&pod(), &after).unwrap_err().to_string();
+    assert_eq!(
+        excess,
+        "/spec/containers/app/securityContext/capabilities/add: \"SYS_ADMIN\" violates the Pod Security control \
+         Capabilities (baseline) of the namespace's pods; expected none beyond AUDIT_WRITE, CHOWN, DAC_OVERRIDE, FOWNER, \
+         FSETID, KILL, MKNOD, NET_BIND_SERVICE, SETFCAP, SETGID, SETPCAP, SETUID and SYS_CHROOT; change it in the profile, \
+         or let a cluster profile do it"
+    );
+}
