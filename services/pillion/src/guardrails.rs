@@ -38,7 +38,7 @@ impl GuardrailsArg {
 fn from_file(file: &Path) -> Result<Guardrails, Problem> {
     let name = file.display().to_string();
     match fs::read_to_string(file) {
-        Ok(text) => from_source(&Arc::new(Source { name, text })),
+        Ok(text) => from_source(&Arc::new(Source::new(name, text))),
         Err(error) => Err(Problem::whole(name, format!("cannot be read: {error}"))),
     }
 }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Guardrails, String> {
-        let source = Arc::new(Source { name: "g.yaml".to_owned(), text: text.to_owned() });
+        let source = Arc::new(Source::new("g.yaml".to_owned(), text.to_owned()));
         from_source(&source).map_err(|problem| problem.to_string())
     }
 

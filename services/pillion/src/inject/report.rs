@@ -44,6 +44,6 @@ fn notice_line(notice: &Notice) -> String {
         Notice::AmbiguousWord { key } => {
             format!("more than one profile could be meant by {key}; say which one by its name")
         }
-        Notice::Parameter { .. } => notice.to_string(),
+        Notice::Parameter { .. } | Notice::OfProfile { .. } => notice.to_string(),
     }
 }
