@@ -10,7 +10,10 @@ use crate::json;
 use crate::snapshot::Namespace;
 
 /// The names that every expression of a profile may use, beside its variables.
-const NAMES: [&str; 5] = ["object", "request", "namespaceObject", "containers", "primary"];
+const NAMES: [&str; 6] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary"];
+
+/// Those that only a pod has.
+const POD_NAMES: [&str; 2] = ["containers", "primary"];
 
 /// The annotation that says which container people mean when they mean the pod.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -41,6 +44,8 @@ pub(crate) struct Computation<'v> {
     world: World<'v>,
     parameters: &'v Parameters,
     variables: &'v [Variable],
+    /// Names of the containers that were injected; `None` where the object is without them.
+    ours: Option<&'v [Box<str>]>,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
 }
 
@@ -53,9 +58,22 @@ pub(crate) fn scope<'n>(
     scope.with_members("params", parameters).with_members("variables", variables)
 }
 
+/// The scope without what only a pod has.
+pub(crate) fn without_pod(scope: Scope) -> Scope {
+    POD_NAMES
+        .into_iter()
+        .fold(scope, |scope, name| scope.without(name, "only a pod has it, and the target is not pods"))
+}
+
 impl<'v> Computation<'v> {
     pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, variables: &'v [Variable]) -> Self {
-        Self { world, parameters, variables, values: RefCell::new(vec![None; variables.len()]) }
+        Self { world, parameters, variables, ours: None, values: RefCell::new(vec![None; variables.len()]) }
+    }
+
+    /// The same for an object as it is, in which these containers were injected.
+    pub(crate) fn with_ours(mut self, names: &'v [Box<str>]) -> Self {
+        self.ours = Some(names);
+        self
     }
 
     fn containers(&self) -> impl Iterator<Item = Value<'v>> {
@@ -70,7 +88,16 @@ impl<'v> Computation<'v> {
         let app = list("containers").map(|container| (container, "App"));
         let ephemeral = list("ephemeralContainers").map(|container| (container, "Ephemeral"));
         let all = init.chain(app).chain(ephemeral);
-        all.map(|(container, kind)| Value::extended(Value::from(container), vec![("type", Value::text(kind))]))
+        all.map(|(container, kind)| {
+            let mut members = vec![("type", Value::text(kind))];
+            if let Some(ours) = self.ours {
+                // Nobody injects an ephemeral container, whatever it is called.
+                let is_ours = kind != "Ephemeral"
+                    && container.get("name").is_some_and(|name| ours.iter().any(|injected| name.is(injected)));
+                members.push(("ours", Value::Bool(is_ours)));
+            }
+            Value::extended(Value::from(container), members)
+        })
     }
 
     /// The container that people mean: the one that the pod names, else the first.
@@ -107,6 +134,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
     fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'v>, EvaluationError> {
         match name {
             "object" => Ok(Value::from(self.world.object)),
+            "oldObject" => Ok(self.world.request.get("oldObject").map_or(Value::Null, Value::from)),
             "request" => Ok(Value::from(self.world.request)),
             "namespaceObject" => Ok(self.namespace()),
             "containers" => Ok(Value::list(self.containers().collect())),

@@ -60,7 +60,7 @@ pub(super) fn check_key(key: &str) -> Option<String> {
 }
 
 /// What is wrong in any value, wherever it stands. Whether it is not nested too deeply.
-fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnostic>) -> bool {
+pub(super) fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnostic>) -> bool {
     if depth > MAX_DEPTH {
         faults.push(Diagnostic::new(path, format!("the template is nested more than {MAX_DEPTH} levels deep")));
         return false;
@@ -230,7 +230,7 @@ fn elements<'t>(
     elements
 }
 
-fn object<'t>(path: &str, value: &'t Json, faults: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
+pub(super) fn object<'t>(path: &str, value: &'t Json, faults: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
     let object = value.as_object();
     if object.is_none() {
         faults.push(Diagnostic::new(path, format!("expected an object, found {}", kind(value))));
@@ -238,7 +238,7 @@ fn object<'t>(path: &str, value: &'t Json, faults: &mut Vec<Diagnostic>) -> Opti
     object
 }
 
-const fn kind(value: &Json) -> &'static str {
+pub(super) const fn kind(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
         Json::Bool(_) => "a boolean",

@@ -10,6 +10,8 @@ use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
+use super::object::check_object;
+use super::target;
 use super::template::{self, Node};
 use super::tenant::check_tenant;
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
@@ -44,8 +46,10 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
         check_selector(path, selector.as_ref(), &mut faults);
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
-    let template = compile_template(name, spec, &mut faults);
-    let Computed { parameters, variables, conditions } = expressions::compile(spec, &mut faults);
+    let target = target::compile(name, spec, &mut faults);
+    let template = compile_template(name, spec, target.is_pods(), &mut faults);
+    let computed = expressions::compile(spec, target.is_pods(), &mut faults);
+    let Computed { parameters, variables, conditions, validations } = computed;
     let revision = revision(spec);
     match (template, revision) {
         (Some(template), Some(revision)) if faults.is_empty() => {
@@ -68,11 +72,14 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
                     OptOut::Allowed => OnError::Skip,
                     OptOut::Forbidden => OnError::Deny,
                 }),
-                adds_linux_containers: adds_linux_containers(&template),
-                foreign_volumes: foreign_volumes(&template),
+                adds_linux_containers: target.is_pods() && adds_linux_containers(&template),
+                foreign_volumes: if target.is_pods() { foreign_volumes(&template) } else { Box::default() },
                 parameters,
                 variables,
                 conditions,
+                validations,
+                target,
+                has_template: spec.template.is_some(),
                 template,
             })
         }
@@ -85,10 +92,8 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
 fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     let parts = [
         ("extends", spec.extends.is_some()),
-        ("target", spec.target.is_some()),
         ("lookups", !spec.lookups.is_empty()),
         ("containers", !spec.containers.is_empty()),
-        ("validations", !spec.validations.is_empty()),
         ("rollout", spec.rollout.is_some()),
     ];
     for (field, _) in parts.into_iter().filter(|(_, used)| *used) {
@@ -155,8 +160,16 @@ fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Reques
     compiled
 }
 
-fn compile_template(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Option<Node> {
+fn compile_template(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    is_for_pods: bool,
+    faults: &mut Vec<Diagnostic>,
+) -> Option<Node> {
     let empty = Json::Object(Map::new());
+    if spec.template.is_none() && !spec.validations.is_empty() {
+        return template::compile("spec.template", &empty, faults);
+    }
     let template = spec.template.as_ref().unwrap_or(&empty);
     if template.as_object().is_none_or(Map::is_empty) {
         let fault = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
@@ -169,7 +182,8 @@ fn compile_template(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Dia
         faults.push(Diagnostic::new("spec.template", message));
         return None;
     }
-    if !check_template(template, faults) {
+    let is_bounded = if is_for_pods { check_template(template, faults) } else { check_object(template, faults) };
+    if !is_bounded {
         return None;
     }
     if name.namespace.is_some() {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 
 use super::Diagnostic;
+use super::validations::{self, Validation};
 use crate::compute::{self, Variable};
 use crate::expression::{Expression, ExpressionError, Scope};
 use crate::parameter::{self, Parameter};
@@ -23,10 +24,11 @@ pub(super) struct Computed {
     pub(super) parameters: Box<[Parameter]>,
     pub(super) variables: Box<[Variable]>,
     pub(super) conditions: Box<[Condition]>,
+    pub(super) validations: Box<[Validation]>,
 }
 
-/// Compiles parameters, variables and conditions. What is wrong goes to `faults`.
-pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Computed {
+/// Compiles parameters, variables, conditions and validations. What is wrong goes to `faults`.
+pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
     let mut parameters = Vec::new();
     for (index, text) in spec.parameters.iter().enumerate() {
@@ -41,6 +43,7 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
         spec.parameters.iter().map(|parameter| parameter.name.as_str()),
         spec.variables.iter().map(|variable| variable.name.as_str()),
     );
+    let scope = if is_for_pods { scope } else { compute::without_pod(scope) };
     let mut names = HashMap::new();
     let mut variables = Vec::new();
     for (index, variable) in spec.variables.iter().enumerate() {
@@ -58,7 +61,8 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
         compile_condition(&path, condition, &scope, faults)
     });
     let conditions = conditions.collect();
-    Computed { parameters: parameters.into(), variables: variables.into(), conditions }
+    let validations = validations::compile(spec, &scope, faults);
+    Computed { parameters: parameters.into(), variables: variables.into(), conditions, validations }
 }
 
 fn compile_condition(
@@ -75,7 +79,7 @@ fn compile_condition(
     })
 }
 
-fn expression(path: &str, source: &str, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Expression> {
+pub(super) fn expression(path: &str, source: &str, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Expression> {
     match Expression::compile(source, scope) {
         Ok(expression) => Some(expression),
         Err(error) => {
@@ -86,7 +90,7 @@ fn expression(path: &str, source: &str, scope: &Scope, faults: &mut Vec<Diagnost
 }
 
 /// An expression's mistake with the piece of source that it is about.
-fn diagnostic(path: String, source: &str, error: &ExpressionError) -> Diagnostic {
+pub(super) fn diagnostic(path: String, source: &str, error: &ExpressionError) -> Diagnostic {
     let piece = source.get(error.range.clone()).filter(|piece| !piece.is_empty());
     let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
     Diagnostic { path, message, help: error.help.clone() }

@@ -7,10 +7,13 @@ mod check;
 mod compile;
 mod diagnostic;
 pub(crate) mod expressions;
+mod object;
 mod set;
+pub(crate) mod target;
 pub(crate) mod template;
 mod tenant;
 mod typed;
+pub(crate) mod validations;
 
 use std::fmt;
 
@@ -19,6 +22,8 @@ use pillion_api::selector::LabelSelector;
 
 use crate::compute::Variable;
 use crate::parameter::Parameter;
+use crate::schema::{self, Type};
+use target::{Action, Phase};
 
 pub use compile::{MAX_TEMPLATE_BYTES, compile};
 pub use diagnostic::Diagnostic;
@@ -85,6 +90,10 @@ pub struct CompiledProfile {
     pub(crate) parameters: Box<[Parameter]>,
     pub(crate) variables: Box<[Variable]>,
     pub(crate) conditions: Box<[expressions::Condition]>,
+    pub(crate) validations: Box<[validations::Validation]>,
+    pub(crate) target: target::Target,
+    /// Whether it lays anything over an object, or has validations only.
+    pub(crate) has_template: bool,
     template: template::Node,
     /// Whether it adds containers that are not said to be for Windows.
     pub(crate) adds_linux_containers: bool,
@@ -127,6 +136,20 @@ impl CompiledProfile {
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation
+    }
+
+    /// Whether it does anything with what a request is about.
+    pub(crate) fn acts_on(&self, action: Action<'_>) -> bool {
+        match action.phase {
+            Phase::Mutate => self.has_template && self.target.lays(action),
+            Phase::Validate => !self.validations.is_empty() && self.target.holds(action),
+        }
+    }
+
+    /// How Kubernetes merges the objects that it is for.
+    #[expect(dead_code, reason = "the merge begins at schema::POD as yet; it is to begin here")]
+    pub(crate) fn object_type(&self) -> &'static Type {
+        schema::of(&self.target.group, self.target.resources.first().map_or("", |resource| resource))
     }
 
     /// The partial object that is laid over the one that is being created.

@@ -74,10 +74,8 @@ fn what_this_build_does_not_run_is_refused_and_not_left_out() {
     for (field, value) in [
         ("extends", json!({"name": "x"})),
         ("containers", json!([{"name": "x", "template": {}}])),
-        ("validations", json!([{"expression": "true"}])),
         ("rollout", json!({"percent": 10})),
         ("lookups", json!([{"name": "x", "version": "v1", "resource": "configmaps"}])),
-        ("target", json!({"version": "v1", "resources": ["pods"]})),
     ] {
         let mut spec = container(&json!({}));
         spec[field] = value;

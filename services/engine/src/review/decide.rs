@@ -6,17 +6,18 @@ use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES}
 use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
-use super::{Decided, Endpoint, Facts, Fault, RecordTrust};
+use super::{Decided, Endpoint, Facts, Fault, RecordTrust, validating};
 use crate::compute::World;
 use crate::inject::{self, Record, RecordWriter, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
 use crate::patch::{self, CheckFault};
+use crate::profile::target::Phase;
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 
 /// The annotation by which a kubelet marks the mirror of a static pod.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+pub(super) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// How large a patch may be, in bytes.
 const MAX_PATCH_BYTES: usize = 256 * 1024;
@@ -33,21 +34,32 @@ pub(super) fn decide(
     facts: &Facts,
 ) -> Result<Decided, Fault> {
     let skipped = |reason| Ok(Decided { decision: Decision::skipped(reason), patch: None });
-    if !envelope.is_pod {
-        return skipped(Reason::OtherResource);
+    let Some(action) = envelope.action(endpoint.phase()) else { return skipped(Reason::OtherOperation) };
+    if action.phase == Phase::Validate {
+        return Ok(Decided {
+            decision: validating::decide(envelope, tape, action, endpoint, snapshot, facts),
+            patch: None,
+        });
     }
-    if envelope.operation != Some(Operation::Create) {
+    if action.is_pod() && action.operation != Operation::Create {
         return skipped(Reason::OtherOperation);
+    }
+    if !action.is_pod() && !snapshot.profiles().has_resource(&envelope.namespace, action) {
+        return skipped(Reason::OtherResource);
     }
     let Some(object) = object_of(tape) else { return skipped(Reason::OtherResource) };
     if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return skipped(Reason::SystemNamespace);
     }
     let Some(level) = level(endpoint, facts) else { return skipped(Reason::NotOptedIn) };
+    if object.at(&["metadata", "deletionTimestamp"]).is_some_and(|time| !time.is_null()) {
+        return skipped(Reason::BeingDeleted);
+    }
     if envelope.by_node && object.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
         return skipped(Reason::MirrorPod);
     }
-    if object.at(&["spec", "containers"]).is_none_or(|containers| containers.items().next().is_none()) {
+    let has_none = |containers: Value<'_>| containers.items().next().is_none();
+    if action.is_pod() && object.at(&["spec", "containers"]).is_none_or(has_none) {
         return skipped(Reason::NoContainers);
     }
     // A namespace that could not be found is known by what the API server says of it: that it is opted in.
@@ -62,7 +74,7 @@ pub(super) fn decide(
             namespace: &namespace,
             uid: &envelope.uid,
         };
-        inject(object, select(&candidates, level, world), &found)
+        inject(object, select(&candidates, action, level, world), &found)
     });
     match decided {
         Ok(decided) => decided,
@@ -74,15 +86,15 @@ pub(super) fn decide(
 }
 
 /// How firmly the object is opted in. The API server has looked at the namespace itself; everybody else has not.
-fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
+pub(super) fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
     match endpoint {
-        Endpoint::Level(level) => Some(level),
-        Endpoint::Any => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
+        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
+        Endpoint::Any | Endpoint::Validate => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
     }
 }
 
 /// The record that an object carries.
-enum FoundRecord {
+pub(super) enum FoundRecord {
     None,
     Genuine(Record),
     /// Not written by us, or not one that this build understands.
@@ -90,7 +102,7 @@ enum FoundRecord {
 }
 
 impl FoundRecord {
-    fn find(object: Value<'_>, trust: RecordTrust) -> Self {
+    pub(super) fn find(object: Value<'_>, trust: RecordTrust) -> Self {
         let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
         if trust == RecordTrust::ManagedFields && !inject::is_genuine(object) {
             return Self::Foreign;
@@ -102,14 +114,14 @@ impl FoundRecord {
     }
 
     /// The object as its author wrote it, where that is not how it is.
-    fn authors(&self, object: Value<'_>) -> Result<Option<OwnedTape>, Malformed> {
+    pub(super) fn authors(&self, object: Value<'_>) -> Result<Option<OwnedTape>, Malformed> {
         match self {
             Self::Genuine(record) => inject::without_record(object, record),
             Self::None | Self::Foreign => Ok(None),
         }
     }
 
-    const fn genuine(&self) -> Option<&Record> {
+    pub(super) const fn genuine(&self) -> Option<&Record> {
         match self {
             Self::Genuine(record) => Some(record),
             Self::None | Self::Foreign => None,
@@ -195,5 +207,5 @@ fn conclude(
     // A patch may be there without any profile applied: a record that is not ours was dropped.
     let sends_patch = refusing.is_none() && too_large.is_none();
     let patch = if sends_patch { patch } else { None };
-    Decided { decision: Decision { outcome, reason, detail, profiles, notices }, patch }
+    Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }
 }

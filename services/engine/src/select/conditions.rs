@@ -59,7 +59,7 @@ pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refus
 }
 
 /// The values of a profile's parameters.
-fn resolve_all(profile: &CompiledProfile, world: World<'_>) -> Result<Parameters, Refusal> {
+pub(crate) fn resolve_all(profile: &CompiledProfile, world: World<'_>) -> Result<Parameters, Refusal> {
     let pod = Pod::new(world.object);
     let sources = Sources { pod: &pod, service_account: None, namespace: world.namespace };
     let mut values = Parameters::new();
@@ -120,7 +120,7 @@ impl Metadata for Namespace {
 
 const fn gravity(outcome: ProfileOutcome) -> u8 {
     match outcome {
-        ProfileOutcome::Applied | ProfileOutcome::Unchanged => 0,
+        ProfileOutcome::Applied | ProfileOutcome::Unchanged | ProfileOutcome::Validated => 0,
         ProfileOutcome::Skipped => 1,
         // What is silently not for an object needs no word about what else is wrong.
         ProfileOutcome::NotMatched => 2,

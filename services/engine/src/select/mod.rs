@@ -17,9 +17,11 @@ use pillion_api::profile::OptOut;
 
 use crate::compute::World;
 use crate::profile::CompiledProfile;
+use crate::profile::target::Action;
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
 use candidates::Candidates;
+pub(crate) use conditions::resolve_all;
 use pod::Pod;
 use request::Asked;
 
@@ -42,13 +44,18 @@ pub(crate) struct Refusal {
     pub(crate) detail: Option<Box<str>>,
 }
 
-/// Selects the profiles of a pod.
-pub(crate) fn select(candidates: &Candidates, level: InjectionLevel, world: World<'_>) -> Selection {
+/// Selects the profiles that act on what a request is about.
+pub(crate) fn select(
+    candidates: &Candidates,
+    action: Action<'_>,
+    level: InjectionLevel,
+    world: World<'_>,
+) -> Selection {
     let pod = Pod::new(world.object);
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
-    let Asked { places, dropped, notices, denied } = request::asked(candidates, level, pod);
+    let Asked { places, dropped, notices, denied } = request::asked(candidates, action, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<ProfileDecision> = Vec::with_capacity(places.len());
     for place in places {

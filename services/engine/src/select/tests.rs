@@ -9,6 +9,7 @@ use super::candidates::Candidates;
 use super::{Selection, select};
 use crate::compute::World;
 use crate::json::OwnedTape;
+use crate::profile::target::Action;
 use crate::profile::{ProfileName, ProfileSet, compile};
 use crate::report::{Notice, ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
@@ -55,7 +56,7 @@ impl Case {
             namespace: &self.namespace,
             uid: "u",
         };
-        select(&candidates, self.level, world)
+        select(&candidates, Action::CREATE_POD, self.level, world)
     }
 
     /// The profiles that are for a pod, in their order.
