@@ -48,15 +48,16 @@ pub(super) fn decide(
         Ok(authors) => authors,
         Err(Malformed { key }) => return Decision::denied(Reason::DuplicateKey, format!("{key:?}")),
     };
+    // Of something that is deleted there is no final object: `object` is null, as in Kubernetes' own policies.
+    let object = request.get("object").unwrap_or(meant);
     let authors = World {
-        object: authors.as_ref().map_or(meant, OwnedTape::root),
+        object: authors.as_ref().filter(|_| action.operation != Operation::Delete).map_or(object, OwnedTape::root),
         request,
         namespace_name: &envelope.namespace,
         namespace: &namespace,
         uid: &envelope.uid,
     };
-    // Of something that is deleted there is no final object: `object` is null, as in Kubernetes' own policies.
-    let last = World { object: request.get("object").unwrap_or(meant), ..authors };
+    let last = World { object, ..authors };
     let Selection { mut profiles, reason, .. } = select(&candidates, action, level, authors);
     let ours = found.genuine().map(injected_containers).unwrap_or_default();
     let validations = validate::check(&mut profiles, Objects { authors, last, ours: &ours });

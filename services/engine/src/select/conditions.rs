@@ -60,7 +60,7 @@ pub(super) fn check(profile: &CompiledProfile, world: World<'_>) -> Option<Refus
 
 /// The values of a profile's parameters.
 pub(crate) fn resolve_all(profile: &CompiledProfile, world: World<'_>) -> Result<Parameters, Refusal> {
-    let pod = Pod::new(world.object);
+    let pod = Pod::of(world);
     let sources = Sources { pod: &pod, service_account: None, namespace: world.namespace };
     let mut values = Parameters::new();
     for parameter in &profile.parameters {

@@ -51,7 +51,7 @@ pub(crate) fn select(
     level: InjectionLevel,
     world: World<'_>,
 ) -> Selection {
-    let pod = Pod::new(world.object);
+    let pod = Pod::of(world);
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }

@@ -36,6 +36,8 @@ const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND]
 pub(crate) struct Loaded {
     /// In the order of the paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
+    /// The texts of the profiles, in the same order.
+    pub(crate) specs: Vec<ProfileSpec>,
     /// In the same order.
     pub(crate) problems: Vec<Problem>,
 }
@@ -194,7 +196,10 @@ impl Loader<'_> {
         let (line, column) = here.position().unwrap_or((1, 1));
         self.seen.insert(name.clone(), format!("{}:{line}:{column}", source.name));
         match compile(name, spec) {
-            Ok(profile) => self.loaded.profiles.push(Arc::new(profile)),
+            Ok(profile) => {
+                self.loaded.profiles.push(Arc::new(profile));
+                self.loaded.specs.push(spec.clone());
+            }
             Err(diagnostics) => {
                 self.loaded.problems.extend(diagnostics.into_iter().map(|diagnostic| {
                     let message = match diagnostic.path.as_str() {
