@@ -11,3 +11,4 @@ mod injection;
 mod profiles;
 mod reinvocation;
 mod rig;
+mod validation;
