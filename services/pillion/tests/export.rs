@@ -88,9 +88,9 @@ fn what_is_not_native_is_left_out_and_told() {
         (validation("{expression: 'false', reason: Other}"), "spec.validations[0]", "reason Other"),
         (validation("{expression: 'false', message: \"${image('a').name}\"}"), "spec.validations[0]", "image()"),
         (
-            "{activation: Always, template: {metadata: {labels: {a: b}}}, validations: [{expression: 'true'}]}".to_owned(),
-            "spec.template",
-            "win over what the author wrote",
+            "{activation: Always, template: {spec: {containers: [{name: a, image: i}]}}, validations: [{expression: 'true'}]}".to_owned(),
+            "spec.template.spec",
+            "wins over what the author wrote",
         ),
         (
             "{activation: Always, variables: [{name: v, expression: sha256('a')}], validations: [{expression: \"variables.v == 'a'\"}, {expression: 'true'}]}".to_owned(),

@@ -3,11 +3,13 @@
 //!
 //! * [`asking`]: who gets a profile, as match conditions.
 //! * [`expressions`]: which expressions the API server understands, and the variables that they use.
-//! * [`policy`]: a profile's validations as `ValidatingAdmissionPolicy` objects.
+//! * [`template`]: a template as a patch, as far as the API server's own mutations can say it.
+//! * [`policy`]: a profile as `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
 
 mod asking;
 mod expressions;
 mod policy;
+mod template;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

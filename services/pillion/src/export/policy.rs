@@ -1,4 +1,4 @@
-//! A profile's validations as `ValidatingAdmissionPolicy` objects, one for each of the actions that its validations have,
+//! A profile as Kubernetes' own policies: one for what it adds, and one for each of the actions that its validations have,
 //! with their bindings.
 
 use pillion_api::ProfileSpec;
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::asking::{self, Condition};
 use super::expressions::{Expressions, Message, Used};
+use super::template::{self, Additions};
 use super::{Exported, LeftOut, Profile};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
@@ -33,19 +34,39 @@ struct Common {
 
 /// Exports a profile.
 pub(super) fn export(profile: Profile<'_>) -> Exported {
-    let mut left_out: Vec<_> = unsupported(profile.spec).collect();
-    if profile.spec.validations.is_empty() {
+    let mut left_out = Vec::new();
+    let additions = match template::additions(profile.spec) {
+        Ok(additions) => additions,
+        Err(why) => {
+            left_out.push(why);
+            None
+        }
+    };
+    if !profile.spec.containers.is_empty() {
+        left_out.push(LeftOut::new("spec.containers", "Kubernetes' own policies have no rules for each container"));
+    }
+    if profile.spec.validations.is_empty() && additions.is_none() {
         return Exported { objects: Vec::new(), left_out };
     }
     let expressions = Expressions::new(profile.spec);
     let common = match common(profile, &expressions) {
         Ok(common) => common,
         Err(why) => {
-            left_out.push(LeftOut::new("spec.validations", format!("they hang on {}: {}", why.path, why.why)));
+            let parts =
+                [("spec.template", additions.is_some()), ("spec.validations", !profile.spec.validations.is_empty())];
+            for (part, _) in parts.iter().filter(|(_, is_there)| *is_there) {
+                left_out.push(LeftOut::new(*part, format!("it hangs on {}: {}", why.path, why.why)));
+            }
             return Exported { objects: Vec::new(), left_out };
         }
     };
     let mut objects = Vec::new();
+    if let Some(additions) = additions {
+        match mutating(profile, &common, &additions, &expressions) {
+            Ok(made) => objects.extend(made),
+            Err(error) => left_out.push(LeftOut::new("spec.template", error.to_string())),
+        }
+    }
     for action in [ValidationAction::Deny, ValidationAction::Warn, ValidationAction::Audit] {
         let mut natives = Vec::new();
         for (index, validation) in profile.spec.validations.iter().enumerate() {
@@ -66,17 +87,6 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
         }
     }
     Exported { objects, left_out }
-}
-
-/// The parts of a profile that say something else than validations.
-fn unsupported(spec: &ProfileSpec) -> impl Iterator<Item = LeftOut> {
-    let template = spec.template.as_ref().map(|_| {
-        let why = "Kubernetes' own policies let what they add win over what the author wrote, and keep no record of it";
-        LeftOut::new("spec.template", why)
-    });
-    let containers = (!spec.containers.is_empty())
-        .then(|| LeftOut::new("spec.containers", "Kubernetes' own policies have no rules for each container"));
-    template.into_iter().chain(containers)
 }
 
 /// Why the whole profile cannot be exported, if it cannot; else what its validations have in common.
@@ -212,17 +222,60 @@ fn policy(
     };
     let name = format!("pillion-{}{suffix}", profile.compiled.display_name().replace('/', "-"));
     let used: Used = natives.iter().flat_map(|native| native.used.iter().cloned()).collect();
-    let metadata = json!({
-        "name": name,
-        "annotations": {
-            format!("{GROUP}/exported-from"):
-                format!("{}@{}", profile.compiled.display_name(), profile.compiled.revision()),
-        },
-    });
+    let mut policy = base(profile, common, &used, expressions, &rule(spec))?;
+    set(&mut policy, "validations", natives.into_iter().map(|native| native.text).collect());
+    let binding = json!({"policyName": name, "validationActions": [action]});
+    Ok(objects(profile, &name, ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"], [policy, binding]))
+}
+
+/// The policy that adds what the object does not have, and its binding.
+fn mutating(
+    profile: Profile<'_>,
+    common: &Common,
+    additions: &Additions,
+    expressions: &Expressions<'_>,
+) -> Result<[Value; 2], serde_json::Error> {
+    let name = format!("pillion-{}", profile.compiled.display_name().replace('/', "-"));
+    let mut policy = base(profile, common, &common.used, expressions, &template::rule(profile.spec))?;
+    // What is being deleted is left alone.
+    let condition = json!({"name": "pillion-stays", "expression": "!has(object.metadata.deletionTimestamp)"});
+    if let Some(conditions) = policy.get_mut("matchConditions").and_then(Value::as_array_mut) {
+        conditions.push(condition);
+    } else {
+        set(&mut policy, "matchConditions", json!([condition]));
+    }
+    let guards: Vec<_> = common.guards.iter().map(|guard| format!("variables.{}", guard.name)).collect();
+    let expression = template::expression(additions, &guards);
+    set(&mut policy, "mutations", json!([{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}]));
+    set(&mut policy, "reinvocationPolicy", json!("IfNeeded"));
+    let binding = json!({"policyName": name});
+    Ok(objects(profile, &name, ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"], [policy, binding]))
+}
+
+/// Two objects with the same metadata.
+fn objects(profile: Profile<'_>, name: &str, kinds: [&str; 2], specs: [Value; 2]) -> [Value; 2] {
+    let from = format!("{}@{}", profile.compiled.display_name(), profile.compiled.revision());
+    let metadata = json!({"name": name, "annotations": {format!("{GROUP}/exported-from"): from}});
+    let [first, second] = kinds;
+    let [policy, binding] = specs;
+    [(first, policy), (second, binding)].map(
+        |(kind, spec)| json!({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata.clone(), "spec": spec}),
+    )
+}
+
+/// What all policies of a profile have in common: for whom they are, and the variables.
+fn base(
+    profile: Profile<'_>,
+    common: &Common,
+    used: &Used,
+    expressions: &Expressions<'_>,
+    rule: &Value,
+) -> Result<Value, serde_json::Error> {
+    let spec = profile.spec;
     let mut constraints = json!({
         "matchPolicy": "Equivalent",
         "namespaceSelector": asking::namespace_selector(profile)?,
-        "resourceRules": [rule(spec)],
+        "resourceRules": [rule],
     });
     if let Some(selector) = &spec.object_selector {
         set(&mut constraints, "objectSelector", serde_json::to_value(selector)?);
@@ -239,16 +292,13 @@ fn policy(
             conditions.map(|c| json!({"name": c.name, "expression": c.expression})).collect(),
         );
     }
-    let own = expressions.in_order(&used).into_iter().map(|variable| (&variable.name, &variable.expression));
+    let own = expressions.in_order(used).into_iter().map(|variable| (&variable.name, &variable.expression));
     let all = own.chain(common.guards.iter().map(|guard| (&guard.name, &guard.expression)));
     let variables: Vec<_> = all.map(|(name, expression)| json!({"name": name, "expression": expression})).collect();
     if !variables.is_empty() {
         set(&mut policy, "variables", variables.into());
     }
-    set(&mut policy, "validations", natives.into_iter().map(|native| native.text).collect());
-    let object = |kind: &str, spec: Value| json!({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata.clone(), "spec": spec});
-    let binding = json!({"policyName": name, "validationActions": [action]});
-    Ok([object("ValidatingAdmissionPolicy", policy), object("ValidatingAdmissionPolicyBinding", binding)])
+    Ok(policy)
 }
 
 fn denies_on_error(spec: &ProfileSpec) -> bool {

@@ -291,11 +291,11 @@ fn decide(
     Ok((answer["response"]["allowed"] == false).then(|| (code, status["message"].to_string())))
 }
 
-fn snapshot() -> Snapshot {
+fn snapshot(profiles: Vec<(&'static str, Json)>) -> Snapshot {
     let pairs = |map: &Json| -> Vec<(String, String)> {
         map.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())).collect()
     };
-    let compiled = profiles().into_iter().map(|(name, spec)| {
+    let compiled = profiles.into_iter().map(|(name, spec)| {
         let spec = serde_json::from_value(spec).unwrap();
         Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap())
     });
@@ -308,7 +308,7 @@ fn snapshot() -> Snapshot {
 }
 
 /// A cluster with the namespaces, the exported policies, and the objects that are updated and deleted.
-async fn start(cases: &[Case]) -> Result<ControlPlane> {
+async fn start(cases: &[Case], profiles: Vec<(&'static str, Json)>) -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();
     for (name, labels, annotations) in namespaces() {
@@ -324,7 +324,7 @@ async fn start(cases: &[Case]) -> Result<ControlPlane> {
     plane.apply_yaml(&account.to_string()).await?;
 
     let folder = tempfile::tempdir()?;
-    for (name, spec) in profiles() {
+    for (name, spec) in profiles {
         let profile = json!({"apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": name}, "spec": spec});
         std::fs::write(folder.path().join(format!("{name}.yaml")), profile.to_string())?;
     }
@@ -338,8 +338,8 @@ async fn start(cases: &[Case]) -> Result<ControlPlane> {
 #[test]
 fn exported_policies_decide_as_the_engine_does() {
     isolated(|| async {
-        let (cases, snapshot) = (cases(), snapshot());
-        let plane = start(&cases).await?;
+        let (cases, snapshot) = (cases(), snapshot(profiles()));
+        let plane = start(&cases, profiles()).await?;
         // The API server reads policies anew now and then: the last one of them is at work when it refuses.
         let mut awaited: Vec<&str> =
             vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
@@ -386,4 +386,106 @@ fn exported_policies_decide_as_the_engine_does() {
         }
         Ok(())
     });
+}
+
+/// Profiles that add labels and annotations.
+fn additions() -> Vec<(&'static str, Json)> {
+    let maps = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE"]});
+    let template = json!({"metadata": {
+        "labels": {"example.com/team": "nobodys", "tier": "back"}, "annotations": {"example.com/a-b": "it's x\\y", "kept": "ours"},
+    }});
+    vec![
+        ("always", json!({"target": maps, "activation": "Always", "template": template})),
+        (
+            "asked",
+            json!({
+                "target": maps, "request": {"annotation": "example.com/add", "label": "example.com/add"},
+                "template": {"metadata": {"annotations": {"asked": "yes"}}},
+                "matchConditions": [{"name": "c", "expression": "object.metadata.name != 'never'"}],
+            }),
+        ),
+    ]
+}
+
+/// The labels and annotations of an object, without the record.
+fn keys(object: &Json) -> Json {
+    let mut annotations = object["metadata"]["annotations"].clone();
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.remove("pillion.dev/injected");
+    }
+    let some = |map: Json| if map.is_null() { json!({}) } else { map };
+    json!([some(object["metadata"]["labels"].clone()), some(annotations)])
+}
+
+#[test]
+fn exported_mutations_add_what_the_engine_adds() {
+    isolated(|| async {
+        let plane = start(&[], additions()).await?;
+        let snapshot = snapshot(additions());
+        let mut objects = Vec::new();
+        for labels in [
+            json!(null),
+            json!({"tier": "front"}),
+            json!({"pillion.dev/inject": "false"}),
+            json!({"example.com/add": "no"}),
+        ] {
+            for annotations in [
+                json!(null),
+                json!({"kept": "theirs", "example.com/add": "YES"}),
+                json!({"pillion.dev/profiles": "asked,-always"}),
+            ] {
+                for name in ["one", "never"] {
+                    let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
+                    objects.push(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}));
+                }
+            }
+        }
+        let ask = async |namespace: &str, object: &Json| -> Result<Json> {
+            let request = Request::post(format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All"));
+            let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
+            Ok(serde_json::from_str(&plane.client().request_text(request).await?)?)
+        };
+        eventually(SOON, "both policies are at work", async || {
+            let object = json!({"metadata": {"name": "probe", "annotations": {"example.com/add": "1"}}});
+            let made = ask("team-a", &object).await?;
+            let (labels, annotations) = (&made["metadata"]["labels"], &made["metadata"]["annotations"]);
+            ensure!(labels["tier"] == "back" && annotations["asked"] == "yes", "not yet: {made}");
+            Ok(())
+        })
+        .await?;
+        let mut changed = 0;
+        for (namespace, ..) in namespaces() {
+            for object in &objects {
+                let mut ours = object.clone();
+                if let Some(patch) = inject(&snapshot, namespace, object)? {
+                    json_patch::patch(&mut ours, &serde_json::from_slice::<json_patch::Patch>(&patch)?)?;
+                }
+                let theirs = ask(namespace, object).await?;
+                ensure!(
+                    keys(&theirs) == keys(&ours),
+                    "{object} in {namespace}\n there {}\n here  {}",
+                    keys(&theirs),
+                    keys(&ours)
+                );
+                changed += usize::from(keys(&ours) != keys(object));
+            }
+        }
+        ensure!(changed > 30 && changed < 90, "{changed} of {}", 4 * objects.len());
+        Ok(())
+    });
+}
+
+/// The engine's patch of an object that is created.
+fn inject(snapshot: &Snapshot, namespace: &str, object: &Json) -> Result<Option<Vec<u8>>> {
+    let body = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "resource": {"group": "", "version": "v1", "resource": "configmaps"}, "namespace": namespace,
+            "operation": "CREATE", "object": object, "userInfo": {"username": "admin"},
+        },
+    })
+    .to_string();
+    let review = Review::parse(body.as_bytes())?;
+    let facts = Facts { namespace: snapshot.namespace(namespace), ..Facts::default() };
+    Ok(review.decide(Endpoint::Any, snapshot, &facts)?.patch)
 }
