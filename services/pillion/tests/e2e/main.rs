@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod export;
+mod export_functions;
 mod failures;
 mod injection;
 mod profiles;
