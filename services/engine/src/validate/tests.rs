@@ -16,7 +16,11 @@ const MUTATE: Endpoint = Endpoint::Level(InjectionLevel::Enabled);
 fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
     let compiled = profiles.iter().map(|(name, spec)| {
         let spec = serde_json::from_value(spec.clone()).unwrap();
-        Arc::new(compile(&ProfileName::cluster(*name), &spec).unwrap())
+        let name = match name.split_once('/') {
+            Some((namespace, name)) => ProfileName::namespaced(namespace, name),
+            None => ProfileName::cluster(*name),
+        };
+        Arc::new(compile(&name, &spec).unwrap())
     });
     Snapshot::new(ProfileSet::new(compiled))
 }
@@ -251,7 +255,9 @@ fn what_was_injected_is_ours_by_a_genuine_record_only() {
     let mut changed = object.clone();
     changed["spec"]["containers"][0]["env"] = json!([{"name": "A", "value": "b"}]);
     let record = object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap();
-    changed["metadata"]["annotations"]["pillion.dev/injected"] = json!(record.replace("/sidecar", "/app"));
+    changed["metadata"]["annotations"]["pillion.dev/injected"] =
+        json!(record.replace("[\"", "[\"/spec/containers/app\",\""));
+    assert!(record.contains("[\"/spec/containers/sidecar\"]"), "{record}");
     assert!(!update(&changed, &object));
 }
 
@@ -344,6 +350,17 @@ fn a_name_that_is_for_another_path_is_not_unknown() {
         let names: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.profile.display_name()).collect();
         assert_eq!(names, [name]);
         assert_eq!(response["warnings"], Json::Null, "{response}");
+    }
+    // A tenant's own check does not stand before what the platform adds.
+    let [(_, check), add] = profiles.clone();
+    let own = [("team-a/check", check), add];
+    let review = review_of("pods", "CREATE", &object, &Json::Null);
+    object["metadata"]["annotations"] = json!({"example.com/p": "true"});
+    let by_word = review_of("pods", "CREATE", &object, &Json::Null);
+    for (review, endpoint, name) in [(&review, VALIDATE, "team-a/check"), (&by_word, MUTATE, "add")] {
+        let (decided, _) = decide(review, endpoint, &snapshot(&own), &Facts::default());
+        let names: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.profile.display_name()).collect();
+        assert_eq!(names, [name]);
     }
     // A truthy word is not ambiguous between a profile that adds and one that checks.
     object["metadata"]["annotations"] = json!({"example.com/p": "true"});
