@@ -54,7 +54,7 @@ const NAMESPACED_RULES: [Rule; 4] = [
     },
     Rule { expression: "!has(self.lookups)", message: "lookups are for ClusterInjectionProfiles" },
     Rule {
-        expression: "!has(self.target) || (self.target.group == '' && self.target.resources == ['pods'])",
+        expression: "!has(self.target) || (self.target.group == '' && self.target.resources.all(r, r in ['pods', 'pods/ephemeralcontainers', 'pods/resize']))",
         message: "a target other than pods is for ClusterInjectionProfiles",
     },
 ];

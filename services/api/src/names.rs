@@ -33,6 +33,9 @@ pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// The path for everybody who is not the API server: curl, load generators, `pillion dev`.
 pub const MUTATE_PATH: &str = "/mutate";
 
+/// The same for validations.
+pub const VALIDATE_PATH: &str = "/validate";
+
 /// How firmly a namespace is opted in: what happens to its pods when Pillion cannot answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InjectionLevel {
@@ -65,6 +68,16 @@ impl InjectionLevel {
             Self::Enabled => "/mutate/enabled",
             Self::Required => "/mutate/required",
             Self::Held => "/mutate/held",
+        }
+    }
+
+    /// The path that the API server calls for validations in namespaces of this level.
+    #[must_use]
+    pub const fn validate_path(self) -> &'static str {
+        match self {
+            Self::Enabled => "/validate/enabled",
+            Self::Required => "/validate/required",
+            Self::Held => "/validate/held",
         }
     }
 

@@ -119,6 +119,31 @@ pub enum Operation {
     Delete,
 }
 
+impl Target {
+    /// What a profile is for that does not say: pods, when they are created.
+    #[must_use]
+    pub fn pods() -> Self {
+        Self {
+            group: String::new(),
+            version: "v1".to_owned(),
+            resources: vec!["pods".to_owned()],
+            operations: vec![Operation::Create],
+        }
+    }
+}
+
+impl Operation {
+    /// The operation as Kubernetes writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
 /// Who gets a profile without asking for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Activation {

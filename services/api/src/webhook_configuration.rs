@@ -1,16 +1,19 @@
-//! What the API server has to be told to call the webhook: one `MutatingWebhookConfiguration`, built by a pure function.
+//! What the API server has to be told to call the webhook: a `MutatingWebhookConfiguration`, and a
+//! `ValidatingWebhookConfiguration` where profiles validate, each built by a pure function.
 //!
-//! The configuration has one entry for each [`InjectionLevel`], each with a path, a failure policy and a timeout of its
+//! A configuration has one entry for each [`InjectionLevel`], each with a path, a failure policy and a timeout of its
 //! own. Their namespace selectors are disjoint, so that no pod is called for twice, and they stand in one object, so
 //! that the trusted certificates of all entries change at once.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations, ServiceReference, WebhookClientConfig,
+    MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations, ServiceReference, ValidatingWebhook,
+    ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 
 use crate::names::{GROUP, INJECT_LABEL, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES};
+use crate::profile::{Operation, ProfileSpec, Target};
 
 /// What the configuration depends on.
 #[derive(Clone, Debug)]
@@ -64,16 +67,7 @@ fn entry(settings: &Settings, level: InjectionLevel) -> MutatingWebhook {
     MutatingWebhook {
         name: format!("{}.{GROUP}", level.label_value()),
         admission_review_versions: vec!["v1".to_owned(), "v1beta1".to_owned()],
-        client_config: WebhookClientConfig {
-            ca_bundle: Some(ByteString(settings.ca_bundle.clone())),
-            service: Some(ServiceReference {
-                name: settings.service_name.clone(),
-                namespace: settings.release_namespace.clone(),
-                path: Some(level.path().to_owned()),
-                port: Some(i32::from(settings.service_port)),
-            }),
-            url: None,
-        },
+        client_config: client_config(settings, level.path()),
         failure_policy: Some(failure_policy(level).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
@@ -89,6 +83,81 @@ fn entry(settings: &Settings, level: InjectionLevel) -> MutatingWebhook {
         }]),
         side_effects: "None".to_owned(),
         timeout_seconds: Some(settings.timeout_seconds),
+    }
+}
+
+/// Builds the configuration of the validating paths; `None` if there is nothing to validate. `rules` are those of
+/// [`validating_rules`].
+#[must_use]
+pub fn validating(settings: &Settings, rules: &[RuleWithOperations]) -> Option<ValidatingWebhookConfiguration> {
+    let entry = |level: &InjectionLevel| validating_entry(settings, *level, rules);
+    (!rules.is_empty()).then(|| ValidatingWebhookConfiguration {
+        metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
+        webhooks: Some(settings.levels.iter().map(entry).collect()),
+    })
+}
+
+/// Who opts out is for the profile to say, since it may not let anybody: so there is no selector of objects.
+fn validating_entry(settings: &Settings, level: InjectionLevel, rules: &[RuleWithOperations]) -> ValidatingWebhook {
+    ValidatingWebhook {
+        name: format!("validate-{}.{GROUP}", level.label_value()),
+        admission_review_versions: vec!["v1".to_owned(), "v1beta1".to_owned()],
+        client_config: client_config(settings, level.validate_path()),
+        failure_policy: Some(failure_policy(level).to_owned()),
+        match_conditions: None,
+        match_policy: Some("Equivalent".to_owned()),
+        namespace_selector: Some(namespace_selector(settings, level)),
+        object_selector: None,
+        rules: Some(rules.to_vec()),
+        side_effects: "None".to_owned(),
+        timeout_seconds: Some(settings.timeout_seconds),
+    }
+}
+
+/// The rules for all that these profiles validate: one for each resource and version, with the operations of all profiles
+/// together, in an order that does not depend on that of the profiles.
+#[must_use]
+pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>) -> Vec<RuleWithOperations> {
+    let validating = profiles.into_iter().filter(|profile| !profile.validations.is_empty());
+    let mut targets: Vec<(String, String, String, Vec<&'static str>)> = Vec::new();
+    for target in validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)) {
+        let create = [Operation::Create];
+        let named = if target.operations.is_empty() { &create } else { target.operations.as_slice() };
+        for resource in &target.resources {
+            let key = (&target.group, &target.version, resource);
+            let known = targets.iter().position(|(group, version, resource, _)| (group, version, resource) == key);
+            let known = known.unwrap_or_else(|| {
+                targets.push((target.group.clone(), target.version.clone(), resource.clone(), Vec::new()));
+                targets.len() - 1
+            });
+            if let Some((.., operations)) = targets.get_mut(known) {
+                operations.extend(named.iter().map(|operation| operation.as_str()));
+                operations.sort_unstable();
+                operations.dedup();
+            }
+        }
+    }
+    targets.sort();
+    let rules = targets.into_iter().map(|(group, version, resource, operations)| RuleWithOperations {
+        api_groups: Some(vec![group]),
+        api_versions: Some(vec![version]),
+        operations: Some(operations.into_iter().map(str::to_owned).collect()),
+        resources: Some(vec![resource]),
+        scope: Some("Namespaced".to_owned()),
+    });
+    rules.collect()
+}
+
+fn client_config(settings: &Settings, path: &str) -> WebhookClientConfig {
+    WebhookClientConfig {
+        ca_bundle: Some(ByteString(settings.ca_bundle.clone())),
+        service: Some(ServiceReference {
+            name: settings.service_name.clone(),
+            namespace: settings.release_namespace.clone(),
+            path: Some(path.to_owned()),
+            port: Some(i32::from(settings.service_port)),
+        }),
+        url: None,
     }
 }
 
@@ -170,6 +239,46 @@ mod tests {
         for (entry, level) in webhooks(&InjectionLevel::ALL).into_iter().zip(InjectionLevel::ALL) {
             let opts_out = entry.object_selector.unwrap().match_expressions.is_some();
             assert_eq!(opts_out, level == InjectionLevel::Enabled, "{level:?}");
+        }
+    }
+
+    fn spec(target: serde_json::Value, validates: bool) -> ProfileSpec {
+        let mut spec = serde_json::json!({"template": {"metadata": {}}});
+        if !target.is_null() {
+            spec["target"] = target;
+        }
+        if validates {
+            spec["validations"] = serde_json::json!([{"expression": "true"}]);
+        }
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn validations_are_called_for_by_their_targets_and_nothing_else() {
+        use serde_json::{Value, json};
+        let settings = Settings {
+            levels: InjectionLevel::ALL.to_vec(),
+            ..Settings::new("pillion-system", b"-----BEGIN".as_slice())
+        };
+        assert_eq!(validating(&settings, &validating_rules([&spec(Value::Null, false)])), None);
+        let both =
+            json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["UPDATE"]});
+        let games = json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]});
+        let profiles = [spec(games, true), spec(both, true), spec(Value::Null, true)];
+        let rules = validating_rules(&profiles);
+        let told: Vec<_> = rules
+            .iter()
+            .map(|rule| (rule.resources.clone().unwrap().join(","), rule.operations.clone().unwrap().join(",")))
+            .collect();
+        let expected = [("pods", "CREATE,UPDATE"), ("pods/ephemeralcontainers", "UPDATE"), ("gameservers", "CREATE")];
+        assert_eq!(told, expected.map(|(resource, operations)| (resource.to_owned(), operations.to_owned())));
+        assert_eq!(rules, validating_rules(profiles.iter().rev()));
+        for (entry, level) in
+            validating(&settings, &rules).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
+        {
+            assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
+            assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(level)));
+            assert_eq!(entry.object_selector, None, "an opt-out is for the profile to allow");
         }
     }
 

@@ -13,10 +13,12 @@ use crate::profile::CompiledProfile;
 use crate::snapshot::Namespace;
 
 /// The names that every expression of a profile may use, beside its variables.
-const NAMES: [&str; 6] = ["object", "request", "namespaceObject", "containers", "primary", "overlays"];
+const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
 
 /// The names that are known in some places only. A variable may use them, and can then be used in those places.
 pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
+/// Those that only a pod has.
+const POD_NAMES: [&str; 3] = ["containers", "primary", "overlays"];
 
 /// The annotation that says which container people mean when they mean the pod.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -56,6 +58,8 @@ pub(crate) struct Computation<'v> {
     world: World<'v>,
     parameters: &'v Parameters,
     profile: &'v CompiledProfile,
+    /// Names of the containers that were injected; `None` where the object is without them.
+    ours: Option<&'v [Box<str>]>,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
     /// Names that are known at the place at hand, the innermost last.
     locals: RefCell<Vec<(&'v str, Value<'v>)>>,
@@ -68,6 +72,13 @@ pub(crate) fn scope<'n>(
 ) -> Scope {
     let scope = NAMES.into_iter().chain(lookup::NAMES).fold(Scope::new(), Scope::with);
     scope.with_members("params", parameters).with_members("variables", variables)
+}
+
+/// The scope without what only a pod has.
+pub(crate) fn without_pod(scope: Scope) -> Scope {
+    POD_NAMES
+        .into_iter()
+        .fold(scope, |scope, name| scope.without(name, "only a pod has it, and the target is not pods"))
 }
 
 /// A container as expressions see it.
@@ -100,7 +111,18 @@ impl Arena {
 impl<'v> Computation<'v> {
     pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, profile: &'v CompiledProfile) -> Self {
         let values = RefCell::new(vec![None; profile.variables.len()]);
-        Self { world, parameters, profile, values, locals: RefCell::default() }
+        Self { world, parameters, profile, ours: None, values, locals: RefCell::default() }
+    }
+
+    /// The same for an object as it is, in which these containers were injected.
+    pub(crate) fn with_ours(mut self, names: &'v [Box<str>]) -> Self {
+        self.ours = Some(names);
+        self
+    }
+
+    /// The values of the profile's parameters.
+    pub(crate) const fn parameters(&self) -> &'v Parameters {
+        self.parameters
     }
 
     /// Whether its profile adds a container of this name.
@@ -151,7 +173,9 @@ impl<'v> Computation<'v> {
     /// Whether a container has the name of one that the profile adds: then its author says how that one should be.
     fn is_overlay(&self, container: json::Value<'_>) -> bool {
         let own = &self.profile.own_containers;
-        !own.is_empty() && container.get("name").is_some_and(|name| own.iter().any(|own| name.is(own)))
+        self.ours.is_none()
+            && !own.is_empty()
+            && container.get("name").is_some_and(|name| own.iter().any(|own| name.is(own)))
     }
 
     fn containers(&self) -> impl Iterator<Item = Value<'v>> {
@@ -159,7 +183,16 @@ impl<'v> Computation<'v> {
         let app = self.list("containers").map(|container| (container, "App"));
         let ephemeral = self.list("ephemeralContainers").map(|container| (container, "Ephemeral"));
         let all = init.chain(app).chain(ephemeral).filter(|(container, _)| !self.is_overlay(*container));
-        all.map(|(value, kind)| container(Value::from(value), kind))
+        all.map(|(value, kind)| {
+            let mut members = vec![("type", Value::text(kind))];
+            if let Some(ours) = self.ours {
+                // Nobody injects an ephemeral container, whatever it is called.
+                let is_ours = kind != "Ephemeral"
+                    && value.get("name").is_some_and(|name| ours.iter().any(|injected| name.is(injected)));
+                members.push(("ours", Value::Bool(is_ours)));
+            }
+            Value::extended(Value::from(value), members)
+        })
     }
 
     fn overlays(&self) -> Value<'v> {
@@ -209,6 +242,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
     fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'v>, EvaluationError> {
         match name {
             "object" => Ok(Value::from(self.world.object)),
+            "oldObject" => Ok(self.world.request.get("oldObject").map_or(Value::Null, Value::from)),
             "request" => Ok(Value::from(self.world.request)),
             "namespaceObject" => Ok(self.namespace()),
             "containers" => Ok(Value::list(self.containers().collect())),

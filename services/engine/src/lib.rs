@@ -9,7 +9,8 @@
 //! 2. [`select`] finds out which profiles are for the object, and why the others are not.
 //! 3. [`inject`] lays their templates over the object.
 //! 4. `patch` reads off what was changed, and checks it before it leaves.
-//! 5. [`report`] is what was decided, from which everything that is shown is rendered.
+//! 5. `validate` asks, on the path for it, whether what came of all that is allowed.
+//! 6. [`report`] is what was decided, from which everything that is shown is rendered.
 //!
 //! [`profile`] compiles what an author wrote into what the engine runs, [`snapshot`] holds all compiled profiles and what
 //! is known of the namespaces, [`lookup`] is what else a decision may depend on, and [`json`] is how all of them read and
@@ -29,4 +30,5 @@ pub mod review;
 pub mod schema;
 pub mod select;
 pub mod snapshot;
+mod validate;
 mod yaml;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use pillion_api::names::INJECTED_ANNOTATION;
 
 use crate::profile::CompiledProfile;
+use crate::profile::validations::Validation;
 
 /// What is done with a request as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,13 +21,15 @@ pub enum Outcome {
     Unchanged,
     /// Allowed, without a patch: nothing is to be done.
     Skipped,
+    /// Allowed: it passes the validations of the profiles, or those that it does not pass only tell.
+    Validated,
     /// Refused.
     Denied,
 }
 
 impl Outcome {
     /// All outcomes.
-    pub const ALL: [Self; 4] = [Self::Injected, Self::Unchanged, Self::Skipped, Self::Denied];
+    pub const ALL: [Self; 5] = [Self::Injected, Self::Unchanged, Self::Skipped, Self::Validated, Self::Denied];
 
     /// The outcome as it stands in metrics, logs and spans.
     #[must_use]
@@ -35,6 +38,7 @@ impl Outcome {
             Self::Injected => "injected",
             Self::Unchanged => "unchanged",
             Self::Skipped => "skipped",
+            Self::Validated => "validated",
             Self::Denied => "denied",
         }
     }
@@ -51,6 +55,8 @@ pub enum ProfileOutcome {
     NotMatched,
     /// It is left out, and the author is told.
     Skipped,
+    /// Its validations were evaluated, and it does not refuse the object.
+    Validated,
     /// It refuses the object.
     Denied,
 }
@@ -64,6 +70,7 @@ impl ProfileOutcome {
             Self::Unchanged => "unchanged",
             Self::NotMatched => "not_matched",
             Self::Skipped => "skipped",
+            Self::Validated => "validated",
             Self::Denied => "denied",
         }
     }
@@ -101,10 +108,16 @@ reasons! {
     Injected => "injected", "the profiles were applied";
     /// The object holds all that the profiles say, by a record that is genuine.
     AlreadyInjected => "already_injected", "everything that the profiles say is there already";
+    /// The validations of the profiles hold.
+    Valid => "valid", "the object passes the validations of its profiles";
+    /// A validation of the profile's is not true.
+    ValidationFailed => "validation_failed", "the object does not pass a validation";
     /// Not a creation of a pod: another operation.
     OtherOperation => "other_operation", "only objects that are being created are injected";
     /// Another kind of object, or a sub-resource.
     OtherResource => "other_resource", "no profile is for this resource";
+    /// An object that is being deleted: what is added to it has no use, and finalizers cannot be.
+    BeingDeleted => "being_deleted", "it is being deleted";
     /// A mirror pod of the kubelet: it shows a static pod, and what is changed in it has no effect.
     MirrorPod => "mirror_pod", "it is a mirror pod: it shows a static pod of the kubelet and cannot be changed";
     /// A pod without containers. The API server refuses it, and an injected container would make it valid.
@@ -172,6 +185,68 @@ pub struct ProfileDecision {
     pub detail: Option<Box<str>>,
 }
 
+/// What follows from a validation that does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ValidationOutcome {
+    /// The object is refused.
+    Denied,
+    /// The author is warned.
+    Warned,
+    /// It stands in the audit log.
+    Audited,
+}
+
+impl ValidationOutcome {
+    /// The outcome as it stands in logs and spans.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::Warned => "warned",
+            Self::Audited => "audited",
+        }
+    }
+}
+
+/// A validation that does not hold, or could not be evaluated.
+#[derive(Clone, Debug)]
+pub struct ValidationDecision {
+    /// The profile whose it is.
+    pub profile: Arc<CompiledProfile>,
+    /// Its place in the profile's `validations`.
+    pub index: usize,
+    /// What follows.
+    pub outcome: ValidationOutcome,
+    /// Why: it is not true, or could not be evaluated.
+    pub reason: Reason,
+    /// What the author of the object is told.
+    pub message: Box<str>,
+}
+
+impl ValidationDecision {
+    /// The HTTP status of the refusal.
+    #[must_use]
+    pub fn code(&self) -> u16 {
+        self.validation().map_or(422, |validation| validation.code)
+    }
+
+    /// What Kubernetes calls the refusal, if it has a name.
+    #[must_use]
+    pub fn status_reason(&self) -> Option<&str> {
+        self.validation().map(|validation| &*validation.reason).filter(|reason| !reason.is_empty())
+    }
+
+    /// The field that is wrong, if the profile says which: `spec.ports`.
+    #[must_use]
+    pub fn field_path(&self) -> Option<&str> {
+        self.validation().and_then(|validation| validation.field_path.as_deref())
+    }
+
+    fn validation(&self) -> Option<&Validation> {
+        self.profile.validations.get(self.index)
+    }
+}
+
 /// Something the author of the object is told, beside what was decided about each profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
@@ -234,6 +309,8 @@ pub struct Decision {
     /// The profiles that came into question, in the order in which they are applied. Profiles that nobody asked for are
     /// not listed, so that a decision costs nothing for them.
     pub profiles: Vec<ProfileDecision>,
+    /// The validations that do not hold, in the order of the profiles. Empty on the mutating path.
+    pub validations: Vec<ValidationDecision>,
     /// What else the author is told.
     pub notices: Vec<Notice>,
 }
@@ -242,7 +319,14 @@ impl Decision {
     /// A decision in which no profile came into question.
     #[must_use]
     pub const fn skipped(reason: Reason) -> Self {
-        Self { outcome: Outcome::Skipped, reason, detail: None, profiles: Vec::new(), notices: Vec::new() }
+        Self {
+            outcome: Outcome::Skipped,
+            reason,
+            detail: None,
+            profiles: Vec::new(),
+            validations: Vec::new(),
+            notices: Vec::new(),
+        }
     }
 
     /// A refusal.
@@ -253,8 +337,14 @@ impl Decision {
             reason,
             detail: Some(detail.into()),
             profiles: Vec::new(),
+            validations: Vec::new(),
             notices: Vec::new(),
         }
+    }
+
+    /// The validations for which the object is refused.
+    pub fn refusals(&self) -> impl Iterator<Item = &ValidationDecision> {
+        self.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied)
     }
 
     /// Why the object is refused, in words; for the API server to show to its author.

@@ -80,6 +80,20 @@ pub static ANY: Type = plain(&[]);
 /// A map whose entries are additions of their own: labels, annotations.
 static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
 
+/// How Kubernetes merges the objects of a resource. Of others than pods it is not known here what is in them: objects merge
+/// by key, and a list is one value.
+#[must_use]
+pub fn of(group: &str, resource: &str) -> &'static Type {
+    let main = resource.split('/').next().unwrap_or_default();
+    if group.is_empty() && main == "pods" { &POD } else { &OBJECT }
+}
+
+/// An object of any kind: every one has the same metadata.
+pub static OBJECT: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
+
+/// An object of which nothing is known, each of whose fields is an addition of its own.
+static SPREAD: Type = spread(&[]);
+
 /// A pod.
 pub static POD: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&POD_SPEC))]);
 

@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::crds::CrdsArgs;
+use crate::export::ExportArgs;
 use crate::inject::InjectArgs;
 use crate::lint::LintArgs;
 use crate::serve::dev::DevArgs;
@@ -36,6 +37,10 @@ pub(crate) enum Command {
     Inject(InjectArgs),
     /// Check profiles.
     Lint(LintArgs),
+    /// Write what profiles say as Kubernetes' own policies, as far as those can say it.
+    ///
+    /// Exit code 3: something was left out, and standard error says what and why.
+    Export(ExportArgs),
     /// Print the custom resource definitions: pillion crds | kubectl apply -f -
     Crds(CrdsArgs),
     /// Print completions for a shell: pillion completions bash > /etc/bash_completion.d/pillion

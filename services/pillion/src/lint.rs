@@ -32,7 +32,7 @@ enum Format {
 /// Shows all problems; succeeds if there are none but warnings.
 pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
     let LintArgs { paths, format } = args;
-    let Loaded { profiles, problems, warnings } = load::profiles(&paths);
+    let Loaded { profiles, problems, warnings, .. } = load::profiles(&paths);
     match format {
         Format::Text => {
             output::problems(&problems)?;

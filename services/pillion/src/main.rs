@@ -7,6 +7,7 @@ mod causes;
 mod cluster_facts;
 mod crds;
 mod creation;
+mod export;
 mod guardrails;
 mod inject;
 mod lint;
@@ -42,6 +43,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Dev(args) => serve::dev::run(args, &logs),
         Command::Inject(args) => Telemetry::logs(&logs).and_then(|()| inject::run(args)),
         Command::Lint(args) => Telemetry::logs(&logs).and_then(|()| lint::run(args)),
+        Command::Export(args) => Telemetry::logs(&logs).and_then(|()| export::run(args)),
         Command::Crds(args) => crds::run(args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "pillion", &mut std::io::stdout());

@@ -42,10 +42,11 @@ pub enum RequestOutcome {
 
 impl RequestOutcome {
     /// All outcomes.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Decided(Outcome::Injected),
         Self::Decided(Outcome::Unchanged),
         Self::Decided(Outcome::Skipped),
+        Self::Decided(Outcome::Validated),
         Self::Decided(Outcome::Denied),
         Self::BadRequest,
         Self::Error,
@@ -69,10 +70,11 @@ impl RequestOutcome {
             Self::Decided(Outcome::Injected) => 0,
             Self::Decided(Outcome::Unchanged) => 1,
             Self::Decided(Outcome::Skipped) => 2,
-            Self::Decided(Outcome::Denied) => 3,
-            Self::BadRequest => 4,
-            Self::Error => 5,
-            Self::Shed => 6,
+            Self::Decided(Outcome::Validated) => 3,
+            Self::Decided(Outcome::Denied) => 4,
+            Self::BadRequest => 5,
+            Self::Error => 6,
+            Self::Shed => 7,
         }
     }
 }
@@ -282,6 +284,7 @@ fn as_profile_outcome(outcome: Outcome) -> ProfileOutcome {
         Outcome::Injected => ProfileOutcome::Applied,
         Outcome::Unchanged => ProfileOutcome::Unchanged,
         Outcome::Skipped => ProfileOutcome::Skipped,
+        Outcome::Validated => ProfileOutcome::Validated,
         Outcome::Denied => ProfileOutcome::Denied,
     }
 }

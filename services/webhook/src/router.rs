@@ -106,7 +106,7 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// The routes: POST to `/mutate` and to the path of each injection level.
+/// The routes: POST to `/mutate`, to `/validate`, and to the paths of each injection level below them.
 pub fn router(admission: Admission) -> Router {
     let budget = Budget::new(admission.settings.body_budget, admission.metrics.body_bytes.clone());
     let mut router = Router::new();
@@ -117,7 +117,12 @@ pub fn router(admission: Admission) -> Router {
         router = router.route(endpoint.path(), post(answer));
     }
     router
-        .fallback(async || (StatusCode::NOT_FOUND, "nothing is served here: expected /mutate or /mutate/LEVEL\n"))
+        .fallback(async || {
+            (
+                StatusCode::NOT_FOUND,
+                "nothing is served here: expected /mutate, /mutate/LEVEL, /validate or /validate/LEVEL\n",
+            )
+        })
         .method_not_allowed_fallback(async || {
             (StatusCode::METHOD_NOT_ALLOWED, "expected a POST of an AdmissionReview\n")
         })

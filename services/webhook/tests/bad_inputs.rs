@@ -150,7 +150,7 @@ fn check_counters(app: &App, cases: &[Case]) {
     // Wrong paths and methods are nobody's requests for admission.
     let (good, bad) = (status(&[200]), status(&[400, 408, 413, 415]));
     let counted = (
-        count(app, &["injected", "unchanged", "skipped", "denied"]),
+        count(app, &["injected", "unchanged", "skipped", "validated", "denied"]),
         count(app, &["bad_request"]),
         count(app, &["error"]),
     );

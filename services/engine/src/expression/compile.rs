@@ -204,6 +204,9 @@ impl Compiler<'_> {
             return Ok(NodeKind::Type(kind));
         }
         let error = ExpressionError::at(span, format!("there is no `{name}` here"));
+        if let Some(why) = self.scope.absence(&name) {
+            return Err(error.with_help(why));
+        }
         let known = self.scope.names().chain(self.locals.iter().map(String::as_str));
         Err(if let Some(meant) = closest(&name, known) {
             error.with_help(format!("did you mean `{meant}`?"))

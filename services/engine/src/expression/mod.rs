@@ -17,6 +17,7 @@ mod error;
 mod evaluate;
 mod functions;
 mod lexer;
+mod native;
 mod operators;
 mod output;
 mod parse;

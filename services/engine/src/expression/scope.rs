@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     names: BTreeMap<String, Contents>,
+    /// Names that are in scope elsewhere, and why not here.
+    absent: BTreeMap<&'static str, &'static str>,
 }
 
 /// What is below a name.
@@ -48,6 +50,19 @@ impl Scope {
     pub fn with_any_members(mut self, name: impl Into<String>) -> Self {
         self.names.insert(name.into(), Contents::Members(None));
         self
+    }
+
+    /// Takes a name away that is in scope elsewhere, and says why it is not here.
+    #[must_use]
+    pub fn without(mut self, name: &'static str, why: &'static str) -> Self {
+        self.names.remove(name);
+        self.absent.insert(name, why);
+        self
+    }
+
+    /// Why a name is not in scope here, if it is elsewhere.
+    pub(super) fn absence(&self, name: &str) -> Option<&'static str> {
+        self.absent.get(name).copied()
     }
 
     pub(super) fn has(&self, name: &str) -> bool {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value, write_escaped};
-use crate::schema::{self, Field, KeyedList, Type};
+use crate::schema::{Field, KeyedList, Type};
 
 use super::elements::push_keys;
 use super::record::Record;
@@ -23,7 +23,11 @@ struct Place {
 
 /// The object as its author wrote it: without what the record says was added, and with what was there put back. Lists and
 /// maps that have nothing left are taken away too, as they were made for what was added.
-pub(crate) fn without_record(object: Value<'_>, record: &Record) -> Result<Option<OwnedTape>, Malformed> {
+pub(crate) fn without_record(
+    object: Value<'_>,
+    record: &Record,
+    type_: &'static Type,
+) -> Result<Option<OwnedTape>, Malformed> {
     let mut document = Document::new(object);
     let keys: Vec<(String, Value<'_>)> = record
         .all_replaced()
@@ -36,7 +40,7 @@ pub(crate) fn without_record(object: Value<'_>, record: &Record) -> Result<Optio
     let replaced: Vec<_> = record.all_replaced().map(|(pointer, _)| pointer).zip(&keys).collect();
     // The last change is undone first.
     for (pointer, (key, original)) in replaced.into_iter().rev() {
-        match locate(&mut document, &pointer)? {
+        match locate(&mut document, &pointer, type_)? {
             Some(Place { slot: Some(slot), .. }) => document.replace(slot, Content::Value(*original)),
             // An element that was removed.
             Some(Place { parent, slot: None }) if document.kind(parent) == Kind::Array => {
@@ -49,15 +53,15 @@ pub(crate) fn without_record(object: Value<'_>, record: &Record) -> Result<Optio
         }
     }
     for pointer in record.all_added() {
-        if let Some(Place { parent, slot: Some(slot) }) = locate(&mut document, &pointer)? {
+        if let Some(Place { parent, slot: Some(slot) }) = locate(&mut document, &pointer, type_)? {
             document.remove(slot, parent);
-            remove_if_empty(&mut document, &pointer)?;
+            remove_if_empty(&mut document, &pointer, type_)?;
         }
     }
     let annotation = "/metadata/annotations/pillion.dev~1injected";
-    if let Some(Place { parent, slot: Some(slot) }) = locate(&mut document, annotation)? {
+    if let Some(Place { parent, slot: Some(slot) }) = locate(&mut document, annotation, type_)? {
         document.remove(slot, parent);
-        remove_if_empty(&mut document, annotation)?;
+        remove_if_empty(&mut document, annotation, type_)?;
     }
     let mut text = Vec::with_capacity(object.raw().len());
     document.write(Document::ROOT, &mut text);
@@ -65,13 +69,13 @@ pub(crate) fn without_record(object: Value<'_>, record: &Record) -> Result<Optio
 }
 
 /// Takes away the list or map around a place, if it has nothing left.
-fn remove_if_empty(document: &mut Document<'_>, pointer: &str) -> Result<(), Malformed> {
+fn remove_if_empty(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> Result<(), Malformed> {
     let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
     // `metadata` and `spec` themselves are the author's.
     if around.matches('/').count() < 2 {
         return Ok(());
     }
-    if let Some(Place { parent, slot: Some(slot) }) = locate(document, around)?
+    if let Some(Place { parent, slot: Some(slot) }) = locate(document, around, type_)?
         && document.children(slot).next().is_none()
     {
         document.remove(slot, parent);
@@ -80,10 +84,10 @@ fn remove_if_empty(document: &mut Document<'_>, pointer: &str) -> Result<(), Mal
 }
 
 /// The place that a pointer names; `None` if what is around it is not there.
-fn locate(document: &mut Document<'_>, pointer: &str) -> Result<Option<Place>, Malformed> {
+fn locate(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> Result<Option<Place>, Malformed> {
     let mut tokens = pointer.split('/').skip(1).peekable();
     let mut parent = Document::ROOT;
-    let mut known = Some(Known::Object(&schema::POD));
+    let mut known = Some(Known::Object(type_));
     while let Some(token) = tokens.next() {
         let (slot, below) = match (document.kind(parent), known) {
             (Kind::Object, _) => {
@@ -113,8 +117,8 @@ fn locate(document: &mut Document<'_>, pointer: &str) -> Result<Option<Place>, M
 }
 
 /// The part of a value that a pointer names, where the first bytes of the pointer lead to the value.
-pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize) -> Option<Value<'v>> {
-    let mut known = Some(Known::Object(&schema::POD));
+pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_: &'static Type) -> Option<Value<'v>> {
+    let mut known = Some(Known::Object(type_));
     let mut found = value;
     let mut at = 0;
     for token in pointer.split('/').skip(1) {

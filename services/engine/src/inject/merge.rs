@@ -82,6 +82,8 @@ pub(super) struct Surroundings<'d, 'a> {
     pub(super) computation: &'d Computation<'a>,
     pub(super) arena: &'a Arena,
     pub(super) authors: Authors<'a>,
+    /// What is known of the whole object.
+    pub(super) type_: &'static Type,
 }
 
 /// One template's merge.
@@ -91,6 +93,8 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) arena: &'a Arena,
     pub(super) budget: Budget,
     pub(super) authors: Authors<'a>,
+    /// What is known of the whole object.
+    pub(super) type_: &'static Type,
     /// What the same profile did in an earlier pass.
     pub(super) earlier: &'d Earlier<'a>,
     pub(super) places: &'d mut Places,
@@ -114,13 +118,14 @@ pub(super) struct Merge<'d, 'a> {
 
 impl<'d, 'a> Merge<'d, 'a> {
     pub(super) fn new(surroundings: Surroundings<'d, 'a>, earlier: &'d Earlier<'a>) -> Self {
-        let Surroundings { document, places, record, computation, arena, authors } = surroundings;
+        let Surroundings { document, places, record, computation, arena, authors, type_ } = surroundings;
         Self {
             document,
             computation,
             arena,
             budget: Budget::of(Budget::PROFILE),
             authors,
+            type_,
             earlier,
             places,
             record,

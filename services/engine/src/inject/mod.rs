@@ -23,7 +23,6 @@ use crate::json::{Content, Document, Key, Kind, Malformed, Value};
 use crate::limits::{Bounds, Excess};
 use crate::profile::CompiledProfile;
 use crate::report::{ProfileOutcome, Reason};
-use crate::schema;
 use crate::select::Selected;
 
 use authors::Authors;
@@ -138,10 +137,11 @@ fn lay<'a>(
         computation,
         arena: subject.arena,
         authors: Authors::of(subject.object),
+        type_: profile.object_type(),
     };
     let mut merge = Merge::new(surroundings, &earlier);
     if let Some(template) = &profile.template {
-        merge.whole(template, &schema::POD)?;
+        merge.whole(template, profile.object_type())?;
     }
     let is_cluster = profile.name().namespace.is_none();
     if !profile.rules.is_empty() {

@@ -107,7 +107,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// The part of an original that stood at the place at hand; the first bytes of the pointer lead to the original.
     fn part_of(&self, original: Value<'a>, length: usize) -> Original<'a> {
-        match value_at(original, &self.pointer, length) {
+        match value_at(original, &self.pointer, length, self.type_) {
             Some(value) => Original::Was(value),
             None => Original::Nothing,
         }

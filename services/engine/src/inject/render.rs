@@ -105,6 +105,7 @@ impl<'a> Merge<'_, 'a> {
             computation: self.computation,
             arena: self.arena,
             authors: self.authors,
+            type_: self.type_,
         };
         let mut merge = Merge::new(surroundings, &earlier);
         merge.pointer.clone_from(&self.pointer);

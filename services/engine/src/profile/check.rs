@@ -79,7 +79,7 @@ pub(super) fn check_key(key: &str) -> Option<String> {
 }
 
 /// What is wrong in any value, wherever it stands. Whether it is not nested too deeply.
-fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnostic>) -> bool {
+pub(super) fn check_values(path: &str, value: &Json, depth: usize, faults: &mut Vec<Diagnostic>) -> bool {
     if depth > MAX_DEPTH {
         faults.push(Diagnostic::new(path, format!("the template is nested more than {MAX_DEPTH} levels deep")));
         return false;

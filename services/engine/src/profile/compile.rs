@@ -11,7 +11,9 @@ use sha2::{Digest, Sha256};
 use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
 use super::extend::{self, Limits, NoParents, Parents};
+use super::object::check_object;
 use super::rules;
+use super::target::{self, Target};
 use super::template::{Compiler, LocalNames, Node, without_directives};
 use super::tenant::check_tenant;
 use super::{CompiledProfile, Diagnostic, ProfileName, Request};
@@ -78,10 +80,16 @@ pub(super) fn compile_text(
         check_selector(path, selector.as_ref(), &mut faults);
     }
     let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
+    let target = target::compile(name, spec, &mut faults);
     let lookups = lookup::compile(limits, &spec.lookups, &mut faults);
-    let Computed { parameters, variables, conditions, scope, locals } = expressions::compile(spec, &mut faults);
-    check_size(spec, &mut faults);
-    let template = compile_template(limits, spec, (&scope, &locals), &mut faults);
+    let computed = expressions::compile(spec, target.is_pods(), &mut faults);
+    let Computed { parameters, variables, conditions, validations, scope, locals } = computed;
+    check_does_something(spec, &mut faults);
+    let template = compile_template(limits, spec, (&scope, &locals), &target, &mut faults);
+    if !target.is_pods() && !spec.containers.is_empty() {
+        let fault = Diagnostic::new("spec.containers", "rules for containers are for pods, and the target is not pods");
+        faults.push(fault.with_help("leave them out, or the target"));
+    }
     let rules = rules::compile(&spec.containers, (&scope, &locals), &mut faults);
     let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
     let mut needs = Needs::default();
@@ -98,6 +106,9 @@ pub(super) fn compile_text(
     for rule in &rules {
         rule.conditions.iter().for_each(|condition| needs.add(&condition.expression));
         rule.condition.iter().for_each(|expression| needs.add(expression));
+    }
+    for validation in &validations {
+        validation.each_expression(&mut |expression| needs.add(expression));
     }
     let revision = revision(spec);
     match revision {
@@ -123,10 +134,13 @@ pub(super) fn compile_text(
                     OptOut::Allowed => OnError::Skip,
                     OptOut::Forbidden => OnError::Deny,
                 }),
-                adds_linux_containers: adds_linux_containers(&plain),
-                foreign_volumes: foreign_volumes(&plain),
-                own_containers: own_containers(&plain),
+                adds_linux_containers: target.is_pods() && adds_linux_containers(&plain),
+                foreign_volumes: if target.is_pods() { foreign_volumes(&plain) } else { Box::default() },
+                own_containers: if target.is_pods() { own_containers(&plain) } else { Box::default() },
+                has_template: spec.template.is_some() || !spec.containers.is_empty(),
                 rules,
+                validations,
+                target,
                 parameters,
                 variables,
                 conditions,
@@ -142,11 +156,7 @@ pub(super) fn compile_text(
 /// Parts of the language that this build does not run. Leaving one out silently would inject something else than the
 /// author said.
 fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
-    let parts = [
-        ("target", spec.target.is_some()),
-        ("validations", !spec.validations.is_empty()),
-        ("rollout", spec.rollout.is_some()),
-    ];
+    let parts = [("rollout", spec.rollout.is_some())];
     for (field, _) in parts.into_iter().filter(|(_, used)| *used) {
         faults.push(
             Diagnostic::new(format!("spec.{field}"), format!("{field} is not supported by this build"))
@@ -212,10 +222,12 @@ fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Reques
     compiled
 }
 
-/// A profile does something, and its text is not too large.
-fn check_size(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
-    let has_template = spec.template.as_ref().and_then(Json::as_object).is_some_and(|fields| !fields.is_empty());
-    if !has_template && spec.containers.is_empty() {
+/// A profile does something, or is there to be extended by one that does.
+fn check_does_something(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+    let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
+    let says_nothing = spec.template.is_none() && spec.containers.is_empty() && spec.validations.is_empty();
+    let does_nothing = says_nothing && spec.activation != Some(Activation::Never);
+    if does_nothing || spec.template.as_ref().is_some_and(is_empty) {
         let fault = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
         faults.push(fault.with_help("say what is added, for instance spec.containers"));
     }
@@ -235,10 +247,12 @@ fn compile_template(
     limits: Limits,
     spec: &ProfileSpec,
     (scope, needs): (&Scope, &LocalNames),
+    target: &Target,
     faults: &mut Vec<Diagnostic>,
 ) -> Option<Node> {
     let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, faults))?;
-    if template.as_object().is_some_and(Map::is_empty) || !check_template(template, faults) {
+    let is_bounded = if target.is_pods() { check_template(template, faults) } else { check_object(template, faults) };
+    if !is_bounded || template.as_object().is_some_and(Map::is_empty) {
         return None;
     }
     if limits == Limits::Tenant {

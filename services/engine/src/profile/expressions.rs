@@ -6,6 +6,7 @@ use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 
 use super::Diagnostic;
 use super::template::{Compiler, LocalNames};
+use super::validations::{self, Validation};
 use crate::compute::{self, Variable};
 use crate::expression::{Expression, Scope};
 use crate::parameter::{self, Parameter};
@@ -28,10 +29,11 @@ pub(super) struct Computed {
     pub(super) scope: Scope,
     /// The names that its variables need and that are known in some places only.
     pub(super) locals: LocalNames,
+    pub(super) validations: Box<[Validation]>,
 }
 
-/// Compiles parameters, variables and conditions. What is wrong goes to `faults`.
-pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Computed {
+/// Compiles parameters, variables, conditions and validations. What is wrong goes to `faults`.
+pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
     let mut parameters: Vec<Parameter> = Vec::new();
     let lookups = || spec.lookups.iter().map(|lookup| lookup.name.as_str());
@@ -51,6 +53,7 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
         spec.variables.iter().map(|variable| variable.name.as_str()),
     )
     .with_members("lookups", lookups());
+    let scope = if is_for_pods { scope } else { compute::without_pod(scope) };
     let mut names = HashMap::new();
     let mut variables = Vec::new();
     let everywhere = LocalNames::new();
@@ -68,7 +71,8 @@ pub(super) fn compile(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Compu
         variable.is_local = locals.get(&variable.name).is_some_and(|needed| !needed.is_empty());
     }
     let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &locals), faults);
-    Computed { parameters: parameters.into(), variables: variables.into(), conditions, scope, locals }
+    let validations = validations::compile(spec, (&scope, &locals), faults);
+    Computed { parameters: parameters.into(), variables: variables.into(), conditions, validations, scope, locals }
 }
 
 /// Compiles the conditions of a list. `locals` are the names that are known there and not everywhere.

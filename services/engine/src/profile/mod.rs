@@ -10,12 +10,15 @@ mod diagnostic;
 mod elements;
 pub(crate) mod expressions;
 mod extend;
+mod object;
 mod pod_schema;
 pub(crate) mod rules;
 mod set;
+pub(crate) mod target;
 pub(crate) mod template;
 mod tenant;
 mod typed;
+pub(crate) mod validations;
 
 use std::fmt;
 
@@ -25,6 +28,8 @@ use pillion_api::selector::LabelSelector;
 use crate::compute::Variable;
 use crate::lookup::{Declared, Needs};
 use crate::parameter::Parameter;
+use crate::schema::{self, Type};
+use target::{Action, Phase};
 
 pub use advice::advise;
 pub use compile::{MAX_TEMPLATE_BYTES, compile, compile_with};
@@ -103,6 +108,10 @@ pub struct CompiledProfile {
     pub(crate) own_containers: Box<[Box<str>]>,
     pub(crate) lookups: Box<[Declared]>,
     pub(crate) needs: Needs,
+    pub(crate) validations: Box<[validations::Validation]>,
+    pub(crate) target: target::Target,
+    /// Whether it lays anything over an object, or has validations only.
+    pub(crate) has_template: bool,
     /// Whether it adds containers that are not said to be for Windows.
     pub(crate) adds_linux_containers: bool,
     /// Volumes that its containers mount and that it does not add.
@@ -176,6 +185,19 @@ impl CompiledProfile {
         self.limits = Limits::Tenant;
         self.display_name = self.name.to_string().into();
         self
+    }
+
+    /// Whether it does anything with what a request is about.
+    pub(crate) fn acts_on(&self, action: Action<'_>) -> bool {
+        match action.phase {
+            Phase::Mutate => self.has_template && self.target.lays(action),
+            Phase::Validate => !self.validations.is_empty() && self.target.holds(action),
+        }
+    }
+
+    /// How Kubernetes merges the objects that it is for.
+    pub(crate) fn object_type(&self) -> &'static Type {
+        schema::of(&self.target.group, self.target.resources.first().map_or("", |resource| resource))
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::CompiledProfile;
+use super::target::Action;
 use crate::select::index::Index;
 
 /// All compiled profiles of a cluster. All of the platform's stand before all of the tenants'; among them the lower
@@ -55,6 +56,11 @@ impl ProfileSet {
     /// All profiles: the platform's, then each namespace's, each in the order in which they apply.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter()
+    }
+
+    /// Whether any profile may act, in a namespace, on objects of the resource that a request is about.
+    pub(crate) fn has_resource(&self, namespace: &str, action: Action<'_>) -> bool {
+        self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }
 
     /// The platform's profiles.

@@ -6,13 +6,31 @@ use base64::engine::general_purpose::STANDARD;
 use super::Decided;
 use super::envelope::Envelope;
 use crate::json::write_string;
-use crate::report::{Notice, Outcome, ProfileOutcome};
+use crate::report::{Decision, Notice, Outcome, ProfileOutcome, ValidationDecision, ValidationOutcome};
 
 /// How many warnings an answer has at most. The API server cuts all of them if they are too long together.
 const MAX_WARNINGS: usize = 2;
 
 /// How long a warning is at most, in characters.
 const MAX_WARNING: usize = 200;
+
+/// How many warnings an answer has at most in which validations warn.
+const MAX_VALIDATION_WARNINGS: usize = 8;
+
+/// How long the message of a refusal by validations is at most, in characters.
+const MAX_REFUSAL: usize = 2048;
+
+/// How many validations are causes of one refusal.
+const MAX_CAUSES: usize = 16;
+
+/// How long the annotation in the audit log is at most, in bytes.
+const MAX_AUDIT: usize = 8 * 1024;
+
+/// The key of the annotation in the audit log.
+const AUDIT_KEY: &str = "validations";
+
+/// The status of a refusal that is not a validation's.
+const DENIED: u16 = 403;
 
 /// Writes it.
 pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
@@ -25,17 +43,75 @@ pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
     let denied = decided.decision.outcome == Outcome::Denied;
     out.extend_from_slice(if denied { b",\"allowed\":false" } else { b",\"allowed\":true" });
     if denied {
-        out.extend_from_slice(b",\"status\":{\"code\":403,\"message\":");
-        write_string(&mut out, &one_line(&decided.decision.denial_message()));
-        out.push(b'}');
+        write_status(&mut out, &decided.decision);
     } else if !patch.is_empty() {
         out.extend_from_slice(b",\"patchType\":\"JSONPatch\",\"patch\":\"");
         write_base64(&mut out, patch);
         out.push(b'"');
     }
     write_warnings(&mut out, decided);
+    write_audit(&mut out, &decided.decision);
     out.extend_from_slice(b"}}");
     out
+}
+
+/// The status of a refusal: that of the first validation that refuses, with each that does as a cause.
+fn write_status(out: &mut Vec<u8>, decision: &Decision) {
+    let first = decision.refusals().next();
+    out.extend_from_slice(b",\"status\":{\"code\":");
+    out.extend_from_slice(first.map_or(DENIED, ValidationDecision::code).to_string().as_bytes());
+    if let Some(reason) = first.and_then(ValidationDecision::status_reason) {
+        out.extend_from_slice(b",\"reason\":");
+        write_string(out, reason);
+    }
+    out.extend_from_slice(b",\"message\":");
+    let longest = if first.is_some() { MAX_REFUSAL } else { MAX_WARNING };
+    write_string(out, &one_line(&decision.denial_message(), longest));
+    for (index, refusal) in decision.refusals().take(MAX_CAUSES).enumerate() {
+        out.extend_from_slice(if index == 0 { b",\"details\":{\"causes\":[" } else { b"," });
+        out.extend_from_slice(b"{\"reason\":\"FieldValueInvalid\",\"message\":");
+        write_string(out, &refusal.message);
+        if let Some(field) = refusal.field_path() {
+            out.extend_from_slice(b",\"field\":");
+            write_string(out, field);
+        }
+        out.push(b'}');
+    }
+    out.extend_from_slice(if first.is_some() { b"]}}" } else { b"}" });
+}
+
+/// What stands in the audit log, as one JSON list. The API server puts the webhook's name in front of the key.
+fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
+    let mut list = Vec::new();
+    for audited in decision.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Audited) {
+        let before = list.len();
+        list.extend_from_slice(if list.is_empty() { b"[" } else { b"," });
+        list.extend_from_slice(b"{\"profile\":");
+        write_string(&mut list, audited.profile.display_name());
+        list.extend_from_slice(
+            format!(",\"validation\":{},\"reason\":\"{}\"", audited.index, audited.reason).as_bytes(),
+        );
+        if let Some(field) = audited.field_path() {
+            list.extend_from_slice(b",\"field\":");
+            write_string(&mut list, field);
+        }
+        list.extend_from_slice(b",\"message\":");
+        write_string(&mut list, &audited.message);
+        list.push(b'}');
+        if list.len() > MAX_AUDIT {
+            list.truncate(before);
+            break;
+        }
+    }
+    if list.is_empty() {
+        return;
+    }
+    list.push(b']');
+    out.extend_from_slice(b",\"auditAnnotations\":{\"");
+    out.extend_from_slice(AUDIT_KEY.as_bytes());
+    out.extend_from_slice(b"\":");
+    write_string(out, &String::from_utf8_lossy(&list));
+    out.push(b'}');
 }
 
 fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -72,11 +148,15 @@ fn warnings(decided: &Decided) -> impl Iterator<Item = String> {
         Some(format!("nothing was injected: {}: {detail}", decision.reason.sentence()))
     });
     let notices = decided.decision.notices.iter().map(Notice::to_string);
-    skipped.chain(whole).chain(notices).take(MAX_WARNINGS).map(|warning| one_line(&format!("pillion: {warning}")))
+    let failed = decided.decision.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Warned);
+    let failed = failed.map(|failed| format!("profile {}: {}", failed.profile.display_name(), failed.message));
+    let most = if decided.decision.validations.is_empty() { MAX_WARNINGS } else { MAX_VALIDATION_WARNINGS };
+    let all = failed.chain(skipped).chain(whole).chain(notices).take(most);
+    all.map(|warning| one_line(&format!("pillion: {warning}"), MAX_WARNING))
 }
 
 /// Cuts a message to a length that a warning may have, and its control characters to spaces.
-fn one_line(message: &str) -> String {
+fn one_line(message: &str, longest: usize) -> String {
     let cut = message.chars().map(|character| if character.is_control() { ' ' } else { character });
-    cut.take(MAX_WARNING).collect()
+    cut.take(longest).collect()
 }

@@ -6,18 +6,20 @@ use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES}
 use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
-use super::{Decided, Endpoint, Facts, Fault, RecordTrust};
+use super::{Decided, Endpoint, Facts, Fault, RecordTrust, validating};
 use crate::compute::{Arena, World};
 use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
 use crate::limits::Bounds;
 use crate::patch::{self, CheckFault};
+use crate::profile::target::Phase;
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
+use crate::schema;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 
 /// The annotation by which a kubelet marks the mirror of a static pod.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+pub(super) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// How large a patch may be, in bytes.
 const MAX_PATCH_BYTES: usize = 256 * 1024;
@@ -34,21 +36,32 @@ pub(super) fn decide(
     facts: &Facts,
 ) -> Result<Decided, Fault> {
     let skipped = |reason| Ok(Decided { decision: Decision::skipped(reason), patch: None });
-    if !envelope.is_pod {
-        return skipped(Reason::OtherResource);
+    let Some(action) = envelope.action(endpoint.phase()) else { return skipped(Reason::OtherOperation) };
+    if action.phase == Phase::Validate {
+        return Ok(Decided {
+            decision: validating::decide(envelope, tape, action, endpoint, snapshot, facts),
+            patch: None,
+        });
     }
-    if envelope.operation != Some(Operation::Create) {
+    if action.is_pod() && action.operation != Operation::Create {
         return skipped(Reason::OtherOperation);
+    }
+    if !action.is_pod() && !snapshot.profiles().has_resource(&envelope.namespace, action) {
+        return skipped(Reason::OtherResource);
     }
     let Some(object) = object_of(tape) else { return skipped(Reason::OtherResource) };
     if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return skipped(Reason::SystemNamespace);
     }
     let Some(level) = level(endpoint, facts) else { return skipped(Reason::NotOptedIn) };
+    if object.at(&["metadata", "deletionTimestamp"]).is_some_and(|time| !time.is_null()) {
+        return skipped(Reason::BeingDeleted);
+    }
     if envelope.by_node && object.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
         return skipped(Reason::MirrorPod);
     }
-    if object.at(&["spec", "containers"]).is_none_or(|containers| containers.items().next().is_none()) {
+    let has_none = |containers: Value<'_>| containers.items().next().is_none();
+    if action.is_pod() && object.at(&["spec", "containers"]).is_none_or(has_none) {
         return skipped(Reason::NoContainers);
     }
     // A namespace that could not be found is known by what the API server says of it: that it is opted in.
@@ -56,7 +69,8 @@ pub(super) fn decide(
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let arena = Arena::new();
     let found = FoundRecord::find(object, facts.record_trust);
-    let decided = found.authors(object).and_then(|authors| {
+    let type_ = schema::of(&envelope.group, &envelope.resource);
+    let decided = found.authors(object, type_).and_then(|authors| {
         let world = World {
             object: authors.as_ref().map_or(object, OwnedTape::root),
             request: tape.root().get("request").unwrap_or(object),
@@ -66,7 +80,7 @@ pub(super) fn decide(
             looked_up: &facts.looked_up,
         };
         let bounds = Bounds { namespace: &namespace, guardrails: snapshot.guardrails() };
-        inject(object, select(&candidates, level, world, &arena), world, &arena, &found, bounds)
+        inject(object, select(&candidates, action, level, world, &arena), world, &arena, &found, bounds)
     });
     match decided {
         Ok(decided) => decided,
@@ -80,8 +94,8 @@ pub(super) fn decide(
 /// How firmly the object is opted in. The API server has looked at the namespace itself; everybody else has not.
 pub(super) fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
     match endpoint {
-        Endpoint::Level(level) => Some(level),
-        Endpoint::Any => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
+        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
+        Endpoint::Any | Endpoint::Validate => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
     }
 }
 
@@ -106,14 +120,18 @@ impl FoundRecord {
     }
 
     /// The object as its author wrote it, where that is not how it is.
-    pub(super) fn authors(&self, object: Value<'_>) -> Result<Option<OwnedTape>, Malformed> {
+    pub(super) fn authors(
+        &self,
+        object: Value<'_>,
+        type_: &'static schema::Type,
+    ) -> Result<Option<OwnedTape>, Malformed> {
         match self {
-            Self::Genuine(record) => inject::without_record(object, record),
+            Self::Genuine(record) => inject::without_record(object, record, type_),
             Self::None | Self::Foreign => Ok(None),
         }
     }
 
-    const fn genuine(&self) -> Option<&Record> {
+    pub(super) const fn genuine(&self) -> Option<&Record> {
         match self {
             Self::Genuine(record) => Some(record),
             Self::None | Self::Foreign => None,
@@ -217,5 +235,5 @@ fn conclude(
     // A patch may be there without any profile applied: a record that is not ours was dropped.
     let sends_patch = refusing.is_none() && too_large.is_none();
     let patch = if sends_patch { patch } else { None };
-    Decided { decision: Decision { outcome, reason, detail, profiles, notices }, patch }
+    Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }
 }

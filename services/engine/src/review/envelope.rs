@@ -6,6 +6,7 @@ use pillion_api::profile::Operation;
 
 use super::ReviewError;
 use crate::json::{BorrowedTape, Kind, Value};
+use crate::profile::target::{Action, Phase};
 
 /// The longest id that is repeated. The API server's are 36 bytes long.
 const MAX_UID: usize = 256;
@@ -29,8 +30,10 @@ pub(super) struct Envelope<'b> {
     pub(super) namespace: Cow<'b, str>,
     /// `None` for one that no profile is for, such as `CONNECT`.
     pub(super) operation: Option<Operation>,
-    /// Whether it is about a pod, and not about a sub-resource of one.
-    pub(super) is_pod: bool,
+    pub(super) group: Cow<'b, str>,
+    pub(super) version: Cow<'b, str>,
+    /// In the plural, with the sub-resource behind a slash where there is one.
+    pub(super) resource: Cow<'b, str>,
     pub(super) dry_run: bool,
     /// Whether a node asks, as a kubelet does for its mirror pods.
     pub(super) by_node: bool,
@@ -61,12 +64,11 @@ impl<'b> Envelope<'b> {
             _ => None,
         };
         let resource = object("request.resource", request.get("resource"), "group, version and resource")?;
+        let part = |field| resource.get(field).and_then(|value| tape.text_of(value)).unwrap_or_default();
+        let (group, version, name) = (part("group"), part("version"), part("resource"));
         let subresource = request.get("subResource").and_then(Value::as_str).unwrap_or_default();
-        let is_pod = subresource.is_empty()
-            && resource.get("group").is_none_or(|group| group.is("") || group.is_null())
-            && resource.get("version").is_some_and(|version| version.is("v1"))
-            && resource.get("resource").is_some_and(|resource| resource.is("pods"));
-        if is_pod && operation == Some(Operation::Create) {
+        let resource = if subresource.is_empty() { name } else { Cow::Owned(format!("{name}/{subresource}")) };
+        if operation == Some(Operation::Create) && group.is_empty() && version == "v1" && resource == "pods" {
             object("request.object", request.get("object"), "the pod that is being created")?;
         }
         let user = request.get("userInfo").and_then(|user| user.get("username")).and_then(Value::as_str);
@@ -75,16 +77,29 @@ impl<'b> Envelope<'b> {
             uid,
             namespace: request.get("namespace").and_then(|name| tape.text_of(name)).unwrap_or_default(),
             operation,
-            is_pod,
+            group,
+            version,
+            resource,
             dry_run: request.get("dryRun").and_then(Value::as_bool).unwrap_or(false),
             by_node: user.is_some_and(|user| user.starts_with("system:node:")),
         })
+    }
+
+    /// What the request is about; `None` if it is something that no profile is for, such as a connection.
+    pub(super) fn action(&self, phase: Phase) -> Option<Action<'_>> {
+        let (group, version, resource) = (&*self.group, &*self.version, &*self.resource);
+        Some(Action { phase, group, version, resource, operation: self.operation? })
     }
 }
 
 /// The object of a review, if there is one.
 pub(super) fn object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
     tape.root().at(&["request", "object"]).filter(|object| object.kind() == Kind::Object)
+}
+
+/// The object as it was before, if there was one.
+pub(super) fn old_object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
+    tape.root().at(&["request", "oldObject"]).filter(|object| object.kind() == Kind::Object)
 }
 
 /// An object whose keys stand once each.

@@ -8,17 +8,19 @@ mod answer;
 mod decide;
 mod envelope;
 mod needs;
+mod validating;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use pillion_api::names::{InjectionLevel, MUTATE_PATH};
+use pillion_api::names::{InjectionLevel, MUTATE_PATH, VALIDATE_PATH};
 use pillion_api::profile::Operation;
 use thiserror::Error;
 
 use crate::json::{BorrowedTape, Limits, SyntaxError};
 use crate::lookup::{LookedUp, Wanted};
 use crate::patch::CheckFault;
+use crate::profile::target::Phase;
 use crate::report::Decision;
 use crate::snapshot::{Namespace, Snapshot};
 
@@ -29,15 +31,23 @@ pub enum Endpoint {
     Any,
     /// A path of the API server's: it has found the namespace to be opted in so.
     Level(InjectionLevel),
+    /// `/validate`: as [`Endpoint::Any`], for validations.
+    Validate,
+    /// A path of the API server's for validations.
+    ValidateLevel(InjectionLevel),
 }
 
 impl Endpoint {
     /// All endpoints.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 8] = [
         Self::Any,
         Self::Level(InjectionLevel::Enabled),
         Self::Level(InjectionLevel::Required),
         Self::Level(InjectionLevel::Held),
+        Self::Validate,
+        Self::ValidateLevel(InjectionLevel::Enabled),
+        Self::ValidateLevel(InjectionLevel::Required),
+        Self::ValidateLevel(InjectionLevel::Held),
     ];
 
     /// The endpoint of a path, `None` if it is not one.
@@ -52,6 +62,16 @@ impl Endpoint {
         match self {
             Self::Any => MUTATE_PATH,
             Self::Level(level) => level.path(),
+            Self::Validate => VALIDATE_PATH,
+            Self::ValidateLevel(level) => level.validate_path(),
+        }
+    }
+
+    /// What is asked for on this path: a patch, or whether the object is allowed.
+    pub(crate) const fn phase(self) -> Phase {
+        match self {
+            Self::Any | Self::Level(_) => Phase::Mutate,
+            Self::Validate | Self::ValidateLevel(_) => Phase::Validate,
         }
     }
 
@@ -61,6 +81,10 @@ impl Endpoint {
         match self {
             Self::Any => "any",
             Self::Level(level) => level.label_value(),
+            Self::Validate => "validate_any",
+            Self::ValidateLevel(InjectionLevel::Enabled) => "validate_enabled",
+            Self::ValidateLevel(InjectionLevel::Required) => "validate_required",
+            Self::ValidateLevel(InjectionLevel::Held) => "validate_held",
         }
     }
 }

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use pillion_api::names::SYSTEM_NAMESPACES;
-use pillion_api::profile::Operation;
 
 use super::decide::{FoundRecord, level};
 use super::envelope::{Envelope, object_of};
 use super::{Endpoint, Facts};
 use crate::json::{BorrowedTape, OwnedTape};
 use crate::lookup::Wanted;
+use crate::schema;
 use crate::select;
 use crate::snapshot::{Namespace, Snapshot};
 
@@ -25,8 +25,8 @@ pub(super) fn wanted(
     facts: &Facts,
 ) -> Wanted {
     let nothing = Wanted::default();
-    let is_creation = envelope.is_pod && envelope.operation == Some(Operation::Create);
-    if !is_creation || SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
+    let Some(action) = envelope.action(endpoint.phase()) else { return nothing };
+    if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return nothing;
     }
     let (Some(object), Some(level)) = (object_of(tape), level(endpoint, facts)) else { return nothing };
@@ -35,8 +35,9 @@ pub(super) fn wanted(
     if !candidates.want_look_ups() {
         return nothing;
     }
+    let type_ = schema::of(&envelope.group, &envelope.resource);
     // An object that is malformed is refused when it is decided on.
-    let Ok(authors) = FoundRecord::find(object, facts.record_trust).authors(object) else { return nothing };
+    let Ok(authors) = FoundRecord::find(object, facts.record_trust).authors(object, type_) else { return nothing };
     let object = authors.as_ref().map_or(object, OwnedTape::root);
-    select::wanted(&candidates, level, &envelope.namespace, object)
+    select::wanted(&candidates, action, level, &envelope.namespace, object)
 }

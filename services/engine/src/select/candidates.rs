@@ -11,6 +11,7 @@ use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::OptOut;
 
 use super::index::{Index, KeyGroup, KeyKind};
+use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, ProfileSet};
 use crate::snapshot::Namespace;
 
@@ -36,6 +37,7 @@ pub(crate) struct Candidates {
 #[derive(Clone, Copy)]
 pub(crate) struct Groups<'c> {
     candidates: &'c Candidates,
+    action: Action<'c>,
     cluster: Option<&'c KeyGroup>,
     own: Option<&'c KeyGroup>,
 }
@@ -62,7 +64,7 @@ impl Candidates {
             namespace_names: namespace.annotation(PROFILES_ANNOTATION).unwrap_or_default().into(),
         };
         let known = |kind: KeyKind, pairs: &[(Box<str>, Box<str>)]| -> Vec<_> {
-            let known = pairs.iter().filter(|(key, _)| candidates.groups(kind, key).is_some());
+            let known = pairs.iter().filter(|(key, _)| candidates.knows(kind, key));
             known.map(|(key, value)| (kind, key.clone(), value.clone())).collect()
         };
         let mut values = known(KeyKind::Label, &namespace.labels);
@@ -87,28 +89,41 @@ impl Candidates {
         }
     }
 
-    /// The profiles that apply to everybody, in their order.
-    pub(crate) fn always(&self) -> impl Iterator<Item = Place> + '_ {
-        let cluster = self.cluster.always().filter(|place| self.is_here(*place));
-        let own = self.own.iter().flat_map(|own| own.always()).map(|place| place + self.cluster.len());
+    /// The profiles that act on what a request is about without being asked for, in their order.
+    pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
+        let cluster = self.cluster.always(action).filter(|place| self.is_here(*place));
+        let own = self.own.iter().flat_map(move |own| own.always(action)).map(|place| place + self.cluster.len());
         cluster.chain(own.filter(|place| self.is_here(*place)))
     }
 
-    /// The profiles that a name means: a tenant's own stands before the platform's, except that it cannot take the place
-    /// of one which a pod's author cannot drop.
-    pub(crate) fn by_name(&self, name: &str) -> impl Iterator<Item = Place> {
+    /// The profiles that a name means, of those that act on what a request is about; `None` if no profile at all is called
+    /// so. A tenant's own stands before the platform's, except that it cannot take the place of one which a pod's author
+    /// cannot drop.
+    pub(crate) fn by_name(&self, name: &str, action: Action<'_>) -> Option<impl Iterator<Item = Place>> {
         let own = self.own.as_ref().and_then(|own| own.by_name(name)).map(|place| place + self.cluster.len());
         let own = own.filter(|place| self.is_here(*place));
         let cluster = self.cluster.by_name(name).filter(|place| self.is_here(*place));
-        let cluster = cluster.filter(|place| own.is_none() || self.is_forced(*place));
-        cluster.into_iter().chain(own)
+        if own.is_none() && cluster.is_none() {
+            return None;
+        }
+        let own = own.filter(|place| self.acts(*place, action));
+        let cluster = cluster.filter(|place| self.acts(*place, action) && (own.is_none() || self.is_forced(*place)));
+        Some(cluster.into_iter().chain(own))
     }
 
     /// The profiles that a key asks for; `None` if no profile knows it.
-    pub(crate) fn groups(&self, kind: KeyKind, key: &str) -> Option<Groups<'_>> {
+    pub(crate) fn groups<'c>(&'c self, kind: KeyKind, key: &str, action: Action<'c>) -> Option<Groups<'c>> {
         let cluster = self.cluster.group(kind, key);
         let own = self.own.as_ref().and_then(|own| own.group(kind, key));
-        (cluster.is_some() || own.is_some()).then_some(Groups { candidates: self, cluster, own })
+        (cluster.is_some() || own.is_some()).then_some(Groups { candidates: self, action, cluster, own })
+    }
+
+    fn knows(&self, kind: KeyKind, key: &str) -> bool {
+        self.cluster.group(kind, key).is_some() || self.own.as_ref().is_some_and(|own| own.group(kind, key).is_some())
+    }
+
+    fn acts(&self, place: Place, action: Action<'_>) -> bool {
+        self.profile(place).is_some_and(|profile| profile.acts_on(action))
     }
 
     /// Whether the pod's author cannot drop a profile.
@@ -127,7 +142,7 @@ pub(crate) enum Meaning {
     Named(Vec<Place>),
     /// The default: these, of which there should be one.
     Truthy(Vec<Place>),
-    /// None.
+    /// None, or only such as do not act on what the request is about.
     Falsy,
     /// Nobody knows it.
     Unknown,
@@ -145,7 +160,8 @@ impl Groups<'_> {
             return Meaning::Named(named);
         }
         let is_falsy = |group: &KeyGroup| group.falsy.iter().any(|falsy| **falsy == *word);
-        if self.both().any(is_falsy) { Meaning::Falsy } else { Meaning::Unknown }
+        let means_others = |group: &KeyGroup| group.words.contains_key(word) || group.truthy.contains_key(word);
+        if self.both().any(|group| is_falsy(group) || means_others(group)) { Meaning::Falsy } else { Meaning::Unknown }
     }
 
     /// The profiles that a word names.
@@ -158,15 +174,17 @@ impl Groups<'_> {
         self.both().any(|group| group.deny_unknown)
     }
 
-    /// The namespace's own profiles, if there are any, else the platform's; those that cannot be dropped in any case.
+    /// Of the profiles that act on what the request is about: the namespace's own, if there are any, else the platform's;
+    /// those that cannot be dropped in any case.
     fn places(&self, find: impl Fn(&KeyGroup) -> Option<&Vec<Place>>) -> Vec<Place> {
         let offset = self.candidates.cluster.len();
+        let acts = |place: &Place| self.candidates.acts(*place, self.action);
         let own = self.own.and_then(&find).into_iter().flatten().map(|place| place + offset);
-        let own: Vec<_> = own.filter(|place| self.candidates.is_here(*place)).collect();
+        let own: Vec<_> = own.filter(|place| acts(place) && self.candidates.is_here(*place)).collect();
         let cluster = self.cluster.and_then(&find).into_iter().flatten().copied();
         let cluster = cluster
             .filter(|place| self.candidates.is_here(*place) && (own.is_empty() || self.candidates.is_forced(*place)));
-        cluster.chain(own.iter().copied()).collect()
+        cluster.filter(acts).chain(own.iter().copied()).collect()
     }
 
     fn both(&self) -> impl Iterator<Item = &KeyGroup> {

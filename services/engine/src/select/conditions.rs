@@ -56,7 +56,7 @@ pub(super) fn check<'v>(
 
 const fn gravity(outcome: ProfileOutcome) -> u8 {
     match outcome {
-        ProfileOutcome::Applied | ProfileOutcome::Unchanged => 0,
+        ProfileOutcome::Applied | ProfileOutcome::Unchanged | ProfileOutcome::Validated => 0,
         ProfileOutcome::Skipped => 1,
         // What is silently not for an object needs no word about what else is wrong.
         ProfileOutcome::NotMatched => 2,

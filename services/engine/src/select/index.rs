@@ -8,6 +8,7 @@ use pillion_api::profile::{Activation, OnUnknown};
 
 use super::candidates::Place;
 use crate::profile::CompiledProfile;
+use crate::profile::target::{Action, Phase};
 
 /// Whether a key is a label's or an annotation's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,11 +30,25 @@ pub(crate) struct KeyGroup {
     pub(crate) deny_unknown: bool,
 }
 
+/// The profiles that act on objects of one resource.
+#[derive(Debug, Default)]
+struct Acting {
+    /// The groups of which there is a resource of this name.
+    groups: Vec<Box<str>>,
+    /// Those that act on all of them.
+    always: Vec<Place>,
+}
+
 /// Profiles in the order in which they apply; those that are only there to be extended are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Arc<CompiledProfile>>,
+    /// Those that are laid over every new pod.
     always: Vec<Place>,
+    /// Those that are laid over objects, by resource.
+    templates: HashMap<Box<str>, Acting>,
+    /// Those that validate objects, by resource.
+    validations: HashMap<Box<str>, Acting>,
     selective: Vec<Place>,
     names: HashMap<Box<str>, Place>,
     labels: HashMap<Box<str>, KeyGroup>,
@@ -64,9 +79,26 @@ impl Index {
         self.profiles.get(place)
     }
 
-    /// Those that apply to everybody.
-    pub(crate) fn always(&self) -> impl Iterator<Item = Place> + '_ {
-        self.always.iter().copied()
+    /// Those that act on what a request is about without being asked for.
+    pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
+        let is_pod = action.creates_pod();
+        let places =
+            if is_pod { &*self.always } else { self.by_resource(action).map_or(&[][..], |acting| &acting.always) };
+        // By resource alone they may be of another group, or for another operation.
+        let acts = move |place: &Place| self.profile(*place).is_some_and(|profile| profile.acts_on(action));
+        places.iter().copied().filter(move |place| is_pod || acts(place))
+    }
+
+    /// Whether any profile may act on objects of the resource that a request is about.
+    pub(crate) fn has_resource(&self, action: Action<'_>) -> bool {
+        self.by_resource(action).is_some_and(|acting| acting.groups.iter().any(|group| **group == *action.group))
+    }
+
+    fn by_resource(&self, action: Action<'_>) -> Option<&Acting> {
+        match action.phase {
+            Phase::Mutate => self.templates.get(action.resource),
+            Phase::Validate => self.validations.get(action.resource),
+        }
     }
 
     /// Those that are for some namespaces only.
@@ -86,13 +118,31 @@ impl Index {
         }
     }
 
+    fn add_always(&mut self, place: Place, profile: &CompiledProfile) {
+        let is_always = profile.activation == Activation::Always;
+        if is_always && profile.acts_on(Action::CREATE_POD) {
+            self.always.push(place);
+        }
+        for (acts, by_resource) in
+            [(profile.has_template, &mut self.templates), (!profile.validations.is_empty(), &mut self.validations)]
+        {
+            for resource in profile.target.resources.iter().filter(|_| acts) {
+                let acting: &mut Acting = by_resource.entry(resource.clone()).or_default();
+                if !acting.groups.contains(&profile.target.group) {
+                    acting.groups.push(profile.target.group.clone());
+                }
+                if is_always {
+                    acting.always.push(place);
+                }
+            }
+        }
+    }
+
     fn add(&mut self, profile: &Arc<CompiledProfile>) {
         let place = self.profiles.len();
         self.profiles.push(Arc::clone(profile));
         self.wants_look_ups |= !profile.needs().is_empty();
-        if profile.activation == Activation::Always {
-            self.always.push(place);
-        }
+        self.add_always(place, profile);
         if profile.namespace_selector.is_some() {
             self.selective.push(place);
         }

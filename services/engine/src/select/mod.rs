@@ -19,6 +19,7 @@ use pillion_api::profile::OptOut;
 use crate::compute::{Arena, Computation, World};
 use crate::json::Value;
 use crate::lookup::Wanted;
+use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, Limits};
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
@@ -53,18 +54,19 @@ pub(crate) struct Refusal {
     pub(crate) detail: Option<Box<str>>,
 }
 
-/// Selects the profiles of a pod.
+/// Selects the profiles that act on what a request is about.
 pub(crate) fn select<'v>(
     candidates: &'v Candidates,
+    action: Action<'_>,
     level: InjectionLevel,
     world: World<'v>,
     arena: &'v Arena,
 ) -> Selection<'v> {
-    let pod = Pod::new(world.object);
+    let pod = Pod::of(world);
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
-    let Asked { places, dropped, mut notices, denied } = request::asked(candidates, level, pod);
+    let Asked { places, dropped, mut notices, denied } = request::asked(candidates, action, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<Selected<'v>> = Vec::with_capacity(places.len());
     for place in places {
@@ -100,10 +102,16 @@ pub(crate) fn select<'v>(
 
 /// What the profiles that are asked for want looked up for a pod. Conditions are not looked at: they may want it
 /// themselves.
-pub(crate) fn wanted(candidates: &Candidates, level: InjectionLevel, namespace: &str, object: Value<'_>) -> Wanted {
+pub(crate) fn wanted(
+    candidates: &Candidates,
+    action: Action<'_>,
+    level: InjectionLevel,
+    namespace: &str,
+    object: Value<'_>,
+) -> Wanted {
     let mut wanted = Wanted { namespace: namespace.into(), ..Wanted::default() };
     let pod = Pod::new(object);
-    let Asked { places, dropped, .. } = request::asked(candidates, level, pod);
+    let Asked { places, dropped, .. } = request::asked(candidates, action, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     for place in places {
         let Some(profile) = candidates.profile(place).filter(|profile| !profile.needs().is_empty()) else { continue };

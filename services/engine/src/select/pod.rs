@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::compute::World;
 use crate::json::{Key, Value};
 
 /// The labels and annotations of an object.
@@ -16,6 +17,12 @@ impl<'p> Pod<'p> {
         let metadata = object.get("metadata");
         let part = |name| metadata.and_then(|metadata| metadata.get(name));
         Self { labels: part("labels"), annotations: part("annotations") }
+    }
+
+    /// Of the object that a request is about: of one that is deleted there is only what it was.
+    pub(crate) fn of(world: World<'p>) -> Self {
+        let old = || world.request.get("oldObject").unwrap_or(world.object);
+        Self::new(if world.object.is_null() { old() } else { world.object })
     }
 
     pub(crate) fn label(self, key: &str) -> Option<Cow<'p, str>> {

@@ -11,6 +11,7 @@ use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
 use super::candidates::{Candidates, Groups, Meaning, Place};
 use super::index::KeyKind;
 use super::pod::Pod;
+use crate::profile::target::Action;
 use crate::report::{Notice, Reason};
 
 /// How many words of one value are read. More are ignored: nobody asks for so many profiles.
@@ -34,12 +35,14 @@ enum Asker {
 }
 
 /// Finds what a pod and its namespace ask for.
-pub(super) fn asked(candidates: &Candidates, level: InjectionLevel, pod: Pod<'_>) -> Asked {
+pub(super) fn asked(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> Asked {
+    let places = candidates.always(action).collect();
     let mut reader = Reader {
         candidates,
+        action,
         level,
         pod,
-        asked: Asked { places: candidates.always().collect(), dropped: Vec::new(), notices: Vec::new(), denied: None },
+        asked: Asked { places, dropped: Vec::new(), notices: Vec::new(), denied: None },
     };
     reader.by_key();
     reader.by_name();
@@ -52,6 +55,7 @@ pub(super) fn asked(candidates: &Candidates, level: InjectionLevel, pod: Pod<'_>
 
 struct Reader<'c, 'p> {
     candidates: &'c Candidates,
+    action: Action<'c>,
     level: InjectionLevel,
     pod: Pod<'p>,
     asked: Asked,
@@ -77,7 +81,7 @@ impl Reader<'_, '_> {
 
     /// One value of a key that some profile may know.
     fn value(&mut self, asker: Asker, kind: KeyKind, key: &str, value: &str) {
-        let Some(groups) = self.candidates.groups(kind, key) else { return };
+        let Some(groups) = self.candidates.groups(kind, key, self.action) else { return };
         for word in words(value) {
             match groups.meaning(&word) {
                 Meaning::Truthy(places) => self.truthy(asker, kind, key, groups, &places),
@@ -157,23 +161,19 @@ impl Reader<'_, '_> {
         let Some(on_pod) = self.pod.annotation(PROFILES_ANNOTATION) else { return };
         for name in names(&on_pod) {
             match name.strip_prefix('-') {
-                Some(name) => {
-                    let before = self.asked.dropped.len();
-                    self.asked.dropped.extend(candidates.by_name(name));
-                    if self.asked.dropped.len() == before {
-                        self.unknown(PROFILES_ANNOTATION, name, false);
-                    }
-                }
+                Some(name) => match candidates.by_name(name, self.action) {
+                    Some(places) => self.asked.dropped.extend(places),
+                    None => self.unknown(PROFILES_ANNOTATION, name, false),
+                },
                 None => self.name(name),
             }
         }
     }
 
     fn name(&mut self, name: &str) {
-        let before = self.asked.places.len();
-        self.asked.places.extend(self.candidates.by_name(name));
-        if self.asked.places.len() == before {
-            self.unknown(PROFILES_ANNOTATION, name, false);
+        match self.candidates.by_name(name, self.action) {
+            Some(places) => self.asked.places.extend(places),
+            None => self.unknown(PROFILES_ANNOTATION, name, false),
         }
     }
 
@@ -188,7 +188,7 @@ impl Reader<'_, '_> {
 
     /// A profile that applies to all is dropped by a falsy word, or an empty value, where its key decides.
     fn falsy_for_always(&mut self) {
-        for place in self.candidates.always() {
+        for place in self.candidates.always(self.action) {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
                 continue;
             };

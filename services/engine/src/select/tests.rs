@@ -10,6 +10,7 @@ use super::{Selection, select};
 use crate::compute::{Arena, World};
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
+use crate::profile::target::Action;
 use crate::profile::{Library, ProfileName, ProfileSet, compile, compile_with};
 use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
@@ -66,7 +67,8 @@ impl Case {
             looked_up: &LookedUp::default(),
         };
         let arena = Arena::new();
-        let Selection { profiles, notices, denied, reason } = select(&candidates, self.level, world, &arena);
+        let Selection { profiles, notices, denied, reason } =
+            select(&candidates, Action::CREATE_POD, self.level, world, &arena);
         let profiles = profiles.into_iter().map(|selected| selected.decision).collect();
         Found { profiles, notices, denied, reason }
     }
@@ -353,7 +355,7 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
             looked_up: &LookedUp::default(),
         };
         let arena = Arena::new();
-        let decisions = select(&candidates, InjectionLevel::Enabled, world, &arena).profiles;
+        let decisions = select(&candidates, Action::CREATE_POD, InjectionLevel::Enabled, world, &arena).profiles;
         decisions
             .into_iter()
             .map(|selected| (selected.profile.display_name().to_owned(), selected.decision.reason))

@@ -24,6 +24,7 @@ fn profile_line(decision: &ProfileDecision) -> String {
     match decision.outcome {
         ProfileOutcome::Applied => format!("{name}: applied"),
         ProfileOutcome::Unchanged => format!("{name}: unchanged"),
+        ProfileOutcome::Validated => format!("{name}: its validations were evaluated"),
         ProfileOutcome::NotMatched | ProfileOutcome::Skipped | ProfileOutcome::Denied => {
             let outcome = decision.outcome.as_str().replace('_', " ");
             format!("{name}: {outcome}, {}", sentence(decision.reason.sentence(), decision.detail.as_deref()))

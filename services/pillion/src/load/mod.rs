@@ -42,6 +42,8 @@ const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND]
 pub(crate) struct Loaded {
     /// In the order of the paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
+    /// The texts of the profiles, in the same order.
+    pub(crate) specs: Vec<ProfileSpec>,
     /// What keeps profiles from being among them, in the same order.
     pub(crate) problems: Vec<Problem>,
     /// What should be looked at in those that are.

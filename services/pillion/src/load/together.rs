@@ -108,6 +108,7 @@ impl Loaded {
         match compiled {
             Ok(profile) => {
                 self.profiles.push(Arc::new(profile));
+                self.specs.push(text.spec.clone());
                 self.warnings.extend(advise(&text.spec).into_iter().map(|advice| told(advice).harmless()));
             }
             Err(diagnostics) => {

@@ -53,7 +53,7 @@ impl ProfileFiles {
         if self.fingerprint.replace(fingerprint) == Some(fingerprint) {
             return None;
         }
-        let load::Loaded { profiles, problems, warnings: _ } = load::profiles(&self.paths);
+        let load::Loaded { profiles, problems, .. } = load::profiles(&self.paths);
         let fresh: BTreeMap<_, _> = profiles.into_iter().map(|profile| (profile.name().clone(), profile)).collect();
         let mut loaded = Loaded { problems, ..Loaded::default() };
         for (name, profile) in &fresh {

@@ -5,9 +5,12 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod export;
+mod export_functions;
 mod failures;
 mod injection;
 mod lookups;
 mod profiles;
 mod reinvocation;
 mod rig;
+mod validation;

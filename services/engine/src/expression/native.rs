@@ -1,0 +1,245 @@
+//! What Kubernetes' own policies have of this language, and what they do not: so that an expression can be handed to the
+//! API server only where it means the same there.
+//!
+//! The API server is stricter in one thing that a text shows: the elements of a list or map that is written out have to be
+//! of one type. What is of a wrong type otherwise, it says when a policy is applied to it.
+
+use std::collections::BTreeSet;
+
+use super::compile::Expression;
+use super::functions::Style;
+use super::program::{Node, NodeKind};
+use super::syntax::{Literal, Operator};
+
+/// The functions that the API server has too, with the same meaning.
+const GLOBAL: [&str; 17] = [
+    "size",
+    "string",
+    "int",
+    "uint",
+    "double",
+    "bool",
+    "bytes",
+    "type",
+    "dyn",
+    "duration",
+    "quantity",
+    "isQuantity",
+    "optional.of",
+    "optional.none",
+    "optional.ofNonZeroValue",
+    "lists.range",
+    "strings.quote",
+];
+
+/// The same of those that are called on a value.
+const MEMBER: [&str; 43] = [
+    "size",
+    "contains",
+    "startsWith",
+    "endsWith",
+    "matches",
+    "indexOf",
+    "lastIndexOf",
+    "charAt",
+    "substring",
+    "replace",
+    "split",
+    "join",
+    "trim",
+    "upperAscii",
+    "lowerAscii",
+    "format",
+    "find",
+    "findAll",
+    "distinct",
+    "sort",
+    "flatten",
+    "slice",
+    "first",
+    "last",
+    "sum",
+    "min",
+    "max",
+    "hasValue",
+    "value",
+    "or",
+    "orValue",
+    "add",
+    "sub",
+    "isGreaterThan",
+    "isLessThan",
+    "isInteger",
+    "compareTo",
+    "asInteger",
+    "asApproximateFloat",
+    "getHours",
+    "getMinutes",
+    "getSeconds",
+    "getMilliseconds",
+];
+
+/// What is known of a quantity to the functions above, and to nothing else of the API server's.
+const NOT_OF_QUANTITIES: [&str; 6] = ["int", "string", "double", "sum", "min", "max"];
+
+impl Expression {
+    /// What stands in it that the API server's own policies do not have, apart from names of the scope; in words, sorted.
+    #[must_use]
+    pub fn not_native(&self) -> Vec<String> {
+        let mut finder = Finder::default();
+        finder.node(self.root());
+        if finder.functions.contains("quantity") {
+            let with = finder.functions.iter().find(|name| NOT_OF_QUANTITIES.contains(name));
+            if finder.computes || with.is_some() {
+                finder.found.insert("quantities with operators or conversions".to_owned());
+            }
+        }
+        finder.found.into_iter().collect()
+    }
+}
+
+/// The type of an element, as far as a text shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Shape {
+    Literal(&'static str),
+    /// Something of an object, of which the API server knows no more either.
+    Dynamic,
+    List(Option<Box<Self>>),
+    Map(Option<Box<(Self, Self)>>),
+    /// The API server may know more of it than is known here.
+    Unknown,
+}
+
+#[derive(Default)]
+struct Finder {
+    found: BTreeSet<String>,
+    functions: BTreeSet<&'static str>,
+    /// Whether there is an operator that computes or compares by size.
+    computes: bool,
+}
+
+impl Finder {
+    fn node(&mut self, node: &Node) {
+        match &node.kind {
+            NodeKind::Literal(_) | NodeKind::Type(_) | NodeKind::Name(_) | NodeKind::Member(_) | NodeKind::Local(_) => {
+            }
+            NodeKind::Select(select) | NodeKind::Has(select) => self.node(&select.operand),
+            NodeKind::Index(index) => self.all([&index.operand, &index.key]),
+            NodeKind::Not(operand) | NodeKind::Negate(operand) => self.node(operand),
+            NodeKind::And(operands) | NodeKind::Or(operands) => self.all(operands.iter()),
+            NodeKind::Binary(operator, operands) => {
+                self.computes |= !matches!(operator, Operator::Equal | Operator::NotEqual | Operator::In);
+                self.all(operands.iter());
+            }
+            NodeKind::Conditional(parts) => self.all(parts.iter()),
+            NodeKind::Call(call) => {
+                let (name, style) = (call.function.name, call.function.style);
+                let native: &[&str] = if style == Style::Global { &GLOBAL } else { &MEMBER };
+                if !native.contains(&name) {
+                    self.found.insert(format!("{name}()"));
+                }
+                self.functions.insert(name);
+                for argument in &call.arguments {
+                    // What is put into a format may be of any types.
+                    match (&argument.kind, name) {
+                        (NodeKind::List(elements), "format") => self.all(elements.iter().map(|element| &element.value)),
+                        _ => self.node(argument),
+                    }
+                }
+            }
+            NodeKind::List(elements) => {
+                self.same(elements.iter().map(|element| shape(&element.value)));
+                self.all(elements.iter().map(|element| &element.value));
+            }
+            NodeKind::Map(entries) => {
+                self.same(entries.iter().map(|(key, _)| shape(key)));
+                self.same(entries.iter().map(|(_, element)| shape(&element.value)));
+                self.all(entries.iter().flat_map(|(key, element)| [key, &element.value]));
+            }
+            NodeKind::Loop(looped) => {
+                self.all([&looped.range, &looped.body]);
+                self.all(&looped.filter);
+            }
+            NodeKind::Bind(parts) => {
+                self.found.insert("cel.bind()".to_owned());
+                self.all(parts.iter());
+            }
+            NodeKind::MapOptional { parts, .. } => self.all(parts.iter()),
+        }
+    }
+
+    fn all<'n>(&mut self, nodes: impl IntoIterator<Item = &'n Node>) {
+        nodes.into_iter().for_each(|node| self.node(node));
+    }
+
+    fn same(&mut self, shapes: impl Iterator<Item = Shape>) {
+        let shapes: Vec<_> = shapes.collect();
+        let [first, rest @ ..] = shapes.as_slice() else { return };
+        if !rest.is_empty() && (*first == Shape::Unknown || rest.iter().any(|shape| shape != first)) {
+            self.found.insert("a list or map whose elements may be of different types".to_owned());
+        }
+    }
+}
+
+fn shape(node: &Node) -> Shape {
+    match &node.kind {
+        NodeKind::Literal(literal) => Shape::Literal(match literal {
+            Literal::Null => "null",
+            Literal::Bool(_) => "bool",
+            Literal::Int(_) => "int",
+            Literal::UInt(_) => "uint",
+            Literal::Double(_) => "double",
+            Literal::String(_) => "string",
+            Literal::Bytes(_) => "bytes",
+        }),
+        NodeKind::List(elements) => Shape::List(elements.first().map(|element| Box::new(shape(&element.value)))),
+        NodeKind::Map(entries) => {
+            Shape::Map(entries.first().map(|(key, element)| Box::new((shape(key), shape(&element.value)))))
+        }
+        NodeKind::Select(select) if !select.optional => match shape(&select.operand) {
+            Shape::Dynamic => Shape::Dynamic,
+            _ => Shape::Unknown,
+        },
+        NodeKind::Index(index) if !index.optional => match shape(&index.operand) {
+            Shape::Dynamic => Shape::Dynamic,
+            _ => Shape::Unknown,
+        },
+        // Of the request and the namespace, the API server knows the types.
+        NodeKind::Name(name) if matches!(&**name, "object" | "oldObject") => Shape::Dynamic,
+        _ => Shape::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::expression::{Expression, Scope};
+
+    fn not_native(source: &str) -> Vec<String> {
+        let scope = Scope::new().with("object").with("request").with_any_members("variables");
+        Expression::compile(source, &scope).unwrap().not_native()
+    }
+
+    #[test]
+    fn what_the_api_server_does_not_have_is_named() {
+        let types = "a list or map whose elements may be of different types";
+        let quantities = "quantities with operators or conversions";
+        for (source, found) in [
+            ("object.spec.?x.orValue('') == 'a' && object.list.all(x, x.matches('^a'))", &[][..]),
+            ("object.x in ['a', 'b']", &[]),
+            ("[object.a, object.b[0]].exists(x, x == 1)", &[]),
+            ("'%s %d'.format(['a', 1]) == 'a 1'", &[]),
+            ("quantity('1').isGreaterThan(quantity(object.x))", &[]),
+            ("pairs(object.labels) == '' || hasEnv(object, 'A')", &["hasEnv()", "pairs()"]),
+            ("base64.encode('x') == 'x'", &["base64.encode()"]),
+            ("cel.bind(x, 1, x) == 1", &["cel.bind()"]),
+            ("['a', object.b].size() == 2", &[types]),
+            ("{'a': 1, 'b': 'c'}.size() == 2", &[types]),
+            ("[variables.a, variables.b].size() == 2", &[types]),
+            ("[[1], ['a']].size() == 2", &[types]),
+            ("quantity('1') + quantity('2') == quantity('3')", &[quantities]),
+            ("int(quantity('1')) == 1", &[quantities]),
+        ] {
+            assert_eq!(not_native(source), found, "{source}");
+        }
+    }
+}

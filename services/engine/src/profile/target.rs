@@ -1,0 +1,330 @@
+//! Which objects a profile is for: their resources, and what is being done with them.
+//!
+//! A profile may be for any namespaced resource, except for those without which a cluster cannot go on: a mistake in a
+//! profile must not keep nodes from reporting, leaders from being elected, or this program from being repaired.
+
+use pillion_api::profile::{Operation, ProfileSpec, Target as Text};
+
+use super::{Diagnostic, ProfileName};
+
+/// What a path is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// A patch, made of the profiles' templates.
+    Mutate,
+    /// Whether the object is allowed, by the profiles' validations.
+    Validate,
+}
+
+/// What a request is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Action<'a> {
+    pub(crate) phase: Phase,
+    pub(crate) group: &'a str,
+    pub(crate) version: &'a str,
+    /// In the plural, with the sub-resource behind a slash where there is one.
+    pub(crate) resource: &'a str,
+    pub(crate) operation: Operation,
+}
+
+impl Action<'_> {
+    /// A pod is to be injected when it is created: what nearly all requests are.
+    pub(crate) const CREATE_POD: Self =
+        Self { phase: Phase::Mutate, group: "", version: "v1", resource: PODS, operation: Operation::Create };
+
+    pub(crate) fn creates_pod(self) -> bool {
+        self.phase == Phase::Mutate && self.operation == Operation::Create && self.is_pod()
+    }
+
+    /// Whether it is about a pod as a whole.
+    pub(crate) fn is_pod(self) -> bool {
+        self.resource == PODS && self.group.is_empty() && self.version == "v1"
+    }
+
+    /// Whether it is about a part of an object.
+    fn is_part(self) -> bool {
+        self.resource.contains('/')
+    }
+}
+
+/// Which objects a profile is for.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) group: Box<str>,
+    pub(crate) version: Box<str>,
+    pub(crate) resources: Box<[Box<str>]>,
+    pub(crate) operations: Box<[Operation]>,
+}
+
+const PODS: &str = "pods";
+
+/// The sub-resources of a pod that are a pod themselves.
+const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
+
+/// Groups no resource of which is a profile's to judge.
+const REFUSED_GROUPS: [(&str, &str); 6] = [
+    ("pillion.dev", "a profile cannot act on profiles"),
+    ("authentication.k8s.io", "tokens and who somebody is are not a profile's to judge"),
+    ("authorization.k8s.io", "access reviews are not a profile's to judge"),
+    ("admissionregistration.k8s.io", "what admits objects is not itself admitted by a profile"),
+    ("apiregistration.k8s.io", "the API server's own registrations are not a profile's to judge"),
+    ("events.k8s.io", "events are many, and say what happened already"),
+];
+
+/// Resources that are not a profile's to judge, by group and name without a sub-resource.
+const REFUSED: [(&str, &str, &str); 4] = [
+    ("coordination.k8s.io", "leases", "nodes and leaders live by their leases"),
+    ("", "events", "events are many, and say what happened already"),
+    ("", "bindings", "the scheduler's word is not a profile's to judge"),
+    ("", "nodes", "nodes are not in a namespace"),
+];
+
+/// Resources of the core group that are not in a namespace.
+const CLUSTER_SCOPED: [&str; 3] = ["namespaces", "persistentvolumes", "componentstatuses"];
+
+impl Target {
+    /// Pods, when they are created.
+    fn pods() -> Self {
+        Self {
+            group: Box::default(),
+            version: "v1".into(),
+            resources: Box::new([PODS.into()]),
+            operations: Box::new([Operation::Create]),
+        }
+    }
+
+    /// Whether its objects are pods.
+    pub(crate) fn is_pods(&self) -> bool {
+        is_pods(&self.group, self.resources.first().map_or("", |resource| resource))
+    }
+
+    /// Whether it names what a request is about.
+    pub(crate) fn holds(&self, action: Action<'_>) -> bool {
+        *self.group == *action.group
+            && *self.version == *action.version
+            && self.operations.contains(&action.operation)
+            && self.resources.iter().any(|resource| **resource == *action.resource)
+    }
+
+    /// Whether a template is laid over what a request is about: over whole objects that are there afterwards, and over
+    /// pods only when they are created, because nearly all of a pod cannot be changed later.
+    pub(crate) fn lays(&self, action: Action<'_>) -> bool {
+        let lasts = match action.operation {
+            Operation::Create => true,
+            Operation::Update => !self.is_pods(),
+            Operation::Delete => false,
+        };
+        lasts && !action.is_part() && self.holds(action)
+    }
+}
+
+fn is_pods(group: &str, resource: &str) -> bool {
+    let main = resource.split('/').next().unwrap_or_default();
+    group.is_empty() && main == PODS
+}
+
+/// Compiles a profile's target. What is wrong goes to `faults`.
+pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Target {
+    let Some(text) = &spec.target else { return Target::pods() };
+    let before = faults.len();
+    check_resources(name, text, faults);
+    let operations = if text.operations.is_empty() { vec![Operation::Create] } else { text.operations.clone() };
+    let target = Target {
+        group: text.group.as_str().into(),
+        version: text.version.as_str().into(),
+        resources: text.resources.iter().map(|resource| resource.as_str().into()).collect(),
+        operations: operations.into(),
+    };
+    if faults.len() == before && (spec.template.is_some() || !spec.containers.is_empty()) && !can_lay(&target) {
+        let message = if target.is_pods() {
+            "a template is laid over pods when they are created, and this target has no pods or no CREATE"
+        } else {
+            "a template is laid over whole objects that are created or updated, and this target has none"
+        };
+        let help = "let resources and operations name them, or take the template away and keep the validations";
+        faults.push(Diagnostic::new("spec.target", message).with_help(help));
+    }
+    target
+}
+
+/// Whether there is anything over which a template of this target would be laid.
+fn can_lay(target: &Target) -> bool {
+    target.resources.iter().any(|resource| {
+        target.operations.iter().any(|operation| {
+            let (group, version) = (&*target.group, &*target.version);
+            target.lays(Action { phase: Phase::Mutate, group, version, resource, operation: *operation })
+        })
+    })
+}
+
+fn check_resources(name: &ProfileName, target: &Text, faults: &mut Vec<Diagnostic>) {
+    if target.resources.is_empty() {
+        let fault = Diagnostic::new("spec.target.resources", "a target names at least one resource");
+        faults.push(fault.with_help("in the plural: pods, deployments"));
+    }
+    for (field, value) in [("group", &target.group), ("version", &target.version)] {
+        let may_be_empty = field == "group";
+        if value.contains('*') {
+            faults.push(wildcard(format!("spec.target.{field}")));
+        } else if !(is_word(value) || (may_be_empty && value.is_empty())) {
+            let message = format!("{value:?} is not the {field} of an API");
+            faults.push(Diagnostic::new(format!("spec.target.{field}"), message));
+        }
+    }
+    for (index, resource) in target.resources.iter().enumerate() {
+        let path = format!("spec.target.resources[{index}]");
+        if resource.contains('*') {
+            faults.push(wildcard(path));
+        } else if let Some((message, help)) = refused(&target.group, resource) {
+            let fault = Diagnostic::new(path, message);
+            faults.push(if help.is_empty() { fault } else { fault.with_help(help) });
+        } else if name.namespace.is_some() && !is_pods(&target.group, resource) {
+            let fault = Diagnostic::new(path, format!("a namespaced profile is for pods, not for {resource}"));
+            faults.push(fault.with_help("a cluster profile can be for other resources"));
+        }
+    }
+    let pods = target.resources.iter().filter(|resource| is_pods(&target.group, resource)).count();
+    if pods > 0 && pods < target.resources.len() {
+        let fault = Diagnostic::new("spec.target.resources", "pods and other resources are not for one profile");
+        faults.push(fault.with_help("make two profiles: what an expression can name is not the same for both"));
+    }
+    if pods > 0 && target.version != "v1" && is_word(&target.version) {
+        faults.push(Diagnostic::new("spec.target.version", "the version of pods is v1").with_help("write v1"));
+    }
+}
+
+fn wildcard(path: String) -> Diagnostic {
+    Diagnostic::new(path, "a target has no wildcards").with_help("name each: what is not known yet cannot be meant")
+}
+
+/// Why a resource is not a profile's, and what to do.
+fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
+    let (main, part) = resource.split_once('/').map_or((resource, None), |(main, part)| (main, Some(part)));
+    if !is_word(main) || main != main.to_lowercase() || part.is_some_and(|part| !is_word(part)) {
+        let message = format!("{resource:?} is not the name of a resource");
+        return Some((
+            message,
+            "resources are named in the plural and in small letters: pods, pods/ephemeralcontainers",
+        ));
+    }
+    let by_group = REFUSED_GROUPS.iter().find(|(refused, _)| *refused == group).map(|(_, why)| *why);
+    let by_name = REFUSED.iter().find(|(of, name, _)| *of == group && *name == main).map(|(_, _, why)| *why);
+    if let Some(why) = by_group.or(by_name) {
+        return Some((format!("{resource} cannot be a target: {why}"), ""));
+    }
+    if group.is_empty() && CLUSTER_SCOPED.contains(&main) {
+        return Some((format!("{resource} cannot be a target: they are not in a namespace"), ""));
+    }
+    match part {
+        Some("token") => Some((format!("{resource} cannot be a target: tokens are not a profile's to judge"), "")),
+        Some("status") => {
+            Some((format!("{resource} cannot be a target: a status is what was observed, and is written often"), ""))
+        }
+        Some(part) if is_pods(group, main) && !POD_PARTS.contains(&part) => {
+            Some((format!("{resource} cannot be a target: its objects are no pods"), "pods/ephemeralcontainers can be"))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a text is made of the characters that groups, versions and resources are made of.
+fn is_word(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    (1..=253).contains(&text.len())
+        && text.bytes().all(|byte| inner(byte) || byte == b'-' || byte == b'.')
+        && text.bytes().next().is_some_and(inner)
+        && text.bytes().next_back().is_some_and(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    fn faults_of(name: &ProfileName, target: &Json, with_template: bool) -> Vec<String> {
+        let mut spec: ProfileSpec = serde_json::from_value(json!({"target": target})).unwrap();
+        spec.template = with_template.then(|| json!({"metadata": {"labels": {"a": "b"}}}));
+        let mut faults = Vec::new();
+        compile(name, &spec, &mut faults);
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    fn faults(target: &Json) -> Vec<String> {
+        faults_of(&ProfileName::cluster("p"), target, false)
+    }
+
+    #[test]
+    fn what_a_cluster_lives_by_cannot_be_a_target() {
+        for (group, resource) in [
+            ("coordination.k8s.io", "leases"),
+            ("", "events"),
+            ("events.k8s.io", "events"),
+            ("authentication.k8s.io", "tokenreviews"),
+            ("authorization.k8s.io", "subjectaccessreviews"),
+            ("", "serviceaccounts/token"),
+            ("pillion.dev", "injectionprofiles"),
+            ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
+            ("", "nodes"),
+            ("", "nodes/status"),
+            ("", "namespaces"),
+            ("", "bindings"),
+            ("", "pods/binding"),
+            ("", "pods/exec"),
+            ("", "pods/status"),
+            ("apps", "deployments/status"),
+            ("apps", "Deployments"),
+            ("apps", "*"),
+            ("*", "deployments"),
+            ("", "pods/*"),
+            ("", ""),
+        ] {
+            let faults = faults(&json!({"group": group, "version": "v1", "resources": [resource]}));
+            assert_eq!(faults.len(), 1, "{group}/{resource}: {faults:?}");
+            assert!(faults[0].starts_with("spec.target."), "{faults:?}");
+        }
+        for (group, resource) in [
+            ("", "pods"),
+            ("", "pods/ephemeralcontainers"),
+            ("", "configmaps"),
+            ("apps", "deployments"),
+            ("apps", "deployments/scale"),
+            ("agones.dev", "gameservers"),
+        ] {
+            let faults = faults(&json!({"group": group, "version": "v1", "resources": [resource]}));
+            assert_eq!(faults, Vec::<String>::new(), "{group}/{resource}");
+        }
+    }
+
+    #[test]
+    fn a_tenant_has_pods_only_and_pods_stand_alone() {
+        let own = ProfileName::namespaced("team-a", "p");
+        let deployments = json!({"group": "apps", "version": "v1", "resources": ["deployments"]});
+        assert!(faults_of(&own, &deployments, false)[0].contains("a namespaced profile is for pods"));
+        let pods = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"]});
+        assert_eq!(faults_of(&own, &pods, false), Vec::<String>::new());
+        let mixed = json!({"version": "v1", "resources": ["pods", "configmaps"]});
+        assert!(faults(&mixed)[0].contains("not for one profile"));
+        assert!(faults(&json!({"version": "v2", "resources": ["pods"]}))[0].contains("v1"));
+    }
+
+    #[test]
+    fn a_template_needs_something_to_be_laid_over() {
+        let cluster = ProfileName::cluster("p");
+        let with = |target: Json| faults_of(&cluster, &target, true);
+        for target in [
+            json!({"version": "v1", "resources": ["pods"], "operations": ["UPDATE"]}),
+            json!({"version": "v1", "resources": ["pods/ephemeralcontainers"]}),
+            json!({"group": "apps", "version": "v1", "resources": ["deployments"], "operations": ["DELETE"]}),
+            json!({"group": "apps", "version": "v1", "resources": ["deployments/scale"], "operations": ["UPDATE"]}),
+        ] {
+            assert!(with(target.clone()).iter().any(|fault| fault.starts_with("spec.target: ")), "{target}");
+        }
+        for target in [
+            json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]}),
+            json!({"group": "apps", "version": "v1", "resources": ["deployments"], "operations": ["UPDATE"]}),
+        ] {
+            assert_eq!(with(target), Vec::<String>::new());
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! A profile's validations, compiled: what has to be true of the final object, and what is said where it is not.
+
+use pillion_api::profile::{ProfileSpec, Validation as Text, ValidationAction};
+
+use super::Diagnostic;
+use super::template::{Compiler, LocalNames};
+use crate::expression::{Expression, Part, Scope, Source, Text as Template};
+
+/// The status of a refusal that does not say one, as in Kubernetes' own policies.
+const DEFAULT_CODE: u16 = 422;
+
+/// What Kubernetes calls the refusals of a status.
+const STATUS_REASONS: [(u16, &str); 6] = [
+    (DEFAULT_CODE, "Invalid"),
+    (403, "Forbidden"),
+    (401, "Unauthorized"),
+    (413, "RequestEntityTooLarge"),
+    (404, "NotFound"),
+    (409, "Conflict"),
+];
+
+/// How long a message may be, in bytes.
+const MAX_MESSAGE: usize = 1024;
+
+/// A check of the final object.
+#[derive(Debug)]
+pub(crate) struct Validation {
+    pub(crate) expression: Expression,
+    pub(crate) message: Message,
+    /// What Kubernetes calls the refusal; empty if nothing was said and the status has no name.
+    pub(crate) reason: Box<str>,
+    /// HTTP status of the refusal.
+    pub(crate) code: u16,
+    /// The field that is wrong, without the dot in front.
+    pub(crate) field_path: Option<Box<str>>,
+    pub(crate) action: ValidationAction,
+}
+
+/// What is said where a validation does not hold.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Nothing was said: the expression is shown.
+    Unsaid,
+    /// The same for each object.
+    Plain(Box<str>),
+    /// Made of the object.
+    Computed(Box<[Piece]>),
+}
+
+/// A piece of a message.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Text(Box<str>),
+    Expression(Expression),
+}
+
+impl Validation {
+    /// Goes over all its expressions.
+    pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+        see(&self.expression);
+        if let Message::Computed(pieces) = &self.message {
+            pieces.iter().for_each(|piece| match piece {
+                Piece::Text(_) => {}
+                Piece::Expression(expression) => see(expression),
+            });
+        }
+    }
+}
+
+/// Compiles the validations. What is wrong goes to `faults`.
+pub(super) fn compile(
+    spec: &ProfileSpec,
+    known: (&Scope, &LocalNames),
+    faults: &mut Vec<Diagnostic>,
+) -> Box<[Validation]> {
+    let validations = spec.validations.iter().enumerate();
+    validations
+        .filter_map(|(index, text)| compile_one(&format!("spec.validations[{index}]"), text, known, faults))
+        .collect()
+}
+
+fn compile_one(
+    path: &str,
+    text: &Text,
+    (scope, locals): (&Scope, &LocalNames),
+    faults: &mut Vec<Diagnostic>,
+) -> Option<Validation> {
+    let message = compile_message(&format!("{path}.message"), text.message.as_deref(), scope, faults);
+    let field_path = compile_field_path(&format!("{path}.fieldPath"), text.field_path.as_deref(), faults);
+    let reason = text.reason.as_deref();
+    if reason.is_some_and(|reason| !is_reason(reason)) {
+        let fault = Diagnostic::new(format!("{path}.reason"), "a reason is one word in CamelCase, for programs");
+        faults.push(fault.with_help("Invalid, Forbidden, Unauthorized; the sentence for people is the message"));
+    }
+    if text.code.is_some_and(|code| !(400..=599).contains(&code)) {
+        faults.push(Diagnostic::new(format!("{path}.code"), "the status of a refusal is from 400 to 599"));
+    }
+    let action = text.action.unwrap_or(ValidationAction::Deny);
+    if action != ValidationAction::Deny {
+        for (field, said) in [("code", text.code.is_some()), ("reason", reason.is_some())] {
+            if said {
+                let message = format!("a {field} is a refusal's, and this validation refuses nothing");
+                faults.push(Diagnostic::new(format!("{path}.{field}"), message).with_help("leave it out"));
+            }
+        }
+    }
+    let of_reason = |reason| STATUS_REASONS.iter().find(|(_, name)| *name == reason).map(|(code, _)| *code);
+    let of_code = |code| STATUS_REASONS.iter().find(|(known, _)| *known == code).map_or("", |(_, name)| *name);
+    let code = text.code.or_else(|| reason.and_then(of_reason)).unwrap_or(DEFAULT_CODE);
+    Some(Validation {
+        expression: Compiler::new(scope, &[], locals, faults)
+            .condition(&format!("{path}.expression"), &text.expression)?,
+        message: message?,
+        reason: reason.unwrap_or_else(|| of_code(code)).into(),
+        code,
+        field_path,
+        action,
+    })
+}
+
+fn compile_message(path: &str, text: Option<&str>, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Message> {
+    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Some(Message::Unsaid) };
+    if text.len() > MAX_MESSAGE {
+        faults
+            .push(Diagnostic::new(path, format!("a message has at most {MAX_MESSAGE} bytes, this one {}", text.len())));
+        return None;
+    }
+    let mut piece = |source: &Source| match Expression::compile(&source.text, scope) {
+        Ok(expression) => Some(Piece::Expression(expression)),
+        Err(error) => {
+            faults.push(Diagnostic::of_expression(path, text, &error.moved(source.offset)));
+            None
+        }
+    };
+    match Template::parse(text) {
+        Ok(Template::Literal(text)) => Some(Message::Plain(text.into())),
+        Ok(Template::Whole(source)) => Some(Message::Computed(Box::new([piece(&source)?]))),
+        Ok(Template::Mixed(parts)) => {
+            let pieces = parts.iter().map(|part| match part {
+                Part::Text(text) => Some(Piece::Text(text.as_str().into())),
+                Part::Expression(source) => piece(source),
+            });
+            // All of them, so that every mistake is told.
+            let pieces: Vec<_> = pieces.collect();
+            Some(Message::Computed(pieces.into_iter().collect::<Option<_>>()?))
+        }
+        Err(error) => {
+            faults.push(Diagnostic::of_expression(path, text, &error));
+            None
+        }
+    }
+}
+
+/// Kubernetes writes the field of a cause without the dot in front that its policies have.
+fn compile_field_path(path: &str, text: Option<&str>, faults: &mut Vec<Diagnostic>) -> Option<Box<str>> {
+    let text = text?;
+    let field = text.strip_prefix('.').filter(|field| {
+        !field.is_empty() && field.len() <= 256 && !field.chars().any(|c| c.is_whitespace() || c.is_control())
+    });
+    if field.is_none() {
+        let message = format!("{text:?} is not the path of a field");
+        faults.push(
+            Diagnostic::new(path, message).with_help("begin at the object: .spec.ports, .spec.containers[0].env"),
+        );
+    }
+    field.map(Box::from)
+}
+
+fn is_reason(text: &str) -> bool {
+    (1..=63).contains(&text.len())
+        && text.starts_with(|c: char| c.is_ascii_uppercase())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use crate::profile::{CompiledProfile, ProfileName, compile};
+
+    fn compiled(validation: &Json) -> Result<CompiledProfile, Vec<String>> {
+        let spec = json!({"validations": [validation]});
+        let compiled = compile(&ProfileName::cluster("p"), &serde_json::from_value(spec).unwrap());
+        compiled.map_err(|faults| faults.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn status_and_reason_follow_from_each_other_as_in_kubernetes() {
+        for (more, code, reason) in [
+            (json!({}), 422, "Invalid"),
+            (json!({"reason": "Forbidden"}), 403, "Forbidden"),
+            (json!({"reason": "Unauthorized"}), 401, "Unauthorized"),
+            (json!({"reason": "RequestEntityTooLarge"}), 413, "RequestEntityTooLarge"),
+            (json!({"code": 403}), 403, "Forbidden"),
+            (json!({"code": 402}), 402, ""),
+            (json!({"reason": "NoEnvironment", "code": 402}), 402, "NoEnvironment"),
+            (json!({"reason": "NoEnvironment"}), 422, "NoEnvironment"),
+        ] {
+            let mut validation = json!({"expression": "true"});
+            validation.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let profile = compiled(&validation).unwrap();
+            assert_eq!((profile.validations[0].code, &*profile.validations[0].reason), (code, reason), "{more}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_its_place() {
+        for (more, place, told) in [
+            (json!({"expression": "objct.x"}), "expression", "objct"),
+            (json!({"message": "no ${objct.x}"}), "message", "objct"),
+            (json!({"message": "no ${object.x"}), "message", "not closed"),
+            (json!({"message": "x".repeat(2000)}), "message", "1024"),
+            (json!({"reason": "not allowed"}), "reason", "CamelCase"),
+            (json!({"code": 200}), "code", "400 to 599"),
+            (json!({"fieldPath": "spec.ports"}), "fieldPath", "path of a field"),
+            (json!({"action": "Warn", "code": 403}), "code", "refuses nothing"),
+        ] {
+            let mut validation = json!({"expression": "true"});
+            validation.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let faults = compiled(&validation).unwrap_err();
+            let start = format!("spec.validations[0].{place}: ");
+            assert!(faults.iter().any(|fault| fault.starts_with(&start) && fault.contains(told)), "{more}: {faults:?}");
+        }
+    }
+
+    #[test]
+    fn what_only_a_pod_has_is_not_in_scope_elsewhere() {
+        let spec = |expression: &str| {
+            let target = json!({"group": "apps", "version": "v1", "resources": ["deployments"]});
+            json!({"target": target, "validations": [{"expression": expression}]})
+        };
+        let faults = |expression: &str| {
+            let spec = serde_json::from_value(spec(expression)).unwrap();
+            compile(&ProfileName::cluster("p"), &spec).map_err(|faults| faults[0].to_string())
+        };
+        for name in ["containers", "primary"] {
+            let fault = faults(&format!("{name} != null")).unwrap_err();
+            assert!(fault.contains(name) && fault.contains("only a pod"), "{fault}");
+        }
+        assert!(faults("object.spec.replicas < 9 && oldObject == null").is_ok());
+    }
+}

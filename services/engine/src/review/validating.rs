@@ -1,0 +1,111 @@
+//! From a review on the validating path to a decision: which object is meant, as its author wrote it and as it will be
+//! stored, and whether the profiles that are for it let it pass.
+
+use std::sync::Arc;
+
+use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::profile::Operation;
+
+use super::decide::{FoundRecord, MIRROR_ANNOTATION, level};
+use super::envelope::{Envelope, object_of, old_object_of};
+use super::{Endpoint, Facts, RecordTrust};
+use crate::compute::{Arena, World};
+use crate::inject::Record;
+use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
+use crate::profile::target::Action;
+use crate::report::{Decision, Outcome, ProfileDecision, ProfileOutcome, Reason};
+use crate::schema;
+use crate::select::{Selection, select};
+use crate::snapshot::{Namespace, Snapshot};
+use crate::validate::{self, Objects};
+
+/// Decides whether an object is allowed.
+pub(super) fn decide(
+    envelope: &Envelope<'_>,
+    tape: &BorrowedTape<'_>,
+    action: Action<'_>,
+    endpoint: Endpoint,
+    snapshot: &Snapshot,
+    facts: &Facts,
+) -> Decision {
+    if !snapshot.profiles().has_resource(&envelope.namespace, action) {
+        return Decision::skipped(Reason::OtherResource);
+    }
+    let Some(request) = tape.root().get("request") else { return Decision::skipped(Reason::OtherResource) };
+    // What is deleted is known by what it was.
+    let meant = if action.operation == Operation::Delete { old_object_of(tape) } else { object_of(tape) };
+    let Some(meant) = meant else { return Decision::skipped(Reason::OtherResource) };
+    if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
+        return Decision::skipped(Reason::SystemNamespace);
+    }
+    let Some(level) = level(endpoint, facts) else { return Decision::skipped(Reason::NotOptedIn) };
+    if envelope.by_node && meant.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
+        return Decision::skipped(Reason::MirrorPod);
+    }
+    let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+    let candidates = snapshot.candidates(&envelope.namespace, &namespace);
+    let found = find_record(tape, meant, action.operation, facts.record_trust);
+    let authors = match found.authors(meant, schema::of(&envelope.group, &envelope.resource)) {
+        Ok(authors) => authors,
+        Err(Malformed { key }) => return Decision::denied(Reason::DuplicateKey, format!("{key:?}")),
+    };
+    // Of something that is deleted there is no final object: `object` is null, as in Kubernetes' own policies.
+    let object = request.get("object").unwrap_or(meant);
+    let authors = World {
+        object: authors.as_ref().filter(|_| action.operation != Operation::Delete).map_or(object, OwnedTape::root),
+        request,
+        namespace_name: &envelope.namespace,
+        namespace: &namespace,
+        uid: &envelope.uid,
+        looked_up: &facts.looked_up,
+    };
+    let last = World { object, ..authors };
+    let arena = Arena::new();
+    let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, authors, &arena);
+    let ours = found.genuine().map(injected_containers).unwrap_or_default();
+    let validations = validate::check(&mut profiles, Objects { last, ours: &ours });
+    let profiles: Vec<_> = profiles.into_iter().map(|selected| selected.decision).collect();
+    let (outcome, reason, detail) = conclude(&profiles, reason);
+    Decision { outcome, reason, detail, profiles, validations, notices }
+}
+
+/// The record of an object. Once the object is stored, its annotations are anybody's who may update it, so a record that is
+/// changed by the update at hand is none.
+fn find_record(tape: &BorrowedTape<'_>, object: Value<'_>, operation: Operation, trust: RecordTrust) -> FoundRecord {
+    let text = |object: Value<'_>| {
+        let annotation = object.at(&["metadata", "annotations", INJECTED_ANNOTATION])?;
+        annotation.as_str().map(std::borrow::Cow::into_owned)
+    };
+    let is_kept = || old_object_of(tape).and_then(text) == text(object);
+    if operation == Operation::Update && !is_kept() { FoundRecord::None } else { FoundRecord::find(object, trust) }
+}
+
+/// The names of the containers that a record says were added. Containers of all kinds share their names.
+fn injected_containers(record: &Record) -> Vec<Box<str>> {
+    let lists = ["/spec/containers/", "/spec/initContainers/"];
+    let name = |pointer: &str| {
+        let name = lists.iter().find_map(|list| pointer.strip_prefix(list))?;
+        // Below a container it is a part of one of the author's.
+        (!name.contains('/')).then(|| Box::from(name))
+    };
+    record.all_added().filter_map(|pointer| name(&pointer)).collect()
+}
+
+/// What follows for the object from what became of each profile.
+fn conclude(profiles: &[ProfileDecision], nothing_asked: Reason) -> (Outcome, Reason, Option<Box<str>>) {
+    let mut refusing = profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Denied).peekable();
+    if let Some(first) = refusing.peek() {
+        let reason = first.reason;
+        let told = refusing.map(|decision| {
+            let detail = decision.detail.as_deref().unwrap_or_default();
+            format!("profile {}: {detail}", decision.profile.display_name())
+        });
+        return (Outcome::Denied, reason, Some(told.collect::<Vec<_>>().join("; ").into()));
+    }
+    // The first that did not pass gives the reason, so that it is not hidden by one that did.
+    let validated = || profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Validated);
+    match validated().find(|decision| decision.reason != Reason::Valid).or_else(|| validated().next()) {
+        Some(decision) => (Outcome::Validated, decision.reason, None),
+        None => (Outcome::Skipped, profiles.first().map_or(nothing_asked, |decision| decision.reason), None),
+    }
+}

@@ -1,0 +1,132 @@
+//! Validations: what has to be true of an object as it will be stored, with all that was injected in it.
+//!
+//! A profile is asked for, dropped and configured as on the mutating path, by the object as its author wrote it, so that
+//! both paths come to the same profiles. Its validations then see the final object. What became of each that does not hold
+//! is data ([`ValidationDecision`]), from which the refusal, the warnings and the audit annotations are rendered.
+
+use std::sync::Arc;
+
+use pillion_api::profile::{OnError, ValidationAction};
+
+use crate::compute::{Computation, Parameters, World};
+use crate::expression::{Budget, EvaluationError};
+use crate::profile::CompiledProfile;
+use crate::profile::validations::{Message, Piece, Validation};
+use crate::report::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
+use crate::select::Selected;
+
+/// How much work the validations of one profile may be together: that of so many expressions.
+const EXPRESSIONS: usize = 4;
+
+/// How long the message of a validation may be, in characters.
+const MAX_MESSAGE: usize = 1024;
+
+/// The objects that validations are about.
+#[derive(Clone, Copy)]
+pub(crate) struct Objects<'v> {
+    /// With the object as it will be stored.
+    pub(crate) last: World<'v>,
+    /// Names of the containers that were injected.
+    pub(crate) ours: &'v [Box<str>],
+}
+
+/// Evaluates the validations of each profile that selection left `Unchanged`, and says of it what became of them. Gives
+/// those that do not hold.
+pub(crate) fn check(profiles: &mut [Selected<'_>], objects: Objects<'_>) -> Vec<ValidationDecision> {
+    let mut failed = Vec::new();
+    for Selected { decision, computation, .. } in profiles {
+        let Some(computation) = computation.as_ref().filter(|_| decision.outcome == ProfileOutcome::Unchanged) else {
+            continue;
+        };
+        let before = failed.len();
+        check_profile(&decision.profile, computation.parameters(), objects, &mut failed);
+        let own = failed.get(before..).unwrap_or_default();
+        let refusing: Vec<_> = own.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied).collect();
+        let first = refusing.first().copied().or_else(|| own.first());
+        decision.reason = first.map_or(Reason::Valid, |failed| failed.reason);
+        if refusing.is_empty() {
+            decision.outcome = ProfileOutcome::Validated;
+        } else {
+            let messages: Vec<_> = refusing.iter().map(|failed| &*failed.message).collect();
+            decision.outcome = ProfileOutcome::Denied;
+            decision.detail = Some(messages.join("; ").into());
+        }
+    }
+    failed
+}
+
+fn check_profile(
+    profile: &Arc<CompiledProfile>,
+    parameters: &Parameters,
+    objects: Objects<'_>,
+    failed: &mut Vec<ValidationDecision>,
+) {
+    let computation = Computation::new(objects.last, parameters, profile).with_ours(objects.ours);
+    let mut budget = Budget::of(EXPRESSIONS * Budget::EXPRESSION);
+    for (index, validation) in profile.validations.iter().enumerate() {
+        let (outcome, reason, message) = match validation.expression.evaluate_bool(&computation, &mut budget) {
+            Ok(true) => continue,
+            Ok(false) => {
+                let message = message(validation, &computation, &mut budget);
+                (outcome_of(validation.action), Reason::ValidationFailed, message)
+            }
+            Err(error) => {
+                (on_error(profile.on_error, validation.action), Reason::ExpressionFailed, told(index, &error))
+            }
+        };
+        failed.push(ValidationDecision {
+            profile: Arc::clone(profile),
+            index,
+            outcome,
+            reason,
+            message: bounded(&message).into(),
+        });
+    }
+}
+
+const fn outcome_of(action: ValidationAction) -> ValidationOutcome {
+    match action {
+        ValidationAction::Deny => ValidationOutcome::Denied,
+        ValidationAction::Warn => ValidationOutcome::Warned,
+        ValidationAction::Audit => ValidationOutcome::Audited,
+    }
+}
+
+/// A validation that cannot be evaluated refuses what it could have refused, if the profile says that faults refuse.
+const fn on_error(on_error: OnError, action: ValidationAction) -> ValidationOutcome {
+    match (on_error, action) {
+        (OnError::Deny, ValidationAction::Deny) => ValidationOutcome::Denied,
+        (_, ValidationAction::Audit) => ValidationOutcome::Audited,
+        _ => ValidationOutcome::Warned,
+    }
+}
+
+fn told(index: usize, error: &EvaluationError) -> String {
+    format!("validation {index} could not be evaluated: {}", error.message())
+}
+
+/// What is said of an object for which a validation does not hold. A message that cannot be made is no reason to let the
+/// object pass.
+fn message<'v>(validation: &'v Validation, computation: &Computation<'v>, budget: &mut Budget) -> String {
+    let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
+    match &validation.message {
+        Message::Unsaid => unsaid(),
+        Message::Plain(text) => text.to_string(),
+        Message::Computed(pieces) => {
+            let pieces = pieces.iter().map(|piece| match piece {
+                Piece::Text(text) => Ok(text.to_string()),
+                Piece::Expression(expression) => expression.evaluate_text(computation, budget),
+            });
+            let text = pieces.collect::<Result<String, _>>();
+            text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
+        }
+    }
+}
+
+fn bounded(message: &str) -> String {
+    let one_line = message.chars().map(|character| if character.is_control() { ' ' } else { character });
+    one_line.take(MAX_MESSAGE).collect()
+}
+
+#[cfg(test)]
+mod tests;

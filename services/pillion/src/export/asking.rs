@@ -1,0 +1,175 @@
+//! Who gets a profile, as conditions that the API server evaluates: opt-in of the namespace, opt-out of the object,
+//! selectors, and the ways to ask for a profile.
+
+use pillion_api::names::{
+    INJECT_LABEL, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, PROFILES_ANNOTATION, SYSTEM_NAMESPACES,
+};
+use pillion_api::profile::{Activation, OnUnknown, Operation, OptOut, RequestKey};
+use serde_json::{Value, json};
+
+use super::{LeftOut, Profile};
+
+/// A condition of a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub(super) name: String,
+    pub(super) expression: String,
+}
+
+/// Words that ask for the default, and for none, unless a profile says others.
+const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
+const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
+
+/// The conditions under which a profile is for an object, besides those that it says itself.
+pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut> {
+    let Profile { compiled, spec, rival } = profile;
+    let place = Place::of(spec.target.as_ref().map_or(&[][..], |target| &target.operations));
+    let is_forced = spec.opt_out == Some(OptOut::Forbidden);
+    let mut conditions = Vec::new();
+    let mut add = |name: &str, expression: String| {
+        conditions.push(Condition { name: format!("pillion-{name}"), expression });
+    };
+    let own = &compiled.name().name;
+    let names: Vec<String> = match &compiled.name().namespace {
+        Some(_) => vec![own.to_string(), compiled.display_name().to_owned()],
+        None => vec![own.to_string()],
+    };
+    if !is_forced {
+        add("opt-out", format!("{}.orValue('') != 'false'", place.label(INJECT_LABEL)));
+        let taken: Vec<_> = names.iter().map(|name| format!("-{name}")).collect();
+        let words = format!("{}.orValue('').split(',')", place.annotation(PROFILES_ANNOTATION));
+        add("not-taken-away", format!("!{words}.exists(w, w.trim() in {})", list(&taken)));
+    }
+    let by_name = [place.annotation(PROFILES_ANNOTATION), namespace("annotations", PROFILES_ANNOTATION)]
+        .map(|value| format!("{value}.orValue('').split(',').exists(w, w.trim() in {})", list(&names)));
+    let mut ways = by_name.to_vec();
+    match compiled.activation() {
+        Activation::Never => {
+            return Err(LeftOut::new("spec.activation", "it is Never: the profile is only there to be extended"));
+        }
+        Activation::Always => {
+            if let Some(key) = spec.request.as_ref().filter(|_| !is_forced) {
+                add("not-declined", not_declined(key, place));
+            }
+        }
+        Activation::Requested => {
+            if let Some(key) = &spec.request {
+                check_key(key, rival)?;
+                ways.extend(by_key(key, place, &names, is_forced));
+            }
+            add("asked-for", ways.join(" || "));
+        }
+    }
+    Ok(conditions)
+}
+
+fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), LeftOut> {
+    if let Some(rival) = rival {
+        let why = format!("{rival} has the same key, and which of the two a truthy word means is for both to say");
+        return Err(LeftOut::new("spec.request", why));
+    }
+    if key.on_unknown == Some(OnUnknown::Deny) {
+        return Err(LeftOut::new("spec.request.onUnknown", "which words are unknown depends on all profiles"));
+    }
+    let words = key.values.iter().chain(key.truthy.iter().flatten()).chain(key.falsy.iter().flatten());
+    if let Some(word) = words.into_iter().find(|word| !word.is_ascii()) {
+        return Err(LeftOut::new("spec.request", format!("the API server compares {word:?} by its capitals")));
+    }
+    Ok(())
+}
+
+/// Whether the value that decides, or any of them where nobody can take it back, names the profile or means the default.
+fn by_key(key: &RequestKey, place: Place, names: &[String], is_forced: bool) -> Vec<String> {
+    let truthy = key.truthy.clone().unwrap_or_else(|| TRUTHY.map(str::to_owned).to_vec());
+    let words = names.iter().chain(&key.values).chain(&truthy).map(|word| word.trim().to_lowercase());
+    let words = list(&words.collect::<Vec<_>>());
+    let asks = |value: &str| format!("{value}.orValue('').split(',').exists(w, w.trim().lowerAscii() in {words})");
+    if is_forced {
+        values(key, place).iter().map(|value| asks(value)).collect()
+    } else {
+        vec![asks(&decider(key, place))]
+    }
+}
+
+fn not_declined(key: &RequestKey, place: Place) -> String {
+    let falsy = key.falsy.clone().unwrap_or_else(|| FALSY.map(str::to_owned).to_vec());
+    let falsy: Vec<_> = falsy.iter().map(|word| word.trim().to_lowercase()).chain([String::new()]).collect();
+    // A value that is absent has the one word that is not falsy.
+    let value = decider(key, place);
+    format!("!{value}.orValue('-').split(',').all(w, w.trim().lowerAscii() in {})", list(&falsy))
+}
+
+/// The value that decides: label before annotation, object before namespace.
+fn decider(key: &RequestKey, place: Place) -> String {
+    let mut values = values(key, place).into_iter();
+    let first = values.next().unwrap_or_default();
+    values.fold(first, |first, next| format!("{first}.or({next})"))
+}
+
+fn values(key: &RequestKey, place: Place) -> Vec<String> {
+    let on_object =
+        [key.label.as_deref().map(|key| place.label(key)), key.annotation.as_deref().map(|key| place.annotation(key))];
+    let on_namespace = [
+        key.label.as_deref().map(|key| namespace("labels", key)),
+        key.annotation.as_deref().map(|key| namespace("annotations", key)),
+    ];
+    on_object.into_iter().chain(on_namespace).flatten().collect()
+}
+
+/// The object by which a profile is asked for: of one that is deleted, there is only what it was.
+#[derive(Clone, Copy)]
+struct Place(&'static str);
+
+impl Place {
+    fn of(operations: &[Operation]) -> Self {
+        let deletes = operations.contains(&Operation::Delete);
+        Self(match (deletes, operations.len()) {
+            (false, _) => "object",
+            (true, 1) => "oldObject",
+            (true, _) => "(request.operation == 'DELETE' ? oldObject : object)",
+        })
+    }
+
+    fn label(self, key: &str) -> String {
+        format!("{}.metadata.?labels[?{}]", self.0, quoted(key))
+    }
+
+    fn annotation(self, key: &str) -> String {
+        format!("{}.metadata.?annotations[?{}]", self.0, quoted(key))
+    }
+}
+
+fn namespace(map: &str, key: &str) -> String {
+    format!("namespaceObject.metadata.?{map}[?{}]", quoted(key))
+}
+
+/// A text as a literal of the language.
+pub(super) fn quoted(text: &str) -> String {
+    let escaped = text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n").replace('\r', "\\r");
+    format!("'{escaped}'")
+}
+
+fn list(words: &[String]) -> String {
+    let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
+    format!("[{}]", words.join(", "))
+}
+
+/// The namespaces that are opted in, and that the profile selects.
+pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
+    let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
+    let levels = InjectionLevel::ALL.map(InjectionLevel::label_value);
+    let mut expressions = vec![
+        json!({"key": INJECTION_LABEL, "operator": "In", "values": levels}),
+        json!({"key": NAMESPACE_NAME_LABEL, "operator": "NotIn", "values": SYSTEM_NAMESPACES}),
+    ];
+    if let Some(namespace) = &profile.compiled.name().namespace {
+        expressions.push(json!({"key": NAMESPACE_NAME_LABEL, "operator": "In", "values": [namespace]}));
+    }
+    if let Some(own) = selector.get_mut("matchExpressions").and_then(Value::as_array_mut) {
+        expressions.append(own);
+    }
+    if let Some(selector) = selector.as_object_mut() {
+        selector.insert("matchExpressions".to_owned(), expressions.into());
+    }
+    Ok(selector)
+}

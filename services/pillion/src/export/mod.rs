@@ -1,0 +1,97 @@
+//! `pillion export`: writes what profiles say as Kubernetes' own admission policies, which the API server evaluates itself,
+//! and says of all that these cannot say why not.
+//!
+//! * [`asking`]: who gets a profile, as match conditions.
+//! * [`expressions`]: which expressions the API server understands, and the variables that they use.
+//! * [`template`]: a template as a patch, as far as the API server's own mutations can say it.
+//! * [`policy`]: a profile as `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
+
+mod asking;
+mod expressions;
+mod policy;
+mod template;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::Args;
+use pillion_api::ProfileSpec;
+use pillion_engine::profile::CompiledProfile;
+use serde_json::Value;
+
+use crate::load;
+use crate::output::{self, Format};
+
+/// The exit code of an export in which something was left out.
+const LEFT_OUT: u8 = 3;
+
+/// Arguments of `pillion export`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Files with profiles, and folders of such files.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// How the policies are printed.
+    #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
+    output: Format,
+}
+
+/// A part of a profile that Kubernetes' own policies cannot say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LeftOut {
+    /// The field: `spec.validations[0]`.
+    path: String,
+    /// Why, as a sentence without its full stop.
+    why: String,
+}
+
+impl LeftOut {
+    fn new(path: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { path: path.into(), why: why.into() }
+    }
+}
+
+/// What became of a profile.
+#[derive(Debug, Default)]
+struct Exported {
+    objects: Vec<Value>,
+    left_out: Vec<LeftOut>,
+}
+
+/// A profile in both its forms, and what else is known of it.
+#[derive(Clone, Copy)]
+struct Profile<'p> {
+    compiled: &'p CompiledProfile,
+    spec: &'p ProfileSpec,
+    /// Another profile that is asked for by the same key.
+    rival: Option<&'p str>,
+}
+
+/// Prints the policies; succeeds if nothing was left out.
+pub(crate) fn run(args: ExportArgs) -> anyhow::Result<ExitCode> {
+    let ExportArgs { paths, output } = args;
+    let loaded = load::profiles(&paths);
+    output::problems(&loaded.problems)?;
+    if !loaded.problems.is_empty() {
+        bail!("what is wrong cannot be exported");
+    }
+    let (mut objects, mut complete) = (Vec::new(), true);
+    for (index, (compiled, spec)) in loaded.profiles.iter().zip(&loaded.specs).enumerate() {
+        let others = loaded.profiles.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| other);
+        let rival = others
+            .filter(|other| other.request_keys().any(|key| compiled.request_keys().any(|own| own == key)))
+            .map(|other| other.display_name())
+            .next();
+        let exported = policy::export(Profile { compiled, spec, rival });
+        complete &= exported.left_out.is_empty();
+        for LeftOut { path, why } in exported.left_out {
+            output::tell(&format!("{}: {path} is left out: {why}", compiled.display_name()))?;
+        }
+        objects.extend(exported.objects);
+    }
+    if !objects.is_empty() {
+        output::print(&output::objects(&objects, output)?)?;
+    }
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(LEFT_OUT) })
+}

@@ -1,0 +1,323 @@
+//! A profile as Kubernetes' own policies: one for what it adds, and one for each of the actions that its validations have,
+//! with their bindings.
+
+use pillion_api::ProfileSpec;
+use pillion_api::names::GROUP;
+use pillion_api::profile::{OnError, Operation, OptOut, Otherwise, Target, Validation, ValidationAction};
+use serde_json::{Value, json};
+
+use super::asking::{self, Condition};
+use super::expressions::{Expressions, Message, Used};
+use super::template::{self, Additions};
+use super::{Exported, LeftOut, Profile};
+
+const API_VERSION: &str = "admissionregistration.k8s.io/v1";
+
+/// The reasons that a policy can give, and the status that each has.
+const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("RequestEntityTooLarge", 413)];
+
+/// A validation in the form of the API server's, and the variables that it uses.
+struct Native {
+    text: Value,
+    used: Used,
+}
+
+/// What the validations of one policy have in common.
+struct Common {
+    conditions: Vec<Condition>,
+    /// Conditions that use variables or the namespace, neither of which the API server has in its own conditions. Each
+    /// becomes a variable of its own, without which no validation counts.
+    guards: Vec<Condition>,
+    /// The variables that the guards use.
+    used: Used,
+}
+
+/// Exports a profile.
+pub(super) fn export(profile: Profile<'_>) -> Exported {
+    let mut left_out = Vec::new();
+    let additions = match template::additions(profile.spec) {
+        Ok(additions) => additions,
+        Err(why) => {
+            left_out.push(why);
+            None
+        }
+    };
+    if !profile.spec.containers.is_empty() {
+        left_out.push(LeftOut::new("spec.containers", "Kubernetes' own policies have no rules for each container"));
+    }
+    if profile.spec.validations.is_empty() && additions.is_none() {
+        return Exported { objects: Vec::new(), left_out };
+    }
+    let expressions = Expressions::new(profile.spec);
+    let common = match common(profile, &expressions) {
+        Ok(common) => common,
+        Err(why) => {
+            let parts =
+                [("spec.template", additions.is_some()), ("spec.validations", !profile.spec.validations.is_empty())];
+            for (part, _) in parts.iter().filter(|(_, is_there)| *is_there) {
+                left_out.push(LeftOut::new(*part, format!("it hangs on {}: {}", why.path, why.why)));
+            }
+            return Exported { objects: Vec::new(), left_out };
+        }
+    };
+    let mut objects = Vec::new();
+    if let Some(additions) = additions {
+        match mutating(profile, &common, &additions, &expressions) {
+            Ok(made) => objects.extend(made),
+            Err(error) => left_out.push(LeftOut::new("spec.template", error.to_string())),
+        }
+    }
+    for action in [ValidationAction::Deny, ValidationAction::Warn, ValidationAction::Audit] {
+        let mut natives = Vec::new();
+        for (index, validation) in profile.spec.validations.iter().enumerate() {
+            if validation.action.unwrap_or(ValidationAction::Deny) != action {
+                continue;
+            }
+            match native(validation, &common, &expressions) {
+                Ok(native) => natives.push(native),
+                Err(why) => left_out.push(LeftOut::new(format!("spec.validations[{index}]"), why)),
+            }
+        }
+        if natives.is_empty() {
+            continue;
+        }
+        match policy(profile, action, &common, natives, &expressions) {
+            Ok(made) => objects.extend(made),
+            Err(error) => left_out.push(LeftOut::new("spec.validations", error.to_string())),
+        }
+    }
+    Exported { objects, left_out }
+}
+
+/// Why the whole profile cannot be exported, if it cannot; else what its validations have in common.
+fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common, LeftOut> {
+    let spec = profile.spec;
+    for (path, is_there, why) in [
+        ("spec.extends", spec.extends.is_some(), "what it says is in another profile"),
+        ("spec.exclusiveGroup", spec.exclusive_group.is_some(), "policies do not know of one another"),
+        ("spec.rollout", spec.rollout.is_some(), "a policy has no revisions"),
+    ] {
+        if is_there {
+            return Err(LeftOut::new(path, why));
+        }
+    }
+    if let Some(index) = spec
+        .parameters
+        .iter()
+        .position(|parameter| parameter.sources.as_ref().is_some_and(|sources| !sources.is_empty()))
+    {
+        let why = "the API server reads no annotations as parameters, and a wrong value is to be told";
+        return Err(LeftOut::new(format!("spec.parameters[{index}]"), why));
+    }
+    let (mut guards, mut conditions): (Vec<_>, Vec<_>) = asking::conditions(profile)?
+        .into_iter()
+        .partition(|condition| condition.expression.contains("namespaceObject"));
+    let mut used = Used::new();
+    for (index, condition) in spec.match_conditions.iter().enumerate() {
+        let path = format!("spec.matchConditions[{index}]");
+        match condition.otherwise.unwrap_or(Otherwise::NotMatched) {
+            Otherwise::NotMatched => {}
+            Otherwise::Skip => return Err(LeftOut::new(path, "otherwise: Skip warns, and a condition there cannot")),
+            Otherwise::Deny => return Err(LeftOut::new(path, "otherwise: Deny refuses, and a condition there cannot")),
+        }
+        let needed = expressions.check(&condition.expression).map_err(|why| LeftOut::new(&path, why))?;
+        let name = if is_name(&condition.name) { condition.name.clone() } else { format!("condition-{index}") };
+        let own = Condition { name, expression: condition.expression.trim().to_owned() };
+        if needed.is_empty() && !expressions.reads_namespace(&condition.expression) {
+            conditions.push(own);
+        } else {
+            guards.push(own);
+            used.extend(needed);
+        }
+    }
+    for (index, guard) in guards.iter_mut().enumerate() {
+        let name = guard.name.trim_start_matches("pillion-").replace(['-', '.'], "_");
+        guard.name = format!("pillion_{index}_{name}");
+    }
+    Ok(Common { conditions, guards, used })
+}
+
+/// Whether the API server takes it as the name of a condition.
+fn is_name(name: &str) -> bool {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    edge(name.chars().next())
+        && edge(name.chars().next_back())
+        && name.len() <= 63
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && !name.starts_with("pillion-")
+}
+
+fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_>) -> Result<Native, String> {
+    let mut used = expressions.check(&validation.expression)?;
+    used.extend(common.used.iter().cloned());
+    let source = validation.expression.trim();
+    let expression = if common.guards.is_empty() {
+        source.to_owned()
+    } else {
+        let guards: Vec<_> = common.guards.iter().map(|guard| format!("variables.{}", guard.name)).collect();
+        format!("!({}) || ({source})", guards.join(" && "))
+    };
+    let mut text = json!({"expression": expression});
+    let unsaid = || one_line(&format!("failed expression: {source}"));
+    let field = validation.field_path.as_deref().map(|field| format!(" ({field})")).unwrap_or_default();
+    match validation.message.as_deref().filter(|message| !message.trim().is_empty()) {
+        None => set(&mut text, "message", json!(unsaid() + &field)),
+        Some(message) => match expressions.message(message).map_err(|why| format!("its message: {why}"))? {
+            (Message::Plain(plain), _) => set(&mut text, "message", json!(one_line(&plain) + &field)),
+            (Message::Computed(computed), needed) => {
+                used.extend(needed);
+                let field = if field.is_empty() { field } else { format!(" + {}", asking::quoted(&field)) };
+                set(&mut text, "messageExpression", json!(computed + &field));
+                set(&mut text, "message", json!(unsaid()));
+            }
+        },
+    }
+    if validation.action.unwrap_or(ValidationAction::Deny) == ValidationAction::Deny {
+        set(&mut text, "reason", json!(reason(validation)?));
+    }
+    Ok(Native { text, used })
+}
+
+/// The reason that a policy gives; the status follows from it.
+fn reason(validation: &Validation) -> Result<&'static str, String> {
+    let known = |find: &dyn Fn(&(&str, u16)) -> bool| REASONS.into_iter().find(|known| find(known));
+    let all = "Invalid (422), Forbidden (403) and RequestEntityTooLarge (413)";
+    match (validation.reason.as_deref(), validation.code) {
+        (None, None) => Ok("Invalid"),
+        (reason, code) => {
+            let fits = |(name, status): &(&str, u16)| {
+                reason.is_none_or(|reason| reason == *name) && code.is_none_or(|code| code == *status)
+            };
+            let said = match (reason, code) {
+                (Some(reason), Some(code)) => format!("reason {reason} with code {code}"),
+                (Some(reason), None) => format!("reason {reason}"),
+                (None, code) => format!("code {}", code.unwrap_or_default()),
+            };
+            known(&fits)
+                .map(|(name, _)| name)
+                .ok_or_else(|| format!("Kubernetes' own policies have no {said}, only {all}"))
+        }
+    }
+}
+
+fn set(object: &mut Value, field: &str, value: Value) {
+    if let Some(fields) = object.as_object_mut() {
+        fields.insert(field.to_owned(), value);
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The policy of one action, and its binding.
+fn policy(
+    profile: Profile<'_>,
+    action: ValidationAction,
+    common: &Common,
+    natives: Vec<Native>,
+    expressions: &Expressions<'_>,
+) -> Result<[Value; 2], serde_json::Error> {
+    let spec = profile.spec;
+    let (suffix, action) = match action {
+        ValidationAction::Deny => ("", "Deny"),
+        ValidationAction::Warn => ("-warn", "Warn"),
+        ValidationAction::Audit => ("-audit", "Audit"),
+    };
+    let name = format!("pillion-{}{suffix}", profile.compiled.display_name().replace('/', "-"));
+    let used: Used = natives.iter().flat_map(|native| native.used.iter().cloned()).collect();
+    let mut policy = base(profile, common, &used, expressions, &rule(spec))?;
+    set(&mut policy, "validations", natives.into_iter().map(|native| native.text).collect());
+    let binding = json!({"policyName": name, "validationActions": [action]});
+    Ok(objects(profile, &name, ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"], [policy, binding]))
+}
+
+/// The policy that adds what the object does not have, and its binding.
+fn mutating(
+    profile: Profile<'_>,
+    common: &Common,
+    additions: &Additions,
+    expressions: &Expressions<'_>,
+) -> Result<[Value; 2], serde_json::Error> {
+    let name = format!("pillion-{}", profile.compiled.display_name().replace('/', "-"));
+    let mut policy = base(profile, common, &common.used, expressions, &template::rule(profile.spec))?;
+    // What is being deleted is left alone.
+    let condition = json!({"name": "pillion-stays", "expression": "!has(object.metadata.deletionTimestamp)"});
+    if let Some(conditions) = policy.get_mut("matchConditions").and_then(Value::as_array_mut) {
+        conditions.push(condition);
+    } else {
+        set(&mut policy, "matchConditions", json!([condition]));
+    }
+    let guards: Vec<_> = common.guards.iter().map(|guard| format!("variables.{}", guard.name)).collect();
+    let expression = template::expression(additions, &guards);
+    set(&mut policy, "mutations", json!([{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}]));
+    set(&mut policy, "reinvocationPolicy", json!("IfNeeded"));
+    let binding = json!({"policyName": name});
+    Ok(objects(profile, &name, ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"], [policy, binding]))
+}
+
+/// Two objects with the same metadata.
+fn objects(profile: Profile<'_>, name: &str, kinds: [&str; 2], specs: [Value; 2]) -> [Value; 2] {
+    let from = format!("{}@{}", profile.compiled.display_name(), profile.compiled.revision());
+    let metadata = json!({"name": name, "annotations": {format!("{GROUP}/exported-from"): from}});
+    let [first, second] = kinds;
+    let [policy, binding] = specs;
+    [(first, policy), (second, binding)].map(
+        |(kind, spec)| json!({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata.clone(), "spec": spec}),
+    )
+}
+
+/// What all policies of a profile have in common: for whom they are, and the variables.
+fn base(
+    profile: Profile<'_>,
+    common: &Common,
+    used: &Used,
+    expressions: &Expressions<'_>,
+    rule: &Value,
+) -> Result<Value, serde_json::Error> {
+    let spec = profile.spec;
+    let mut constraints = json!({
+        "matchPolicy": "Equivalent",
+        "namespaceSelector": asking::namespace_selector(profile)?,
+        "resourceRules": [rule],
+    });
+    if let Some(selector) = &spec.object_selector {
+        set(&mut constraints, "objectSelector", serde_json::to_value(selector)?);
+    }
+    let mut policy = json!({
+        "failurePolicy": if denies_on_error(spec) { "Fail" } else { "Ignore" },
+        "matchConstraints": constraints,
+    });
+    if !common.conditions.is_empty() {
+        let conditions = common.conditions.iter();
+        set(
+            &mut policy,
+            "matchConditions",
+            conditions.map(|c| json!({"name": c.name, "expression": c.expression})).collect(),
+        );
+    }
+    let own = expressions.in_order(used).into_iter().map(|variable| (&variable.name, &variable.expression));
+    let all = own.chain(common.guards.iter().map(|guard| (&guard.name, &guard.expression)));
+    let variables: Vec<_> = all.map(|(name, expression)| json!({"name": name, "expression": expression})).collect();
+    if !variables.is_empty() {
+        set(&mut policy, "variables", variables.into());
+    }
+    Ok(policy)
+}
+
+fn denies_on_error(spec: &ProfileSpec) -> bool {
+    match spec.on_error {
+        Some(on_error) => on_error == OnError::Deny,
+        None => spec.opt_out == Some(OptOut::Forbidden),
+    }
+}
+
+fn rule(spec: &ProfileSpec) -> Value {
+    let target = spec.target.clone().unwrap_or_else(Target::pods);
+    let create = vec![Operation::Create];
+    let operations = if target.operations.is_empty() { create } else { target.operations };
+    json!({
+        "apiGroups": [target.group], "apiVersions": [target.version], "resources": target.resources,
+        "operations": operations.into_iter().map(Operation::as_str).collect::<Vec<_>>(), "scope": "Namespaced",
+    })
+}

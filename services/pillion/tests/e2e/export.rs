@@ -1,0 +1,491 @@
+//! Exported policies on a real API server decide as the engine does: the same objects are let pass and refused, with the
+//! same status.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use axum::http::{Method, Request};
+use futures::{StreamExt, TryStreamExt};
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::review::{Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_testkit::{ControlPlane, eventually, isolated};
+use serde_json::{Value as Json, json};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// The profiles, by name and spec. Each acts on config maps with its own label, so that all can be there at once; what says
+/// no target is for pods.
+#[expect(clippy::too_many_lines, reason = "a table")]
+fn profiles() -> Vec<(&'static str, Json)> {
+    let all = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]});
+    let with = |name: &str, more: Json| {
+        let mut spec =
+            json!({"target": all, "objectSelector": {"matchLabels": {"case": name}}, "activation": "Always"});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec
+    };
+    let no_data = json!([{"expression": "object == null || !has(object.data)", "message": "no data"}]);
+    let validations = |list: Json| json!({"validations": list});
+    vec![
+        (
+            "plain",
+            with(
+                "plain",
+                validations(
+                    json!([{"expression": "object == null || object.?data.?size.orValue('') != 'XL'", "message": "too large"}]),
+                ),
+            ),
+        ),
+        (
+            "old",
+            with(
+                "old",
+                validations(json!([{
+                    "expression": "oldObject == null || object == null || oldObject.?data == object.?data",
+                    "message": "${request.operation} of ${object.metadata.name}", "reason": "Forbidden",
+                }])),
+            ),
+        ),
+        (
+            "deleted",
+            with(
+                "deleted",
+                validations(json!([{
+                    "expression": "request.operation != 'DELETE' || has(oldObject.data.free)", "code": 413, "message": "kept",
+                }])),
+            ),
+        ),
+        (
+            "faulty",
+            with("faulty", validations(json!([{"expression": "object == null || object.data.a.startsWith('a')"}]))),
+        ),
+        (
+            "strict",
+            with(
+                "strict",
+                json!({"onError": "Deny", "validations": [{"expression": "object == null || object.data.a.startsWith('a')"}]}),
+            ),
+        ),
+        (
+            "computed",
+            with(
+                "computed",
+                json!({
+                    "variables": [
+                        {"name": "last", "expression": "variables.words.map(w, w.lowerAscii()).filter(w, !(w in ['x', 'y']))"},
+                        {"name": "words", "expression": "object == null ? [] : object.?data[?'words'].orValue('').split(',')"},
+                    ],
+                    "matchConditions": [
+                        {"name": "has-words", "expression": "variables.words.size() > 1"},
+                        {"name": "not 1", "expression": "request.userInfo.username != 'nobody'"},
+                    ],
+                    "validations": [{"expression": "variables.last.exists(w, w == 'ok') && object.metadata.name.matches('^[a-z]+$')",
+                                     "message": "${variables.last.size()} words, ${toString}".replace("${toString}", "none ok")}],
+                }),
+            ),
+        ),
+        (
+            "asked",
+            with(
+                "asked",
+                json!({
+                    "activation": "Requested", "request": {"annotation": "example.com/check", "label": "example.com/check", "values": ["Deep"]},
+                    "validations": no_data,
+                }),
+            ),
+        ),
+        (
+            "declined",
+            with(
+                "declined",
+                json!({"onError": "Deny", "request": {"annotation": "example.com/decline"}, "validations": no_data}),
+            ),
+        ),
+        (
+            "forced",
+            with(
+                "forced",
+                json!({
+                    "activation": "Requested", "optOut": "Forbidden", "request": {"annotation": "example.com/forced"}, "validations": no_data,
+                }),
+            ),
+        ),
+        (
+            "elsewhere",
+            with("elsewhere", json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}, "validations": no_data})),
+        ),
+        (
+            "spaces",
+            with(
+                "spaces",
+                validations(json!([{
+                    "expression": "namespaceObject.metadata.name != 'team-b' && namespaceObject.metadata.?labels[?'tier'].orValue('') != 'tin'",
+                }])),
+            ),
+        ),
+        ("warned", with("warned", validations(json!([{"expression": "false", "action": "Warn"}])))),
+        (
+            "pods",
+            json!({"activation": "Always", "validations": [
+                {"expression": "object.spec.containers.all(c, !has(c.env) && !has(c.envFrom))", "message": "no env"},
+            ]}),
+        ),
+    ]
+}
+
+/// The namespaces, with their labels and annotations.
+fn namespaces() -> [(&'static str, Json, Json); 4] {
+    [
+        ("team-a", json!({"pillion.dev/injection": "enabled", "tier": "gold"}), json!({})),
+        (
+            "team-b",
+            json!({"pillion.dev/injection": "required"}),
+            json!({"example.com/check": "true", "example.com/forced": "on"}),
+        ),
+        (
+            "team-c",
+            json!({"pillion.dev/injection": "held", "tier": "tin"}),
+            json!({"pillion.dev/profiles": "asked,forced", "example.com/decline": "no"}),
+        ),
+        ("nobodys", json!({}), json!({})),
+    ]
+}
+
+/// What is done with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    Create,
+    Update,
+    Delete,
+}
+
+struct Case {
+    profile: &'static str,
+    namespace: &'static str,
+    doing: Doing,
+    object: Json,
+    old: Json,
+}
+
+/// Config maps of every case with data, labels and annotations that matter to some profile, in every namespace.
+fn cases() -> Vec<Case> {
+    let data = [
+        Json::Null,
+        json!({"size": "XL"}),
+        json!({"a": "abc", "free": "yes"}),
+        json!({"a": "bcd", "words": "x,OK"}),
+        json!({"words": "a,b"}),
+    ];
+    let keys = [
+        (json!({}), json!({})),
+        (json!({"pillion.dev/inject": "false"}), json!({})),
+        (json!({"example.com/check": "no"}), json!({"example.com/check": "yes", "example.com/forced": "false"})),
+        (json!({}), json!({"example.com/check": "deep, other", "example.com/decline": " "})),
+        (json!({}), json!({"example.com/check": "ASKED", "example.com/decline": "declined"})),
+        (json!({}), json!({"pillion.dev/profiles": "asked, -declined,-forced,-plain"})),
+        (json!({}), json!({"pillion.dev/profiles": "-asked,forced", "example.com/decline": "OFF,0"})),
+    ];
+    let mut cases = Vec::new();
+    for (namespace, ..) in namespaces() {
+        for (case, _) in profiles() {
+            for (index, (labels, annotations)) in keys.iter().enumerate() {
+                for (place, data) in data.iter().enumerate() {
+                    let make = |name: &str, data: &Json| {
+                        let mut labels = labels.clone();
+                        labels["case"] = json!(case);
+                        let metadata =
+                            json!({"name": name, "namespace": namespace, "labels": labels, "annotations": annotations});
+                        let mut object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+                        if !data.is_null() {
+                            object["data"] = data.clone();
+                        }
+                        object
+                    };
+                    // Each axis is gone through; not every combination of all, which would be thousands of requests more.
+                    if (index + place) % 2 == 0 || namespace == "team-a" {
+                        cases.push(Case {
+                            profile: case,
+                            namespace,
+                            doing: Doing::Create,
+                            object: make("fresh", data),
+                            old: Json::Null,
+                        });
+                    }
+                    if namespace == "team-a" && index < 2 {
+                        let old = make(&format!("{case}-{index}-old"), &json!({"free": "yes"}));
+                        let name = old["metadata"]["name"].as_str().unwrap().to_owned();
+                        cases.push(Case {
+                            profile: case,
+                            namespace,
+                            doing: Doing::Update,
+                            object: make(&name, data),
+                            old,
+                        });
+                        let old = make(&format!("{case}-{index}-{place}-gone"), data);
+                        cases.push(Case { profile: case, namespace, doing: Doing::Delete, object: Json::Null, old });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// What the API server says: allowed or the status and message of its refusal.
+async fn ask(plane: &ControlPlane, case: &Case) -> Result<Option<(u16, String)>> {
+    let (name, collection) = (name(case), format!("/api/v1/namespaces/{}/configmaps", case.namespace));
+    let (method, path, body) = match case.doing {
+        Doing::Create => (Method::POST, collection, case.object.to_string()),
+        Doing::Update => (Method::PUT, format!("{collection}/{name}"), case.object.to_string()),
+        Doing::Delete => (Method::DELETE, format!("{collection}/{name}"), String::new()),
+    };
+    let request = Request::builder().method(method).uri(format!("{path}?dryRun=All"));
+    let request = request.header("content-type", "application/json").body(body.into_bytes())?;
+    match plane.client().request_text(request).await {
+        Ok(_) => Ok(None),
+        Err(kube::Error::Api(status)) => Ok(Some((status.code, status.message.clone()))),
+        Err(error) => Err(error).context("the API server does not answer"),
+    }
+}
+
+/// The same for many at once.
+async fn ask_all(plane: &ControlPlane, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
+    futures::stream::iter(cases.iter().map(|case| ask(plane, case))).buffered(16).try_collect().await
+}
+
+fn name(case: &Case) -> &str {
+    let object = if case.doing == Doing::Delete { &case.old } else { &case.object };
+    object["metadata"]["name"].as_str().unwrap()
+}
+
+/// What the engine says of the same.
+fn decide(
+    snapshot: &Snapshot,
+    namespace: &str,
+    resource: &str,
+    doing: Doing,
+    object: &Json,
+    old: &Json,
+) -> Result<Option<(u16, String)>> {
+    let operation = match doing {
+        Doing::Create => "CREATE",
+        Doing::Update => "UPDATE",
+        Doing::Delete => "DELETE",
+    };
+    let body = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "resource": {"group": "", "version": "v1", "resource": resource}, "namespace": namespace,
+            "operation": operation, "object": object, "oldObject": old, "userInfo": {"username": "admin"},
+        },
+    })
+    .to_string();
+    let review = Review::parse(body.as_bytes())?;
+    let facts = Facts { namespace: snapshot.namespace(namespace), ..Facts::default() };
+    let decided = review.decide(Endpoint::Validate, snapshot, &facts)?;
+    let answer: Json = serde_json::from_slice(&review.respond(&decided))?;
+    let status = &answer["response"]["status"];
+    let code = u16::try_from(status["code"].as_u64().unwrap_or_default())?;
+    Ok((answer["response"]["allowed"] == false).then(|| (code, status["message"].to_string())))
+}
+
+fn snapshot(profiles: Vec<(&'static str, Json)>) -> Snapshot {
+    let pairs = |map: &Json| -> Vec<(String, String)> {
+        map.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())).collect()
+    };
+    let compiled = profiles.into_iter().map(|(name, spec)| {
+        let spec = serde_json::from_value(spec).unwrap();
+        Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap())
+    });
+    namespaces().iter().fold(Snapshot::new(ProfileSet::new(compiled)), |snapshot, (name, labels, annotations)| {
+        let mut labels = pairs(labels);
+        // As the API server labels every namespace.
+        labels.push(("kubernetes.io/metadata.name".to_owned(), (*name).to_owned()));
+        snapshot.with_namespace(name, Some(Namespace::new(labels, pairs(annotations))))
+    })
+}
+
+/// A cluster with the namespaces, the exported policies, and the objects that are updated and deleted.
+async fn start(cases: &[Case], profiles: Vec<(&'static str, Json)>) -> Result<ControlPlane> {
+    let plane = ControlPlane::start().await?;
+    let mut objects = Vec::new();
+    for (name, labels, annotations) in namespaces() {
+        objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels, "annotations": annotations}}));
+    }
+    let mut names = std::collections::BTreeSet::new();
+    for case in cases.iter().filter(|case| case.doing != Doing::Create && names.insert(name(case).to_owned())) {
+        objects.push(case.old.clone());
+    }
+    plane.apply_yaml(&json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string()).await?;
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "team-a"}});
+    plane.apply_yaml(&account.to_string()).await?;
+
+    let folder = tempfile::tempdir()?;
+    for (name, spec) in profiles {
+        let profile = json!({"apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": name}, "spec": spec});
+        std::fs::write(folder.path().join(format!("{name}.yaml")), profile.to_string())?;
+    }
+    let exported =
+        std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("export").arg(folder.path()).output()?;
+    ensure!(exported.status.code() == Some(0), "{}", String::from_utf8_lossy(&exported.stderr));
+    plane.apply_yaml(std::str::from_utf8(&exported.stdout)?).await?;
+    Ok(plane)
+}
+
+#[test]
+fn exported_policies_decide_as_the_engine_does() {
+    isolated(|| async {
+        let (cases, snapshot) = (cases(), snapshot(profiles()));
+        let plane = start(&cases, profiles()).await?;
+        // The API server reads policies anew now and then: the last one of them is at work when it refuses.
+        let mut awaited: Vec<&str> =
+            vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
+        eventually(SOON, "the policies are at work", async || {
+            let awaiting: Vec<_> = cases.iter().filter(|case| awaited.contains(&case.profile)).collect();
+            for (case, answer) in awaiting.iter().zip(ask_all(&plane, &awaiting).await?) {
+                awaited.retain(|name| answer.is_none() || *name != case.profile);
+            }
+            ensure!(awaited.is_empty(), "{awaited:?} refuse nothing");
+            Ok(())
+        })
+        .await?;
+        let (mut refused, mut differences) = (0, Vec::new());
+        let all: Vec<_> = cases.iter().collect();
+        for (case, theirs) in cases.iter().zip(ask_all(&plane, &all).await?) {
+            let ours = decide(&snapshot, case.namespace, "configmaps", case.doing, &case.object, &case.old)?;
+            refused += usize::from(theirs.is_some());
+            if theirs.as_ref().map(|(code, _)| code) != ours.as_ref().map(|(code, _)| code) {
+                let (profile, doing, namespace) = (case.profile, case.doing, case.namespace);
+                differences.push(format!(
+                    "{profile}: {doing:?} in {namespace} of {} (was {})\n  there {theirs:?}\n  here  {ours:?}",
+                    case.object, case.old
+                ));
+            }
+        }
+        ensure!(differences.is_empty(), "{} of {}:\n{}", differences.len(), cases.len(), differences.join("\n"));
+        ensure!(cases.len() > 1_000 && refused > 200 && refused < cases.len() / 2, "{refused} of {}", cases.len());
+        println!("{} cases, {refused} refused", cases.len());
+
+        for (containers, passes) in [
+            (json!([{"name": "a", "image": "i"}]), true),
+            (
+                json!([{"name": "a", "image": "i"}, {"name": "b", "image": "i", "env": [{"name": "A", "value": "b"}]}]),
+                false,
+            ),
+        ] {
+            let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}});
+            let path = "/api/v1/namespaces/team-a/pods?dryRun=All";
+            let request =
+                Request::post(path).header("content-type", "application/json").body(pod.to_string().into_bytes())?;
+            let theirs = plane.client().request_text(request).await;
+            let ours = decide(&snapshot, "team-a", "pods", Doing::Create, &pod, &Json::Null)?;
+            ensure!(theirs.is_ok() == passes && ours.is_none() == passes, "{pod}: {theirs:?}, {ours:?}");
+        }
+        Ok(())
+    });
+}
+
+/// Profiles that add labels and annotations.
+fn additions() -> Vec<(&'static str, Json)> {
+    let maps = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE"]});
+    let template = json!({"metadata": {
+        "labels": {"example.com/team": "nobodys", "tier": "back"}, "annotations": {"example.com/a-b": "it's x\\y", "kept": "ours"},
+    }});
+    vec![
+        ("always", json!({"target": maps, "activation": "Always", "template": template})),
+        (
+            "asked",
+            json!({
+                "target": maps, "request": {"annotation": "example.com/add", "label": "example.com/add"},
+                "template": {"metadata": {"annotations": {"asked": "yes"}}},
+                "matchConditions": [{"name": "c", "expression": "object.metadata.name != 'never'"}],
+            }),
+        ),
+    ]
+}
+
+/// The labels and annotations of an object, without the record.
+fn keys(object: &Json) -> Json {
+    let mut annotations = object["metadata"]["annotations"].clone();
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.remove("pillion.dev/injected");
+    }
+    let some = |map: Json| if map.is_null() { json!({}) } else { map };
+    json!([some(object["metadata"]["labels"].clone()), some(annotations)])
+}
+
+#[test]
+fn exported_mutations_add_what_the_engine_adds() {
+    isolated(|| async {
+        let plane = start(&[], additions()).await?;
+        let snapshot = snapshot(additions());
+        let mut objects = Vec::new();
+        for labels in [
+            json!(null),
+            json!({"tier": "front"}),
+            json!({"pillion.dev/inject": "false"}),
+            json!({"example.com/add": "no"}),
+        ] {
+            for annotations in [
+                json!(null),
+                json!({"kept": "theirs", "example.com/add": "YES"}),
+                json!({"pillion.dev/profiles": "asked,-always"}),
+            ] {
+                for name in ["one", "never"] {
+                    let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
+                    objects.push(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}));
+                }
+            }
+        }
+        let ask = async |namespace: &str, object: &Json| -> Result<Json> {
+            let request = Request::post(format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All"));
+            let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
+            Ok(serde_json::from_str(&plane.client().request_text(request).await?)?)
+        };
+        eventually(SOON, "both policies are at work", async || {
+            let object = json!({"metadata": {"name": "probe", "annotations": {"example.com/add": "1"}}});
+            let made = ask("team-a", &object).await?;
+            let (labels, annotations) = (&made["metadata"]["labels"], &made["metadata"]["annotations"]);
+            ensure!(labels["tier"] == "back" && annotations["asked"] == "yes", "not yet: {made}");
+            Ok(())
+        })
+        .await?;
+        let mut changed = 0;
+        for (namespace, ..) in namespaces() {
+            for object in &objects {
+                let mut ours = object.clone();
+                if let Some(patch) = inject(&snapshot, namespace, object)? {
+                    json_patch::patch(&mut ours, &serde_json::from_slice::<json_patch::Patch>(&patch)?)?;
+                }
+                let theirs = ask(namespace, object).await?;
+                ensure!(
+                    keys(&theirs) == keys(&ours),
+                    "{object} in {namespace}\n there {}\n here  {}",
+                    keys(&theirs),
+                    keys(&ours)
+                );
+                changed += usize::from(keys(&ours) != keys(object));
+            }
+        }
+        ensure!(changed > 30 && changed < 90, "{changed} of {}", 4 * objects.len());
+        Ok(())
+    });
+}
+
+/// The engine's patch of an object that is created.
+fn inject(snapshot: &Snapshot, namespace: &str, object: &Json) -> Result<Option<Vec<u8>>> {
+    let body = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "resource": {"group": "", "version": "v1", "resource": "configmaps"}, "namespace": namespace,
+            "operation": "CREATE", "object": object, "userInfo": {"username": "admin"},
+        },
+    })
+    .to_string();
+    let review = Review::parse(body.as_bytes())?;
+    let facts = Facts { namespace: snapshot.namespace(namespace), ..Facts::default() };
+    Ok(review.decide(Endpoint::Any, snapshot, &facts)?.patch)
+}
