@@ -34,6 +34,8 @@ fn app(registry: &mut Registry) -> Router {
         live_namespace: None,
         metrics: Arc::new(Metrics::register(registry)),
         settings: RequestSettings::default(),
+        look_ups: None,
+        cluster: None,
     })
 }
 
