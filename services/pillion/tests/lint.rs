@@ -70,7 +70,7 @@ fn what_the_compiler_finds_is_shown_where_it_is() {
     let output = lint(&[&path]);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains(&format!("{}:18:16", path.display())), "{text}");
+    assert!(text.contains(&format!("{}:18:19", path.display())), "{text}");
     assert!(text.contains("spec.template.spec.containers[0].image"), "{text}");
     assert!(text.contains("image: \"${params.image}\"\n"), "{text}");
 }
