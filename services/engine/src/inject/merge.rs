@@ -325,7 +325,7 @@ impl<'d, 'a> Merge<'d, 'a> {
         }
         match self.manner.conflict {
             // What admission added to the author's word is not the author's word.
-            ConflictRule::Merge if self.manner.overlay && !self.authors.wrote(&self.pointer) && !self.is_known() => {}
+            ConflictRule::Merge if self.manner.overlay && !self.is_authors() && !self.is_known() => {}
             ConflictRule::Merge | ConflictRule::Keep => return Ok(()),
             ConflictRule::Fail => return Err(self.fault(Reason::NameTaken)),
             ConflictRule::Replace => {}

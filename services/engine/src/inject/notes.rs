@@ -113,6 +113,16 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
+    /// Whether the author wrote what stands at the place at hand, or stood where a container was moved from.
+    pub(super) fn is_authors(&self) -> bool {
+        let moved = || {
+            let there = self.moved_from()?;
+            let below = self.pointer.get(container_length(&self.pointer)?..)?;
+            Some(self.authors.wrote(&format!("{there}{below}")))
+        };
+        self.authors.wrote(&self.pointer) || moved() == Some(true)
+    }
+
     /// The place of the container at hand in the other list of containers.
     fn moved_from(&self) -> Option<String> {
         let container = self.pointer.get(..container_length(&self.pointer)?)?;

@@ -10,6 +10,7 @@ mod export_functions;
 mod failures;
 mod injection;
 mod lookups;
+mod overlay;
 mod profiles;
 mod reinvocation;
 mod rig;
