@@ -3,8 +3,8 @@
 use pillion_api::profile::{ProfileSpec, Validation as Text, ValidationAction};
 
 use super::Diagnostic;
-use super::template::{Compiler, LocalNames};
-use crate::expression::{Expression, Part, Scope, Source, Text as Template};
+use super::template::{Choice, Compiler, LocalNames};
+use crate::expression::{Expression, Scope};
 
 /// The status of a refusal that does not say one, as in Kubernetes' own policies.
 const DEFAULT_CODE: u16 = 422;
@@ -26,7 +26,8 @@ const MAX_MESSAGE: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Validation {
     pub(crate) expression: Expression,
-    pub(crate) message: Message,
+    /// What is said; the expression is shown if nothing is.
+    pub(crate) message: Option<Choice<Box<str>>>,
     /// What Kubernetes calls the refusal; empty if nothing was said and the status has no name.
     pub(crate) reason: Box<str>,
     /// HTTP status of the refusal.
@@ -36,33 +37,12 @@ pub(crate) struct Validation {
     pub(crate) action: ValidationAction,
 }
 
-/// What is said where a validation does not hold.
-#[derive(Debug)]
-pub(crate) enum Message {
-    /// Nothing was said: the expression is shown.
-    Unsaid,
-    /// The same for each object.
-    Plain(Box<str>),
-    /// Made of the object.
-    Computed(Box<[Piece]>),
-}
-
-/// A piece of a message.
-#[derive(Debug)]
-pub(crate) enum Piece {
-    Text(Box<str>),
-    Expression(Expression),
-}
-
 impl Validation {
     /// Goes over all its expressions.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
-        if let Message::Computed(pieces) = &self.message {
-            pieces.iter().for_each(|piece| match piece {
-                Piece::Text(_) => {}
-                Piece::Expression(expression) => see(expression),
-            });
+        if let Some(message) = &self.message {
+            message.each_expression(see);
         }
     }
 }
@@ -82,10 +62,10 @@ pub(super) fn compile(
 fn compile_one(
     path: &str,
     text: &Text,
-    (scope, locals): (&Scope, &LocalNames),
+    known @ (scope, locals): (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Option<Validation> {
-    let message = compile_message(&format!("{path}.message"), text.message.as_deref(), scope, faults);
+    let message = compile_message(&format!("{path}.message"), text.message.as_deref(), known, faults);
     let field_path = compile_field_path(&format!("{path}.fieldPath"), text.field_path.as_deref(), faults);
     let reason = text.reason.as_deref();
     if reason.is_some_and(|reason| !is_reason(reason)) {
@@ -118,37 +98,21 @@ fn compile_one(
     })
 }
 
-fn compile_message(path: &str, text: Option<&str>, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Message> {
-    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Some(Message::Unsaid) };
+/// What is said: `Some(None)` if nothing is, `None` if it is wrong.
+#[expect(clippy::option_option, reason = "nothing said and something wrong said are two things")]
+fn compile_message(
+    path: &str,
+    text: Option<&str>,
+    (scope, locals): (&Scope, &LocalNames),
+    faults: &mut Vec<Diagnostic>,
+) -> Option<Option<Choice<Box<str>>>> {
+    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Some(None) };
     if text.len() > MAX_MESSAGE {
-        faults
-            .push(Diagnostic::new(path, format!("a message has at most {MAX_MESSAGE} bytes, this one {}", text.len())));
+        let message = format!("a message has at most {MAX_MESSAGE} bytes, this one {}", text.len());
+        faults.push(Diagnostic::new(path, message));
         return None;
     }
-    let mut piece = |source: &Source| match Expression::compile(&source.text, scope) {
-        Ok(expression) => Some(Piece::Expression(expression)),
-        Err(error) => {
-            faults.push(Diagnostic::of_expression(path, text, &error.moved(source.offset)));
-            None
-        }
-    };
-    match Template::parse(text) {
-        Ok(Template::Literal(text)) => Some(Message::Plain(text.into())),
-        Ok(Template::Whole(source)) => Some(Message::Computed(Box::new([piece(&source)?]))),
-        Ok(Template::Mixed(parts)) => {
-            let pieces = parts.iter().map(|part| match part {
-                Part::Text(text) => Some(Piece::Text(text.as_str().into())),
-                Part::Expression(source) => piece(source),
-            });
-            // All of them, so that every mistake is told.
-            let pieces: Vec<_> = pieces.collect();
-            Some(Message::Computed(pieces.into_iter().collect::<Option<_>>()?))
-        }
-        Err(error) => {
-            faults.push(Diagnostic::of_expression(path, text, &error));
-            None
-        }
-    }
+    Compiler::new(scope, &[], locals, faults).words(path, text).map(Some)
 }
 
 /// Kubernetes writes the field of a cause without the dot in front that its policies have.

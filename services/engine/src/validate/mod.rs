@@ -11,7 +11,8 @@ use pillion_api::profile::{OnError, ValidationAction};
 use crate::compute::{Computation, Parameters, World};
 use crate::expression::{Budget, EvaluationError};
 use crate::profile::CompiledProfile;
-use crate::profile::validations::{Message, Piece, Validation};
+use crate::profile::template::Choice;
+use crate::profile::validations::Validation;
 use crate::report::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::select::Selected;
 
@@ -110,14 +111,10 @@ fn told(index: usize, error: &EvaluationError) -> String {
 fn message<'v>(validation: &'v Validation, computation: &Computation<'v>, budget: &mut Budget) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {
-        Message::Unsaid => unsaid(),
-        Message::Plain(text) => text.to_string(),
-        Message::Computed(pieces) => {
-            let pieces = pieces.iter().map(|piece| match piece {
-                Piece::Text(text) => Ok(text.to_string()),
-                Piece::Expression(expression) => expression.evaluate_text(computation, budget),
-            });
-            let text = pieces.collect::<Result<String, _>>();
+        None => unsaid(),
+        Some(Choice::Known(text)) => text.to_string(),
+        Some(Choice::Found(text)) => {
+            let text = text.evaluate(computation, budget);
             text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-use super::{Changed, Kind, Node, Piece, Rules, Text};
+use super::{Changed, Choice, Kind, Node, Piece, Rules, Text};
 use crate::expression::{self, Expression, ExpressionError, Scope};
 use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;
@@ -58,6 +58,19 @@ impl<'s> Compiler<'s> {
     pub(crate) fn condition(&mut self, path: &str, source: &str) -> Option<Expression> {
         path.clone_into(&mut self.path);
         self.expression(source)
+    }
+
+    /// Compiles a text that stands at a field path and may hold expressions.
+    pub(crate) fn words(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
+        path.clone_into(&mut self.path);
+        match expression::Text::parse(text) {
+            Ok(expression::Text::Literal(text)) => Some(Choice::Known(text.into())),
+            Ok(parsed) => self.text(text, parsed).map(Choice::Found),
+            Err(error) => {
+                self.wrong(text, &error);
+                None
+            }
+        }
     }
 
     pub(super) fn node(&mut self, template: &Json, place: Place) -> Option<Node> {

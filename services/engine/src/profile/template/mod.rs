@@ -6,7 +6,7 @@
 mod compile;
 mod directives;
 
-use crate::expression::Expression;
+use crate::expression::{Bindings, Budget, EvaluationError, Expression};
 use crate::json::OwnedTape;
 
 pub(crate) use compile::{Compiler, LocalNames, without_directives};
@@ -187,6 +187,27 @@ impl Text {
         }
     }
 
+    /// The text that it stands for.
+    pub(crate) fn evaluate<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        budget: &mut Budget,
+    ) -> Result<String, EvaluationError> {
+        match self {
+            Self::Whole(expression) => expression.evaluate_text(bindings, budget),
+            Self::Mixed(pieces) => {
+                let mut out = String::new();
+                for piece in pieces {
+                    match piece {
+                        Piece::Literal(text) => out.push_str(text),
+                        Piece::Expression(expression) => out.push_str(&expression.evaluate_text(bindings, budget)?),
+                    }
+                }
+                Ok(out)
+            }
+        }
+    }
+
     /// Whether one of its expressions reads something of this name.
     pub(crate) fn uses(&self, name: &str) -> bool {
         let mut found = false;
@@ -196,7 +217,8 @@ impl Text {
 }
 
 impl<T> Choice<T> {
-    fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+    /// Goes over all its expressions.
+    pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match self {
             Self::Known(_) => {}
             Self::Found(text) => text.each_expression(see),
