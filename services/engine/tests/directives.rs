@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{answer, patched};
+use common::{answer, patched, review};
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use proptest::prelude::*;
@@ -239,17 +239,6 @@ fn edited(mut object: Json, edits: &[u8]) -> Json {
         }
     }
     object
-}
-
-fn review(object: &Json) -> Vec<u8> {
-    let review = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": object,
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-        },
-    });
-    review.to_string().into_bytes()
 }
 
 fn compiled(profiles: &[Json]) -> Snapshot {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{answer, patched, snapshot};
+use common::{answer, patched, review, snapshot};
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::report::Outcome;
 use pillion_engine::review::Review;
@@ -95,17 +95,6 @@ prop_compose! {
             "template": {"metadata": metadata, "spec": spec},
         })
     }
-}
-
-fn review(object: &Json) -> Vec<u8> {
-    let review = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": object,
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-        },
-    });
-    review.to_string().into_bytes()
 }
 
 /// The profiles among these that compile: two containers of one name, for instance, are refused.

@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 use super::Diagnostic;
 use super::check::{check_key, check_values};
 use super::template::without_directives;
+use super::typed::called;
 
 /// Fields of an object that a template cannot set.
 const NOT_OURS: [(&str, &str); 3] = [
@@ -54,14 +55,14 @@ fn check_metadata(metadata: &Json, faults: &mut Vec<Diagnostic>) {
                 faults.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own"));
             }
             if !value.is_string() {
-                let message = format!("expected a string, found {}", kind(value));
+                let message = format!("expected a string, found {}", called(value));
                 faults.push(Diagnostic::new(&path, message).with_help("quote it"));
             }
         }
     }
     for list in ["finalizers", "ownerReferences"] {
         if let Some(other) = fields.get(list).filter(|value| !value.is_array() && !value.is_string()) {
-            let message = format!("expected a list, found {}", kind(other));
+            let message = format!("expected a list, found {}", called(other));
             faults.push(Diagnostic::new(format!("{path}.{list}"), message));
         }
     }
@@ -71,20 +72,9 @@ fn object<'t>(path: &str, value: &'t Json, faults: &mut Vec<Diagnostic>) -> Opti
     let object = value.as_object();
     // What an expression gives is not known here.
     if object.is_none() && !value.is_string() {
-        faults.push(Diagnostic::new(path, format!("expected an object, found {}", kind(value))));
+        faults.push(Diagnostic::new(path, format!("expected an object, found {}", called(value))));
     }
     object
-}
-
-const fn kind(value: &Json) -> &'static str {
-    match value {
-        Json::Null => "null",
-        Json::Bool(_) => "a boolean",
-        Json::Number(_) => "a number",
-        Json::String(_) => "a string",
-        Json::Array(_) => "a list",
-        Json::Object(_) => "an object",
-    }
 }
 
 #[cfg(test)]

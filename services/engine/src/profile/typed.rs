@@ -57,7 +57,7 @@ pub(super) fn unknown_directive(path: &str, name: &str) -> Diagnostic {
 }
 
 /// What a value is called.
-const fn called(value: &Json) -> &'static str {
+pub(super) const fn called(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
         Json::Bool(_) => "a boolean",

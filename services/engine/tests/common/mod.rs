@@ -87,3 +87,15 @@ pub(crate) fn patched(body: &[u8], patch: Option<&[u8]>) -> Json {
     }
     object
 }
+
+/// The review of a pod's creation.
+pub(crate) fn review(object: &Json) -> Vec<u8> {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": object,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+        },
+    });
+    review.to_string().into_bytes()
+}
