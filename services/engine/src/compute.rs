@@ -21,6 +21,9 @@ pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 /// The annotation that says which container people mean when they mean the pod.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
+/// Bytes that looking at one container is charged as.
+const CONTAINER_COST: usize = 16;
+
 /// An expression with a name.
 #[derive(Debug)]
 pub(crate) struct Variable {
@@ -206,7 +209,12 @@ impl<'v> Computation<'v> {
 }
 
 impl<'v> Bindings<'v> for Computation<'v> {
-    fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'v>, EvaluationError> {
+    fn value(&self, name: &str, budget: &mut Budget) -> Result<Value<'v>, EvaluationError> {
+        if let "containers" | "primary" | "overlays" = name {
+            // They are made anew each time, in time that is in proportion to the pod.
+            let lists = ["initContainers", "containers", "ephemeralContainers"];
+            budget.charge_bytes(CONTAINER_COST * lists.map(|list| self.list(list).count()).iter().sum::<usize>())?;
+        }
         match name {
             "object" => Ok(Value::from(self.world.object)),
             "request" => Ok(Value::from(self.world.request)),
