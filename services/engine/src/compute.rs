@@ -23,6 +23,9 @@ const POD_NAMES: [&str; 3] = ["containers", "primary", "overlays"];
 /// The annotation that says which container people mean when they mean the pod.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
+/// Bytes that looking at one container is charged as.
+const CONTAINER_COST: usize = 16;
+
 /// An expression with a name.
 #[derive(Debug)]
 pub(crate) struct Variable {
@@ -239,7 +242,12 @@ impl<'v> Computation<'v> {
 }
 
 impl<'v> Bindings<'v> for Computation<'v> {
-    fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'v>, EvaluationError> {
+    fn value(&self, name: &str, budget: &mut Budget) -> Result<Value<'v>, EvaluationError> {
+        if let "containers" | "primary" | "overlays" = name {
+            // They are made anew each time, in time that is in proportion to the pod.
+            let lists = ["initContainers", "containers", "ephemeralContainers"];
+            budget.charge_bytes(CONTAINER_COST * lists.map(|list| self.list(list).count()).iter().sum::<usize>())?;
+        }
         match name {
             "object" => Ok(Value::from(self.world.object)),
             "oldObject" => Ok(self.world.request.get("oldObject").map_or(Value::Null, Value::from)),

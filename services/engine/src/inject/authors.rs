@@ -17,6 +17,11 @@ impl<'a> Authors<'a> {
         Self { managed: managed.filter(|managed| managed.items().next().is_some()) }
     }
 
+    /// How many bytes are read to know what the author wrote at one place.
+    pub(super) fn size(self) -> usize {
+        self.managed.map_or(0, |managed| managed.raw().len())
+    }
+
     /// Whether the author wrote what stands at a place; so it is taken to be where nobody knows.
     pub(super) fn wrote(self, pointer: &str) -> bool {
         let Some(managed) = self.managed else { return true };
@@ -49,6 +54,10 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
 
 /// Whether the keys of an element, as JSON, are those that a pointer names it by.
 fn is_key(keys: &str, name: &str) -> bool {
+    // Nearly all keys are others, and need not be read.
+    if !keys.contains('\\') && !name.split(',').all(|part| keys.contains(part)) {
+        return false;
+    }
     let Ok(serde_json::Value::Object(keys)) = serde_json::from_str(keys) else { return false };
     let values = keys.values().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     values.collect::<Vec<_>>().join(",") == name

@@ -33,7 +33,9 @@ impl<'a> Merge<'_, 'a> {
                     push_keys(&mut self.pointer, keyed, |key| item.get(key));
                 }
                 // What the profile adds itself is as it should be.
-                if self.own.contains(&slot) || (keyed.is_some() && (self.is_below_ours() || self.is_later())) {
+                if self.own.binary_search(&slot).is_ok()
+                    || (keyed.is_some() && (self.is_below_ours() || self.is_later()))
+                {
                     self.pointer.truncate(length);
                     continue;
                 }

@@ -157,9 +157,10 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         }
         // What a rule before this one added may refer to what is new now.
-        let own = self.document.children(list).filter(|child| self.own.contains(child) && !entries.contains(child));
-        let own: Vec<_> = own.collect();
-        entries.extend(own);
+        let mut known = entries.clone();
+        known.sort_unstable();
+        let is_own = |child: &SlotId| self.own.binary_search(child).is_ok() && known.binary_search(child).is_err();
+        entries.extend(self.document.children(list).filter(is_own));
         super::order::behind_what_they_need(self.document, list, &entries);
         Ok(())
     }
@@ -191,7 +192,7 @@ impl<'a> Merge<'_, 'a> {
         let keys = self.keys_of(element.part, keyed)?;
         push_keys(&mut self.pointer, keyed, |key| keys.get(key));
         let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
-        let existing = self.find(list, &keys, keyed);
+        let existing = self.find(list, &keys, keyed)?;
         if let Some(node) = element.node {
             self.know_existing(node, existing)?;
             if !self.is_wanted(node)? {
@@ -394,8 +395,8 @@ impl<'a> Merge<'_, 'a> {
         let index = match &spot {
             Spot::Last => None,
             Spot::First => Some(0),
-            Spot::Before(name) => self.index_of(list, name),
-            Spot::After(name) => self.index_of(list, name).map(|index| index + 1),
+            Spot::Before(name) => self.index_of(list, name)?,
+            Spot::After(name) => self.index_of(list, name)?.map(|index| index + 1),
         };
         Ok(match (index, &spot) {
             (None, _) => self.document.push_item(list, content),
@@ -404,24 +405,34 @@ impl<'a> Merge<'_, 'a> {
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
                 let already = self.places.next(list_pointer, &spot);
+                self.charge_looks(already + self.places.0.len())?;
                 self.document.insert_item(list, index + already, content)
             }
         })
     }
 
-    fn index_of(&self, list: SlotId, name: &str) -> Option<usize> {
-        let has_name = |child| self.document.value_of(child, "name").is_some_and(|value| value.is(name));
-        self.document.children(list).position(has_name)
+    fn index_of(&mut self, list: SlotId, name: &str) -> Result<Option<usize>, Fault> {
+        let mut looks = 0;
+        let index = self.document.children(list).position(|child| {
+            looks += 1;
+            self.document.value_of(child, "name").is_some_and(|value| value.is(name))
+        });
+        self.charge_looks(looks)?;
+        Ok(index)
     }
 
     /// The element of a list that has the same keys.
-    pub(super) fn find(&self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Option<SlotId> {
-        self.document.children(list).find(|candidate| {
+    pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
+        let mut looks = 0;
+        let found = self.document.children(list).find(|candidate| {
+            looks += 1;
             keyed.keys.iter().all(|key| {
                 let found = self.document.value_of(*candidate, key);
                 key_of(keys.get(key), key, keyed) == key_of(found, key, keyed)
             })
-        })
+        });
+        self.charge_looks(looks)?;
+        Ok(found)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Joining: the object's text stays, and the pieces that it lacks are added.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use serde_json::Value as Json;
 
@@ -40,13 +41,14 @@ pub(super) fn text(there: &str, value: &str, prepend: Option<&str>, join: &Join)
 
 fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let pieces = pieces(there, &join.separator);
+    let names: HashSet<_> = pieces.iter().map(|piece| name(piece, join)).collect();
     let missing = |text: &str| -> Vec<String> {
         let wanted = self::pieces(text, &join.separator);
         let is_missing = |piece: &&str| {
             if join.separator.is_empty() {
                 return !there.contains(*piece);
             }
-            !pieces.iter().any(|other| name(other, join) == name(piece, join))
+            !names.contains(name(piece, join))
         };
         wanted.into_iter().filter(is_missing).map(str::to_owned).collect()
     };
@@ -77,7 +79,8 @@ fn united(there: &str, value: &str) -> Option<String> {
             theirs.len() > before
         }
         (Json::Array(theirs), Json::Array(ours)) => {
-            let missing: Vec<_> = ours.into_iter().filter(|item| !theirs.contains(item)).collect();
+            let there: HashSet<_> = theirs.iter().collect();
+            let missing: Vec<_> = ours.into_iter().filter(|item| !there.contains(item)).collect();
             let changed = !missing.is_empty();
             theirs.extend(missing);
             changed

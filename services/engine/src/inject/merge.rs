@@ -166,7 +166,7 @@ impl<'d, 'a> Merge<'d, 'a> {
                 for (key, value) in value.members() {
                     let name = key.text();
                     push_token(&mut self.pointer, &name);
-                    let existing = self.document.member(at, &name)?;
+                    let existing = self.find_member(at, &name)?;
                     let directives = Directives::default();
                     self.member(at, existing, key, Part::Plain(value), directives, type_)?;
                     self.pointer.truncate(length);
@@ -177,7 +177,7 @@ impl<'d, 'a> Merge<'d, 'a> {
                     let key = Key::new(key);
                     let name = key.text();
                     push_token(&mut self.pointer, &name);
-                    let existing = self.document.member(at, &name)?;
+                    let existing = self.find_member(at, &name)?;
                     match keys.and_then(|keys| keys.get(&name)) {
                         Some(value) => {
                             let directives = Directives::default();
@@ -191,6 +191,17 @@ impl<'d, 'a> Merge<'d, 'a> {
             Part::Node(_) => return Err(self.fault(Reason::TypeConflict)),
         }
         Ok(())
+    }
+
+    /// The member of an object that is open.
+    fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, Fault> {
+        let mut looks = 0;
+        let found = self.document.children(at).find(|child| {
+            looks += 1;
+            self.document.key(*child).is_some_and(|key| key.is(name))
+        });
+        self.charge_looks(looks)?;
+        Ok(found)
     }
 
     /// Lays a member with its directives.
@@ -325,7 +336,12 @@ impl<'d, 'a> Merge<'d, 'a> {
         }
         match self.manner.conflict {
             // What admission added to the author's word is not the author's word.
-            ConflictRule::Merge if self.manner.overlay && !self.is_authors() && !self.is_known() => {}
+            ConflictRule::Merge if self.manner.overlay => {
+                self.charge(self.authors.size())?;
+                if self.is_authors() || self.is_known() {
+                    return Ok(());
+                }
+            }
             ConflictRule::Merge | ConflictRule::Keep => return Ok(()),
             ConflictRule::Fail => return Err(self.fault(Reason::NameTaken)),
             ConflictRule::Replace => {}
@@ -340,6 +356,7 @@ impl<'d, 'a> Merge<'d, 'a> {
         match (self.document.kind(present), value.kind()) {
             (JsonKind::Array, JsonKind::Array) => {
                 let items = self.document.children_of_value(present);
+                self.charge_looks(items.len().saturating_mul(value.items().count()))?;
                 let is_there = |item: &Value<'a>| items.iter().any(|other| other.means(*item));
                 let missing: Vec<_> = value.items().filter(|item| !is_there(item)).collect();
                 if !missing.is_empty() {

@@ -68,7 +68,7 @@ impl<'a> Merge<'_, 'a> {
                 continue;
             };
             self.document.open(sibling)?;
-            let Some(found) = self.find(sibling, keys, keyed) else { continue };
+            let Some(found) = self.find(sibling, keys, keyed)? else { continue };
             let moves = element.rules.is_some_and(|rules| rules.sidecar.is_some())
                 && matches!(*name, INIT_CONTAINERS | CONTAINERS)
                 && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);

@@ -176,6 +176,11 @@ impl RecordWriter {
         self.replaced.push(b']');
     }
 
+    /// Whether there is more in it already than it may have.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.out.len() + self.replaced.len() > MAX_RECORD_BYTES
+    }
+
     /// Ends the entry. Whether the record is not too large.
     pub(crate) fn end(&mut self) -> bool {
         if !self.replaced.is_empty() {

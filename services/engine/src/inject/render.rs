@@ -1,11 +1,13 @@
 //! From a part of a template to the value that it stands for here: expressions evaluated, directives asked.
 
+use pillion_api::names::INJECTED_ANNOTATION;
 use serde_json::Value as Json;
 
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, OwnedTape, SlotId, Value, write_string};
 use crate::lookup;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
+use crate::report::Reason;
 use crate::schema::Type;
 
 use super::merge::{Conflict, Directives, Fault, Merge, Part};
@@ -21,6 +23,9 @@ pub(super) enum Spot {
     /// Behind the element with this name; last if there is none.
     After(Box<str>),
 }
+
+/// Bytes that looking at one member or element is charged as.
+const LOOK_COST: usize = 4;
 
 /// The name of what the object has at the place at hand.
 const EXISTING: &str = "existing";
@@ -314,6 +319,15 @@ impl<'a> Merge<'_, 'a> {
 
     pub(super) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
         self.budget.charge_bytes(bytes).map_err(|error| self.failed(&error))
+    }
+
+    /// Charges going over so many members or elements in search of one; ends where the record has no room anyway, so that
+    /// long lists do not take the square of their length.
+    pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), Fault> {
+        if self.record.is_full() {
+            return Err(Fault::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
+        }
+        self.charge(looks.saturating_mul(LOOK_COST))
     }
 
     /// An expression that has no value here.

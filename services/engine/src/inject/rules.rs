@@ -9,6 +9,7 @@ use crate::profile::rules::ContainerRule;
 use crate::report::Reason;
 use crate::schema;
 
+use super::elements::ITEM_COST;
 use super::merge::{Conflict, Fault, Merge, push_token};
 
 /// The lists of a pod's containers that a rule may be for, in the order in which they start.
@@ -39,6 +40,7 @@ impl<'a> Merge<'_, 'a> {
         let targets = self.targets(author, is_injected)?;
         for rule in rules {
             for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
+                self.charge(ITEM_COST)?;
                 let known = self.computation.known();
                 let result = self.rule(rule, target);
                 self.computation.forget(known);
@@ -56,6 +58,7 @@ impl<'a> Merge<'_, 'a> {
             let Some(slot) = self.document.member(spec, list)? else { continue };
             self.document.open(slot)?;
             let containers: Vec<_> = self.document.children(slot).collect();
+            let mut authors_in_order = author.at(&["spec", list]).into_iter().flat_map(Value::items).peekable();
             for slot in containers {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 let mut pointer = String::with_capacity(64);
@@ -65,9 +68,20 @@ impl<'a> Merge<'_, 'a> {
                 let is_own = self.computation.adds(&name);
                 let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
                 let is_seen = is_own || is_injected(&pointer);
-                let authors = author.at(&["spec", list]).and_then(|list| {
-                    list.items().find(|container| container.get("name").is_some_and(|other| other.is(&name)))
-                });
+                let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
+                // Nearly always both are in the same order.
+                let authors = if let Some(next) = authors_in_order.next_if(has_name) {
+                    Some(next)
+                } else {
+                    let mut all = author.at(&["spec", list]).into_iter().flat_map(Value::items);
+                    let mut looks = 0;
+                    let found = all.find(|container| {
+                        looks += 1;
+                        has_name(container)
+                    });
+                    self.charge_looks(looks)?;
+                    found
+                };
                 let (kind, value) = match authors {
                     Some(value) if !is_added => {
                         let kind = match compute::init_kind(value) {

@@ -10,8 +10,9 @@ use thiserror::Error;
 use super::string::Key;
 use super::tape::{Kind, Value};
 
-/// A slot of a document. It stays valid for as long as the document is there; on a copy it means the same slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A slot of a document. It stays valid for as long as the document is there; on a copy it means the same slot. Slots that
+/// were made later are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlotId(u32);
 
 /// A text that a document keeps.
@@ -275,12 +276,12 @@ impl<'a> Document<'a> {
     }
 
     /// Moves an item of a list before another one; behind all if there is none. One that was there from the beginning is
-    /// removed at its place and added at the other.
-    pub(crate) fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) {
+    /// removed at its place and added at the other. Gives the slot that it is in then.
+    pub(crate) fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
         if before == Some(item) {
-            return;
+            return item;
         }
-        let Some(Slot { content, first, last, .. }) = self.slot(item).copied() else { return };
+        let Some(Slot { content, first, last, .. }) = self.slot(item).copied() else { return item };
         self.remove(item, list);
         let place = before.and_then(|before| self.children(list).position(|child| child == before));
         let moved = match place {
@@ -291,6 +292,7 @@ impl<'a> Document<'a> {
             slot.first = first;
             slot.last = last;
         }
+        moved
     }
 
     /// Gives a slot another value.

@@ -1,0 +1,4 @@
+//! What is fuzzed, shared with the tests of the engine.
+
+#[path = "../../services/engine/tests/fuzz/targets.rs"]
+pub mod targets;

@@ -1,0 +1,128 @@
+//! Replays the corpus of `fuzz/` and goes on from it with a small mutator; so what fuzzers look for is looked for in every
+//! run of the tests, on any toolchain. `just fuzz TARGET` looks longer, with coverage.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+mod mutate;
+mod seeds;
+#[allow(unreachable_pub, reason = "the crate in fuzz/ has it too")]
+mod targets;
+
+use std::panic::catch_unwind;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use targets::TARGETS;
+
+/// Mutated inputs of each target in a run of the tests. `PILLION_MUTATIONS` sets another number.
+const MUTATIONS: usize = 4_000;
+
+/// How long one input may take, in a build without optimisation on a machine that is busy.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// How large the corpus may be, in files and in bytes.
+const MOST: (usize, usize) = (300, 300 * 1024);
+
+fn folder(target: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
+}
+
+/// The corpus of a target, by the names of its files.
+fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let entries = std::fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path());
+    let mut corpus: Vec<_> = entries
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
+        .collect();
+    corpus.sort();
+    assert!(corpus.len() > 10, "the corpus of {target} is gone");
+    corpus
+}
+
+/// Runs a target on an input, and tells the input if something does not hold.
+fn run(name: &str, target: fn(&[u8]), input: &[u8], what: &str) {
+    let start = Instant::now();
+    let result = catch_unwind(|| target(input));
+    let taken = start.elapsed();
+    assert!(
+        result.is_ok() && taken < LIMIT,
+        "{name} {}: {what}, after {taken:?}: {}",
+        if result.is_ok() { "takes too long" } else { "panics" },
+        input.escape_ascii()
+    );
+}
+
+#[test]
+fn the_corpus_has_what_it_is_made_of() {
+    let (mut files, mut bytes) = (0, 0);
+    for (target, _) in TARGETS {
+        if std::env::var_os("PILLION_WRITE").is_some() {
+            std::fs::create_dir_all(folder(target)).unwrap();
+            for (name, input) in seeds::seeds(target) {
+                std::fs::write(folder(target).join(name), input).unwrap();
+            }
+        }
+        let corpus = corpus(target);
+        for (name, input) in seeds::seeds(target) {
+            let found = corpus.iter().find(|(other, _)| *other == name);
+            assert!(
+                found.is_some_and(|(_, found)| *found == input),
+                "{name} of {target} is out of date: run this test with PILLION_WRITE=1"
+            );
+        }
+        files += corpus.len();
+        bytes += corpus.iter().map(|(_, input)| input.len()).sum::<usize>();
+    }
+    assert!(files <= MOST.0 && bytes <= MOST.1, "the corpus has {files} files and {bytes} bytes");
+}
+
+#[test]
+fn the_corpus_does_no_harm() {
+    for (name, target) in TARGETS {
+        for (file, input) in corpus(name) {
+            run(name, target, &input, &file);
+        }
+    }
+}
+
+fn mutate(name: &str) {
+    let (_, target) = TARGETS.into_iter().find(|(other, _)| *other == name).unwrap();
+    let number = |variable| std::env::var(variable).ok().and_then(|number| number.parse().ok());
+    let seed = number("PILLION_SEED").unwrap_or(1);
+    let inputs: Vec<_> = corpus(name).into_iter().map(|(_, input)| input).collect();
+    let mut random = mutate::Random::new(u64::try_from(seed).unwrap());
+    for mutation in 0..number("PILLION_MUTATIONS").unwrap_or(MUTATIONS) {
+        let input = mutate::mutated(&inputs, &mut random);
+        run(name, target, &input, &format!("mutation {mutation} of seed {seed}"));
+    }
+}
+
+#[test]
+fn mutated_reviews_do_no_harm() {
+    mutate("review_bytes");
+}
+
+#[test]
+fn mutated_profiles_do_no_harm() {
+    mutate("profile_yaml");
+}
+
+#[test]
+fn mutated_profiles_and_pods_do_no_harm() {
+    mutate("profile_and_pod");
+}
+
+#[test]
+fn mutated_expressions_do_no_harm() {
+    mutate("expression");
+}
+
+#[test]
+fn mutated_records_do_no_harm() {
+    mutate("record");
+}

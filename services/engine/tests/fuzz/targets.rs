@@ -1,0 +1,314 @@
+//! What is fuzzed: functions that are given any bytes and panic where something does not hold that always has to.
+//!
+//! The targets of `fuzz/` call them, and so does the test that replays the corpus; so what a fuzzer found stays found.
+
+use std::sync::{Arc, LazyLock};
+
+use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
+use pillion_api::profile::ProfileSpec;
+use pillion_engine::expression::{Bindings, Budget, EvaluationError, Expression, Scope, Text, Value};
+use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, advise, compile};
+use pillion_engine::report::Notice;
+use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Value as Json, json};
+
+/// A target and the folder of its corpus.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 5] = [
+    ("review_bytes", review_bytes),
+    ("profile_yaml", profile_yaml),
+    ("profile_and_pod", profile_and_pod),
+    ("expression", expression),
+    ("record", record),
+];
+
+/// What separates the two parts of an input that has two.
+pub const SEPARATOR: &str = "\n---\n";
+
+/// Any body that is sent, for two profiles of the kind that people write.
+///
+/// # Panics
+/// If the answer is not one that the API server takes, or if a second pass changes something.
+pub fn review_bytes(bytes: &[u8]) {
+    static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
+    let ways = [
+        (Endpoint::Any, RecordTrust::ManagedFields),
+        (Endpoint::Level(InjectionLevel::Required), RecordTrust::AsFound),
+    ];
+    for (endpoint, trust) in ways {
+        if let Some((decided, answer)) = decide(bytes, &SNAPSHOT, endpoint, trust) {
+            let answer: Json = serde_json::from_slice(&answer).expect("the answer is JSON");
+            assert!(answer["response"]["allowed"].is_boolean(), "{answer}");
+            let Ok(review) = serde_json::from_slice::<Json>(bytes) else { continue };
+            let _ = patched(&review["request"]["object"], &decided);
+        }
+    }
+    if let Ok(review) = serde_json::from_slice::<Json>(bytes) {
+        assert_settles(&review["request"]["object"], &SNAPSHOT);
+    }
+}
+
+/// Any text that is given as the spec of a profile.
+///
+/// # Panics
+/// If it is refused without a reason, or if its patch does not apply.
+pub fn profile_yaml(bytes: &[u8]) {
+    static POD: LazyLock<Json> = LazyLock::new(sample_pod);
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(spec) = serde_saphyr::from_str::<ProfileSpec>(text) else { return };
+    for name in [ProfileName::cluster("fuzzed"), ProfileName::namespaced("team-a", "fuzzed")] {
+        let Some(profile) = compiled(&name, &spec) else { continue };
+        let snapshot = snapshot([profile]);
+        for trust in [RecordTrust::ManagedFields, RecordTrust::AsFound] {
+            let (decided, _) = decide(&review(&POD), &snapshot, Endpoint::Any, trust).expect("the review can be read");
+            let _ = patched(&POD, &decided);
+        }
+    }
+}
+
+/// The spec of a profile and a pod, both as JSON.
+///
+/// # Panics
+/// If the patch does not apply, or if a second pass changes something although the profile does not contradict itself.
+pub fn profile_and_pod(bytes: &[u8]) {
+    let Some((spec, pod)) = std::str::from_utf8(bytes).ok().and_then(|text| text.split_once(SEPARATOR)) else { return };
+    let (Ok(mut spec), Ok(pod)) = (serde_json::from_str::<Json>(spec), serde_json::from_str::<Json>(pod)) else {
+        return;
+    };
+    let may_contradict_itself = [
+        "$prune",
+        "$each",
+        "$forEach",
+        "$value",
+        "jitter",
+        "Injected",
+        "existing",
+        "${",
+        "\"containers\":[{\"name\":\"r\"",
+    ]
+    .iter()
+    .any(|word| spec.to_string().contains(word));
+    if let Some(spec) = spec.as_object_mut() {
+        spec.insert("activation".into(), json!("Always"));
+    }
+    let Ok(spec) = serde_json::from_value::<ProfileSpec>(spec) else { return };
+    for name in [ProfileName::cluster("fuzzed"), ProfileName::namespaced("team-a", "fuzzed")] {
+        let Some(profile) = compiled(&name, &spec) else { continue };
+        let snapshot = snapshot([profile]);
+        for trust in [RecordTrust::ManagedFields, RecordTrust::AsFound] {
+            if let Some((decided, _)) = decide(&review(&pod), &snapshot, Endpoint::Any, trust) {
+                let after = patched(&pod, &decided);
+                let (second, _) =
+                    decide(&review(&after), &snapshot, Endpoint::Any, trust).expect("it could be read before");
+                let _ = patched(&after, &second);
+            }
+        }
+        if !may_contradict_itself && spec.containers.is_empty() {
+            assert_settles(&pod, &snapshot);
+        }
+    }
+}
+
+/// The source of an expression.
+///
+/// # Panics
+/// If it does more than its budget.
+pub fn expression(bytes: &[u8]) {
+    static WORLD: LazyLock<Json> = LazyLock::new(world);
+    static SCOPE: LazyLock<Scope> = LazyLock::new(|| {
+        let names = WORLD.as_object().into_iter().flat_map(|world| world.keys());
+        names.fold(Scope::new(), |scope, name| match &**name {
+            "params" => scope.with_any_members("params"),
+            name => scope.with(name),
+        })
+    });
+    let Ok(source) = std::str::from_utf8(bytes) else { return };
+    let _ = Text::parse(source);
+    let Ok(expression) = Expression::compile(source, &SCOPE) else { return };
+    let mut budget = Budget::new();
+    let first = expression.evaluate_outcome(&Borrowed(&WORLD), &mut budget);
+    assert!(budget.left() <= Budget::EXPRESSION);
+    let second = expression.evaluate_outcome(&Borrowed(&WORLD), &mut Budget::new());
+    assert_eq!(format!("{first:?}"), format!("{second:?}"), "the same expression has another value");
+    let _ = expression.evaluate_text(&Borrowed(&WORLD), &mut Budget::new());
+    let _ = expression.evaluate_bool(&Borrowed(&WORLD), &mut Budget::new());
+}
+
+/// The text of a record, and what managedFields say.
+///
+/// # Panics
+/// If a patch does not apply, or if a record that is not believed makes a difference.
+pub fn record(bytes: &[u8]) {
+    static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let (record, managed) = text.split_once(SEPARATOR).unwrap_or((text, ""));
+    let mut pod = sample_pod();
+    if let Ok(managed) = serde_json::from_str::<Json>(managed) {
+        pod["metadata"]["managedFields"] = managed;
+    }
+    let plain = pod.clone();
+    pod["metadata"]["annotations"][INJECTED_ANNOTATION] = json!(record);
+    for trust in [RecordTrust::ManagedFields, RecordTrust::AsFound] {
+        let (decided, _) = decide(&review(&pod), &SNAPSHOT, Endpoint::Any, trust).expect("the review can be read");
+        let mut after = patched(&pod, &decided);
+        let (second, _) = decide(&review(&after), &SNAPSHOT, Endpoint::Any, trust).expect("it could be read before");
+        let _ = patched(&after, &second);
+        if !decided.decision.notices.contains(&Notice::RecordDropped) {
+            continue;
+        }
+        let (without, _) = decide(&review(&plain), &SNAPSHOT, Endpoint::Any, trust).expect("it could be read before");
+        let mut expected = patched(&plain, &without);
+        for object in [&mut after, &mut expected] {
+            if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
+                annotations.remove(INJECTED_ANNOTATION);
+            }
+        }
+        assert_eq!(after, expected, "a record that is not believed makes a difference");
+    }
+}
+
+/// Profiles of the kind that people write.
+#[must_use]
+pub fn realistic() -> Snapshot {
+    let files = [include_str!("../cases/mesh.yaml"), include_str!("../cases/vault.yaml")];
+    let profiles = files.into_iter().flat_map(|file| {
+        let file: Json = serde_saphyr::from_str(file).expect("a file of cases");
+        let profiles = file["profiles"].as_object().cloned().unwrap_or_default();
+        profiles.into_iter().map(|(name, spec)| {
+            let spec = serde_json::from_value(spec).expect("a profile");
+            Arc::new(compile(&ProfileName::cluster(&*name), &spec).expect("a profile that is right"))
+        })
+    });
+    snapshot(profiles.collect::<Vec<_>>())
+}
+
+fn snapshot(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Snapshot {
+    let namespace = Namespace::new([("pillion.dev/injection", "enabled")], [("example.com/team", "a")]);
+    Snapshot::new(ProfileSet::new(profiles)).with_namespace("team-a", Some(namespace))
+}
+
+fn compiled(name: &ProfileName, spec: &ProfileSpec) -> Option<Arc<CompiledProfile>> {
+    let _ = advise(spec);
+    match compile(name, spec) {
+        Ok(profile) => Some(Arc::new(profile)),
+        Err(reasons) => {
+            assert!(!reasons.is_empty(), "refused without a reason");
+            let _ = reasons.iter().map(ToString::to_string).collect::<String>();
+            None
+        }
+    }
+}
+
+/// A review of a pod that is being created.
+#[must_use]
+pub fn review(pod: &Json) -> Vec<u8> {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "11111111-2222-3333-4444-555555555555", "operation": "CREATE", "namespace": "team-a",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "userInfo": {"username": "someone"}, "object": pod, "oldObject": null, "dryRun": false,
+        },
+    });
+    review.to_string().into_bytes()
+}
+
+/// Decides about a body and answers it; `None` if it is not a review.
+fn decide(
+    body: &[u8],
+    snapshot: &Snapshot,
+    endpoint: Endpoint,
+    record_trust: RecordTrust,
+) -> Option<(Decided, Vec<u8>)> {
+    let review = Review::parse(body).ok()?;
+    let _ = (review.dry_run(), review.object_name());
+    let facts = Facts { namespace: snapshot.namespace(review.namespace()), record_trust, ..Facts::default() };
+    let _ = review.needs(endpoint, snapshot, &facts);
+    let decided = review.decide(endpoint, snapshot, &facts).expect("the patch passes its check");
+    let answer = review.respond(&decided);
+    Some((decided, answer))
+}
+
+fn patched(object: &Json, decided: &Decided) -> Json {
+    let mut object = object.clone();
+    if let Some(patch) = &decided.patch {
+        let patch: json_patch::Patch = serde_json::from_slice(patch).expect("the patch is one");
+        json_patch::patch(&mut object, &patch).expect("the patch applies");
+    }
+    object
+}
+
+/// A second pass over the result of the first one changes nothing, where nobody forged a record.
+fn assert_settles(pod: &Json, snapshot: &Snapshot) {
+    let mut pod = pod.clone();
+    if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Json::as_object_mut) {
+        annotations.remove(INJECTED_ANNOTATION);
+    }
+    let Some((first, _)) = decide(&review(&pod), snapshot, Endpoint::Any, RecordTrust::AsFound) else { return };
+    let after = patched(&pod, &first);
+    let (second, _) = decide(&review(&after), snapshot, Endpoint::Any, RecordTrust::AsFound).expect("it can be read");
+    let patch = second.patch.as_deref().map(String::from_utf8_lossy);
+    assert!(patch.is_none(), "the second pass changes something: {pod}\n-> {after}\n-> {patch:?}");
+}
+
+/// A pod with some of everything that profiles look at.
+#[must_use]
+pub fn sample_pod() -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "generateName": "web-", "labels": {"app": "web"},
+            "annotations": {"sidecar.istio.io/inject": "true", "example.com/list": "a,b"},
+        },
+        "spec": {
+            "serviceAccountName": "default",
+            "volumes": [{"name": "data", "emptyDir": {}}],
+            "initContainers": [{"name": "setup", "image": "setup:1", "env": [{"name": "A", "value": "1"}]}],
+            "containers": [
+                {
+                    "name": "app", "image": "registry.example.com/team/app:1.2@sha256:abc",
+                    "env": [{"name": "A", "value": "x,y"}, {"name": "B", "value": "$(A)"},
+                            {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+                    "ports": [{"name": "http", "containerPort": 8080}],
+                    "livenessProbe": {"httpGet": {"path": "/live", "port": "http"}},
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                },
+                {"name": "istio-proxy", "image": "auto", "resources": {"limits": {"cpu": "1"}}},
+            ],
+        },
+    })
+}
+
+fn world() -> Json {
+    let pod = sample_pod();
+    json!({
+        "containers": pod["spec"]["containers"], "primary": pod["spec"]["containers"][0],
+        "container": pod["spec"]["containers"][0], "overlays": {}, "object": pod,
+        "request": {"namespace": "team-a", "uid": "u"},
+        "namespaceObject": {"metadata": {"name": "team-a", "labels": {}, "annotations": {}}},
+        "params": {"a": "text", "b": 7, "c": true, "d": ["x", "y"], "e": {"k": "v"}, "f": 1.5},
+        "item": {"name": "A", "value": "x"}, "index": 0, "key": "k", "cluster": {"region": "r"},
+        "owners": [], "variables": {},
+    })
+}
+
+struct Borrowed<'w>(&'w Json);
+
+impl<'w> Bindings<'w> for Borrowed<'w> {
+    fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'w>, EvaluationError> {
+        let value = self.0.get(name).ok_or_else(|| EvaluationError::new(format!("{name} is not there")))?;
+        Ok(value.into())
+    }
+
+    fn member(&self, name: &str, member: &str, _: &mut Budget) -> Result<Option<Value<'w>>, EvaluationError> {
+        Ok(self.0[name].get(member).map(Value::from))
+    }
+
+    fn seed(&self) -> &'static str {
+        "11111111-2222-3333-4444-555555555555"
+    }
+}
