@@ -43,7 +43,11 @@ fn decide(object: &Json, snapshot: &Snapshot, level: Option<&str>) -> (Decided, 
     });
     let body = review.to_string();
     let labels = level.map(|level| (PodSecurityLevel::LABEL, level));
-    let facts = Facts { namespace: Some(Arc::new(Namespace::new(labels, []))), record_trust: RecordTrust::AsFound, ..Facts::default() };
+    let facts = Facts {
+        namespace: Some(Arc::new(Namespace::new(labels, []))),
+        record_trust: RecordTrust::AsFound,
+        ..Facts::default()
+    };
     let endpoint = Endpoint::Level(InjectionLevel::Enabled);
     let decided = Review::parse(body.as_bytes()).unwrap().decide(endpoint, snapshot, &facts).unwrap();
     let mut object = object.clone();
