@@ -280,18 +280,45 @@ fn assert_same(found: &Json, expected: &Json, at: &str) {
     assert!(found == expected, "{at}\n--- found\n{found}\n--- expected\n{expected}");
 }
 
-/// The files of cases by their names.
-fn files() -> Vec<(String, File)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
+/// The cases of a YAML text: documents that are files of cases, or one case with the `profile` that it is about.
+fn documents(name: &str, text: &str) -> Vec<(String, File)> {
+    let documents = format!("\n{text}");
+    let documents = documents.split("\n---\n").enumerate().map(|(place, text)| {
+        let name = format!("{name}#{place}");
+        let document: Json = serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let file = serde_json::from_value(whole(document)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name, file)
+    });
+    documents.collect()
+}
+
+/// What a short document stands for: its profile is for all, and objects have metadata.
+fn whole(mut document: Json) -> Json {
+    if let Some(mut profile) = document.as_object_mut().unwrap().remove("profile") {
+        profile.as_object_mut().unwrap().entry("activation").or_insert_with(|| "Always".into());
+        let cluster = document.as_object_mut().unwrap().remove("cluster");
+        document = json!({"profiles": {"p": profile}, "cases": [document], "cluster": cluster});
+    }
+    for case in document["cases"].as_array_mut().unwrap() {
+        for name in ["pod", "result", "then"] {
+            if let Some(object) = case.get_mut(name).and_then(Json::as_object_mut) {
+                object.entry("metadata").or_insert_with(|| json!({}));
+            }
+        }
+    }
+    document
+}
+
+/// The files of a folder of tests by their names.
+fn files(folder: &str) -> Vec<(String, File)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let read = |path: PathBuf| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let text = std::fs::read_to_string(&path).unwrap();
-        let file = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        (name, file)
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        documents(&name, &std::fs::read_to_string(&path).unwrap())
     };
-    files.into_iter().map(read).collect()
+    files.into_iter().flat_map(read).collect()
 }
 
 /// Runs files of cases, and says of all that fail which they are. How many cases there were.
@@ -318,6 +345,12 @@ fn run(files: &[(String, File)]) -> usize {
 
 #[test]
 fn every_case_is_as_it_says() {
-    let count = run(&files());
+    let count = run(&files("cases"));
     assert!(count >= 25, "only {count} cases were found");
+}
+
+#[test]
+fn every_primitive_is_as_it_says() {
+    let count = run(&files("primitives"));
+    assert!(count >= 60, "only {count} cases were found");
 }
