@@ -10,6 +10,11 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+#[path = "pages/primitives.rs"]
+mod primitives_page;
+#[path = "pages/profiles.rs"]
+mod profiles_page;
+
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
