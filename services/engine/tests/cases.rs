@@ -10,11 +10,20 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+#[path = "pages/primitives.rs"]
+mod primitives_page;
+#[path = "pages/profiles.rs"]
+mod profiles_page;
+
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_api::profile::ProfileSpec;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
+use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSet, compile_with};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde::Deserialize;
@@ -31,6 +40,8 @@ struct File {
     /// Annotations of the namespace.
     #[serde(default)]
     namespace: serde_json::Map<String, Json>,
+    /// What the platform says of the cluster.
+    cluster: Option<Json>,
     cases: Vec<Case>,
 }
 
@@ -40,6 +51,19 @@ struct File {
 struct Case {
     name: String,
     pod: Json,
+    /// Annotations of the namespace, instead of the file's.
+    namespace: Option<serde_json::Map<String, Json>>,
+    /// What the API server says of the request beside the object, as a merge patch.
+    #[serde(default)]
+    request: Json,
+    /// The metadata of the pod's service account; absent if there is none.
+    service_account: Option<Json>,
+    /// Owners that can be looked up, as objects.
+    #[serde(default)]
+    owners: Vec<Json>,
+    /// Objects that can be looked up, by `resource/name`, or `resource` for a list.
+    #[serde(default)]
+    lookups: serde_json::Map<String, Json>,
     /// The whole object behind it, without the record. Absent: the pod as it was.
     result: Option<Json>,
     /// Reasons of the profiles that were asked for, as they stand in metrics.
@@ -53,25 +77,78 @@ struct Case {
     then: Option<Json>,
 }
 
-fn snapshot(file: &File) -> Snapshot {
-    let compiled = file.profiles.iter().map(|(name, spec)| {
+/// The profiles of a file, for those that extend others.
+struct Specs(Vec<(String, ProfileSpec)>);
+
+impl Parents for Specs {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        let found = self.0.iter().find(|(other, _)| other == name);
+        found.map_or(Parent::Unknown, |(_, spec)| Parent::Accepted(Cow::Borrowed(spec)))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+fn profiles(file: &File) -> ProfileSet {
+    let read = |(name, spec): (&String, &Json)| {
         let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let name = match name.split_once('/') {
+        (name.clone(), spec)
+    };
+    let specs = Specs(file.profiles.iter().map(read).collect());
+    let compiled = specs.0.iter().map(|(name, spec)| {
+        let named = match name.split_once('/') {
             Some((namespace, name)) => ProfileName::namespaced(namespace, name),
             None => ProfileName::cluster(name.as_str()),
         };
-        let compiled = compile(&name, &spec);
-        Arc::new(compiled.unwrap_or_else(|faults| {
+        Arc::new(compile_with(&named, spec, &specs).unwrap_or_else(|faults| {
             panic!("{name}: {}", faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         }))
     });
-    let annotations = file.namespace.iter().map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()));
-    let namespace = Namespace::new([("pillion.dev/injection", "enabled")], annotations);
-    Snapshot::new(ProfileSet::new(compiled)).with_namespace("team-a", Some(namespace))
+    ProfileSet::new(compiled)
 }
 
-fn review(pod: &Json) -> Vec<u8> {
-    let review = json!({
+/// Everything that is known when a case's pod comes.
+fn snapshot(file: &File, profiles: &ProfileSet, case: &Case) -> Snapshot {
+    let annotations = case.namespace.as_ref().unwrap_or(&file.namespace);
+    let annotations = annotations.iter().map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()));
+    let namespace = Namespace::new([("pillion.dev/injection", "enabled")], annotations);
+    Snapshot::new(profiles.clone()).with_namespace("team-a", Some(namespace))
+}
+
+fn tape(value: &Json) -> Arc<OwnedTape> {
+    Arc::new(OwnedTape::parse(value.to_string()).unwrap())
+}
+
+/// What look-ups bring, of all that is wanted and nothing else.
+fn looked_up(file: &File, case: &Case, wanted: Wanted) -> LookedUp {
+    let found = |object: Option<Json>| object.map_or(Answer::Missing, |object| Answer::Found(tape(&object)));
+    let service_account = match wanted.service_account {
+        Some(_) => found(case.service_account.as_ref().map(|metadata| json!({"metadata": metadata}))),
+        None => Answer::NotAsked,
+    };
+    let owners = wanted.owners.map_or(Answer::NotAsked, |mut chain| {
+        while let Some(next) = chain.next() {
+            let named = |owner: &&Json| owner["metadata"]["name"] == *next.name && owner["kind"] == *next.kind;
+            let owner = case.owners.iter().find(named).map(tape);
+            chain.found(owner);
+        }
+        Answer::Found(chain)
+    });
+    let objects = wanted.objects.into_iter().map(|query| {
+        let key = match &query.which {
+            Which::Named(name) => format!("{}/{name}", query.resource),
+            Which::Selected(_) => query.resource.to_string(),
+        };
+        let object = case.lookups.get(&key).cloned();
+        (query, found(object))
+    });
+    LookedUp { service_account, owners, objects: objects.collect(), cluster: file.cluster.as_ref().map(tape) }
+}
+
+fn review(case: &Case, pod: &Json) -> Vec<u8> {
+    let mut review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
             "uid": "11111111-2222-3333-4444-555555555555", "operation": "CREATE", "namespace": "team-a",
@@ -80,14 +157,19 @@ fn review(pod: &Json) -> Vec<u8> {
             "userInfo": {"username": "someone"}, "object": pod, "oldObject": null, "dryRun": false,
         },
     });
+    if case.request.is_object() {
+        merged(&mut review["request"], &case.request);
+    }
     serde_json::to_vec(&review).unwrap()
 }
 
-fn decide(pod: &Json, snapshot: &Snapshot, record_trust: RecordTrust) -> (Decided, Json) {
-    let body = review(pod);
+fn decide(file: &File, snapshot: &Snapshot, case: &Case, pod: &Json, record_trust: RecordTrust) -> (Decided, Json) {
+    let body = review(case, pod);
     let review = Review::parse(&body).unwrap();
-    let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
-    let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
+    let mut facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
+    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    facts.looked_up = looked_up(file, case, review.needs(endpoint, snapshot, &facts));
+    let decided = review.decide(endpoint, snapshot, &facts).unwrap();
     let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
     (decided, answer)
 }
@@ -145,8 +227,9 @@ fn merged(target: &mut Json, patch: &Json) {
     json_patch::merge(target, patch);
 }
 
-fn check(file: &str, snapshot: &Snapshot, case: &Case) {
-    let at = format!("{file}: {}", case.name);
+fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
+    let at = format!("{name}: {}", case.name);
+    let snapshot = &snapshot(file, profiles, case);
     let expected = case.result.as_ref().unwrap_or(&case.pod);
     for trust in [RecordTrust::AsFound, RecordTrust::ManagedFields] {
         let pod = match trust {
@@ -154,7 +237,7 @@ fn check(file: &str, snapshot: &Snapshot, case: &Case) {
             RecordTrust::ManagedFields if case.pod["metadata"].get("managedFields").is_some() => case.pod.clone(),
             RecordTrust::ManagedFields => managed(&case.pod, &case.pod),
         };
-        let (decided, answer) = decide(&pod, snapshot, trust);
+        let (decided, answer) = decide(file, snapshot, case, &pod, trust);
         let result = patched(&pod, &decided);
         let shown = decided.decision.profiles.iter().map(|profile| format!("{} {:?}", profile.reason, profile.detail));
         let shown = format!("{trust:?} {:?} {answer}", shown.collect::<Vec<_>>());
@@ -174,7 +257,7 @@ fn check(file: &str, snapshot: &Snapshot, case: &Case) {
         if let Some(foreign) = &case.foreign {
             merged(&mut again, foreign);
         }
-        let (second, _) = decide(&again, snapshot, trust);
+        let (second, _) = decide(file, snapshot, case, &again, trust);
         match &case.then {
             None => {
                 let patch = second.patch.as_deref().map(String::from_utf8_lossy);
@@ -183,7 +266,7 @@ fn check(file: &str, snapshot: &Snapshot, case: &Case) {
             Some(then) => {
                 let result = patched(&again, &second);
                 assert_same(&plain(result.clone(), &case.pod), then, &format!("{at}: the second pass ({trust:?})"));
-                let (third, _) = decide(&result, snapshot, trust);
+                let (third, _) = decide(file, snapshot, case, &result, trust);
                 let patch = third.patch.as_deref().map(String::from_utf8_lossy);
                 assert_eq!(patch, None, "{at}: the third pass changes something ({trust:?})");
             }
@@ -202,26 +285,77 @@ fn assert_same(found: &Json, expected: &Json, at: &str) {
     assert!(found == expected, "{at}\n--- found\n{found}\n--- expected\n{expected}");
 }
 
-#[test]
-fn every_case_is_as_it_says() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
+/// The cases of a YAML text: documents that are files of cases, or one case with the `profile` that it is about.
+fn documents(name: &str, text: &str) -> Vec<(String, File)> {
+    let documents = format!("\n{text}");
+    let documents = documents.split("\n---\n").enumerate().map(|(place, text)| {
+        let name = format!("{name}#{place}");
+        let document: Json = serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let file = serde_json::from_value(whole(document)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name, file)
+    });
+    documents.collect()
+}
+
+/// What a short document stands for: its profile is for all, and objects have metadata.
+fn whole(mut document: Json) -> Json {
+    if let Some(mut profile) = document.as_object_mut().unwrap().remove("profile") {
+        profile.as_object_mut().unwrap().entry("activation").or_insert_with(|| "Always".into());
+        let cluster = document.as_object_mut().unwrap().remove("cluster");
+        document = json!({"profiles": {"p": profile}, "cases": [document], "cluster": cluster});
+    }
+    for case in document["cases"].as_array_mut().unwrap() {
+        for name in ["pod", "result", "then"] {
+            if let Some(object) = case.get_mut(name).and_then(Json::as_object_mut) {
+                object.entry("metadata").or_insert_with(|| json!({}));
+            }
+        }
+    }
+    document
+}
+
+/// The files of a folder of tests by their names.
+fn files(folder: &str) -> Vec<(String, File)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
+    let read = |path: PathBuf| {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        documents(&name, &std::fs::read_to_string(&path).unwrap())
+    };
+    files.into_iter().flat_map(read).collect()
+}
+
+/// Runs files of cases, and says of all that fail which they are. How many cases there were.
+fn run(files: &[(String, File)]) -> usize {
     let mut count = 0;
     let mut failed = Vec::new();
-    for path in files {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let text = std::fs::read_to_string(&path).unwrap();
-        let file: File = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let snapshot = snapshot(&file);
+    for (name, file) in files {
+        let guarded = |run: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_ok();
+        let mut set = None;
+        if !guarded(&mut || set = Some(profiles(file))) {
+            failed.push(format!("{name}: its profiles"));
+        }
+        let Some(set) = set else { continue };
         for case in &file.cases {
             count += 1;
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&name, &snapshot, case)));
-            if result.is_err() {
+            if !guarded(&mut || check(name, file, &set, case)) {
                 failed.push(format!("{name}: {}", case.name));
             }
         }
     }
     assert!(failed.is_empty(), "{} of {count} failed: {failed:#?}", failed.len());
+    count
+}
+
+#[test]
+fn every_case_is_as_it_says() {
+    let count = run(&files("cases"));
     assert!(count >= 25, "only {count} cases were found");
+}
+
+#[test]
+fn every_primitive_is_as_it_says() {
+    let count = run(&files("primitives"));
+    assert!(count >= 60, "only {count} cases were found");
 }
