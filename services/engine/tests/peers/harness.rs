@@ -1,0 +1,350 @@
+//! How a peer's case is run: its profiles compiled, the pod decided about, the patch applied, the result compared.
+//!
+//! What is compared is the object, never the patch. Two things are levelled in every comparison, because they mean the
+//! same to Kubernetes: an empty map, an empty list and a null are as if they were not there; and the record of the engine
+//! is taken out. Everything else that may differ is said case by case, with its reason.
+
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use pillion_api::profile::ProfileSpec;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::{Answer, LookedUp};
+use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSet, compile_with};
+use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Map, Value as Json, json};
+
+/// The variable that names the folder with the peers' own cases.
+const FOLDER: &str = "PILLION_PEERS";
+
+/// Where the folder is looked for if the variable is not set: beside the checkout.
+const BESIDE: &str = "shared/fixtures/peers";
+
+const RECORD: &str = "pillion.dev/injected";
+
+/// The profiles of a peer, as they are written.
+#[derive(Clone, Debug)]
+pub(crate) struct Profiles(Vec<(String, Json)>);
+
+/// What a case is about.
+#[derive(Clone, Debug)]
+pub(crate) struct Input {
+    pub(crate) pod: Json,
+    pub(crate) namespace: String,
+    pub(crate) namespace_annotations: Map<String, Json>,
+    /// The annotations of the pod's service account; `None` if there is no such account.
+    pub(crate) service_account: Option<Map<String, Json>>,
+    pub(crate) cluster: Json,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The object without the record.
+    pub(crate) object: Json,
+    /// Reasons of the profiles that were asked for, and what the author is told.
+    pub(crate) told: String,
+}
+
+/// A case that is known to differ, and why.
+pub(crate) type Pinned = (&'static str, &'static str);
+
+impl Parents for Profiles {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        let Some((_, spec)) = self.0.iter().find(|(found, _)| found == name) else { return Parent::Unknown };
+        let spec: ProfileSpec = serde_json::from_value(spec.clone()).unwrap();
+        Parent::Accepted(std::borrow::Cow::Owned(spec))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+impl Profiles {
+    /// The profiles in `tests/peers/<peer>/profile.yaml`.
+    pub(crate) fn of(peer: &str) -> Self {
+        let documents = documents(&own_folder(peer).join("profile.yaml"));
+        Self(documents.iter().map(|document| (text(&document["metadata"]["name"]), document["spec"].clone())).collect())
+    }
+
+    /// With one more.
+    pub(crate) fn with(mut self, name: &str, spec: Json) -> Self {
+        self.0.push((name.to_owned(), spec));
+        self
+    }
+
+    /// With another default of a parameter, as the one who installs the profile would write it.
+    pub(crate) fn with_default(mut self, profile: &str, parameter: &str, value: Json) -> Self {
+        let (_, spec) = self.0.iter_mut().find(|(name, _)| name == profile).unwrap();
+        let parameters = spec["parameters"].as_array_mut().unwrap();
+        let found = parameters.iter_mut().find(|found| found["name"] == parameter);
+        found.unwrap_or_else(|| panic!("{profile} has no parameter {parameter}"))["default"] = value;
+        self
+    }
+
+    fn compiled(&self) -> ProfileSet {
+        let compiled = self.0.iter().map(|(name, spec)| {
+            let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let compiled = compile_with(&ProfileName::cluster(name.as_str()), &spec, self);
+            Arc::new(compiled.unwrap_or_else(|faults| {
+                panic!("{name}: {}", faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+            }))
+        });
+        ProfileSet::new(compiled)
+    }
+
+    /// Injects, and again, which has to change nothing.
+    pub(crate) fn inject(&self, input: &Input) -> Outcome {
+        let annotations = input.namespace_annotations.iter().map(|(key, value)| (key.clone(), text(value)));
+        let labels = [("pillion.dev/injection".to_owned(), "enabled".to_owned())];
+        let namespace = Namespace::new(labels, annotations);
+        let snapshot = Snapshot::new(self.compiled()).with_namespace(&input.namespace, Some(namespace));
+        let tape = |value: &Json| Arc::new(OwnedTape::parse(value.to_string()).unwrap());
+        let account = input.service_account.as_ref().map(|annotations| {
+            let name = input.pod["spec"]["serviceAccountName"].as_str().unwrap_or("default");
+            tape(&json!({"metadata": {"name": name, "annotations": annotations}}))
+        });
+        let facts = Facts {
+            namespace: snapshot.namespace(&input.namespace),
+            looked_up: LookedUp {
+                service_account: account.map_or(Answer::Missing, Answer::Found),
+                cluster: Some(tape(&input.cluster)),
+                ..LookedUp::default()
+            },
+            record_trust: RecordTrust::AsFound,
+        };
+        let (object, told) = decide(&input.pod, &input.namespace, &snapshot, &facts);
+        let (again, _) = decide(&object, &input.namespace, &snapshot, &facts);
+        assert_same(&again, &object, "the second pass changes something");
+        Outcome { object: without_record(object), told }
+    }
+}
+
+impl Input {
+    pub(crate) fn new(pod: Json) -> Self {
+        Self {
+            pod,
+            namespace: "default".to_owned(),
+            namespace_annotations: Map::new(),
+            service_account: Some(Map::new()),
+            cluster: json!({}),
+        }
+    }
+}
+
+fn decide(pod: &Json, namespace: &str, snapshot: &Snapshot, facts: &Facts) -> (Json, String) {
+    let body = serde_json::to_vec(&json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "11111111-2222-3333-4444-555555555555", "operation": "CREATE", "namespace": namespace,
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "userInfo": {"username": "someone"}, "object": pod, "oldObject": null, "dryRun": false,
+        },
+    }))
+    .unwrap();
+    let review = Review::parse(&body).unwrap();
+    let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, facts).unwrap();
+    let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
+    let mut told = String::new();
+    for profile in &decided.decision.profiles {
+        writeln!(told, "{} {:?}", profile.reason, profile.detail).unwrap();
+    }
+    for warning in answer["response"]["warnings"].as_array().into_iter().flatten() {
+        writeln!(told, "{warning}").unwrap();
+    }
+    if answer["response"]["allowed"] != true {
+        writeln!(told, "denied: {}", answer["response"]["status"]["message"]).unwrap();
+    }
+    let mut object = pod.clone();
+    if let Some(patch) = &decided.patch {
+        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
+    }
+    (object, told)
+}
+
+/// The folder with the peers' cases; `None`, with a word on standard error, where it is not there.
+pub(crate) fn fixtures(peer: &str) -> Option<PathBuf> {
+    let beside = || {
+        let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2)?;
+        Some(checkout.parent()?.join(BESIDE))
+    };
+    let folder = std::env::var_os(FOLDER).map(PathBuf::from).or_else(beside).map(|folder| folder.join(peer));
+    let found = folder.filter(|folder| folder.is_dir());
+    if found.is_none() {
+        eprintln!("skipped: the cases of {peer} itself are not here; set {FOLDER} to the folder with {peer}/ in it");
+    }
+    found
+}
+
+fn own_folder(peer: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers").join(peer)
+}
+
+/// The cases of `tests/peers/<peer>/cases.yaml`.
+pub(crate) fn own_cases(peer: &str) -> Vec<Json> {
+    documents(&own_folder(peer).join("cases.yaml"))
+}
+
+/// The input that one of the own cases describes.
+pub(crate) fn own_input(case: &Json) -> Input {
+    let map = |name: &str| case[name].as_object().cloned();
+    Input {
+        pod: case["pod"].clone(),
+        namespace: case["namespace"].as_str().unwrap_or("default").to_owned(),
+        namespace_annotations: map("namespaceAnnotations").unwrap_or_default(),
+        service_account: map("serviceAccount"),
+        cluster: map("cluster").unwrap_or_default().into(),
+    }
+}
+
+/// The documents of a YAML file.
+pub(crate) fn documents(path: &Path) -> Vec<Json> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let found: Vec<Json> =
+        serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    found.into_iter().filter(|document| !document.is_null()).collect()
+}
+
+/// Files of a folder and of those in it, by what their names end with, sorted.
+pub(crate) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.to_string_lossy().ends_with(ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+pub(crate) fn text(value: &Json) -> String {
+    value.as_str().unwrap_or_else(|| panic!("{value} is not a text")).to_owned()
+}
+
+fn without_record(mut object: Json) -> Json {
+    if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
+        annotations.remove(RECORD);
+    }
+    object
+}
+
+/// Without what is empty, with sorted keys.
+pub(crate) fn levelled(value: &Json) -> Json {
+    fn is_empty(value: &Json) -> bool {
+        match value {
+            Json::Null => true,
+            Json::Array(items) => items.is_empty(),
+            Json::Object(members) => members.is_empty(),
+            _ => false,
+        }
+    }
+    let mut level = match value {
+        Json::Array(items) => items.iter().map(levelled).collect(),
+        Json::Object(members) => members
+            .iter()
+            .map(|(key, value)| (key.clone(), levelled(value)))
+            .filter(|(_, value)| !is_empty(value))
+            .collect::<Map<_, _>>()
+            .into(),
+        other => other.clone(),
+    };
+    level.sort_all_objects();
+    level
+}
+
+/// Fails, with both and their differences, if two objects do not mean the same.
+pub(crate) fn assert_same(found: &Json, expected: &Json, at: &str) {
+    let (found, expected) = (levelled(found), levelled(expected));
+    if found != expected {
+        let mut differences = String::new();
+        list_differences(&found, &expected, String::new(), &mut differences);
+        panic!("{at}\n{differences}");
+    }
+}
+
+/// Every place at which two objects differ, a line each.
+fn list_differences(found: &Json, expected: &Json, path: String, list: &mut String) {
+    match (found, expected) {
+        (Json::Object(left), Json::Object(right)) => {
+            let keys = left.keys().chain(right.keys().filter(|key| !left.contains_key(*key)));
+            for key in keys {
+                let null = Json::Null;
+                let (left, right) = (left.get(key).unwrap_or(&null), right.get(key).unwrap_or(&null));
+                list_differences(left, right, format!("{path}.{key}"), list);
+            }
+        }
+        (Json::Array(left), Json::Array(right)) => {
+            for place in 0..left.len().max(right.len()) {
+                let null = Json::Null;
+                let (left, right) = (left.get(place).unwrap_or(&null), right.get(place).unwrap_or(&null));
+                list_differences(left, right, format!("{path}[{place}]"), list);
+            }
+        }
+        _ if found == expected => {}
+        _ => writeln!(list, "  {path}:\n    found    {found}\n    expected {expected}").unwrap(),
+    }
+}
+
+/// What a partial object says has to be in the other one. An element of a list of names is compared with the element of
+/// that name, any other with the element in its place.
+pub(crate) fn assert_contains(found: &Json, part: &Json, at: &str) {
+    match (found, part) {
+        (Json::Object(whole), Json::Object(part)) => {
+            for (key, part) in part {
+                let whole = whole.get(key).unwrap_or(&Json::Null);
+                assert_contains(whole, part, &format!("{at}.{key}"));
+            }
+        }
+        (Json::Array(whole), Json::Array(part)) => {
+            for (place, part) in part.iter().enumerate() {
+                let name = part.get("name").or_else(|| part.get("mountPath"));
+                let key = if part.get("name").is_some() { "name" } else { "mountPath" };
+                let whole = match name {
+                    Some(name) => whole.iter().find(|whole| whole.get(key) == Some(name)),
+                    None => whole.get(place),
+                };
+                let shown = name.map_or_else(|| place.to_string(), ToString::to_string);
+                assert_contains(whole.unwrap_or(&Json::Null), part, &format!("{at}[{shown}]"));
+            }
+        }
+        _ => assert_eq!(found, part, "{at}"),
+    }
+}
+
+/// Runs cases by name and counts those that are as the peer has it. A case that is pinned has to differ still, so that
+/// the table tells the truth; all others have to pass, and there have to be as many as somebody once counted.
+pub(crate) fn tally(
+    peer: &str,
+    cases: Vec<(String, Box<dyn Fn() + '_>)>,
+    pinned: &[Pinned],
+    passing: usize,
+) {
+    let mut passed = 0;
+    let mut wrong = Vec::new();
+    for (name, _) in pinned {
+        if !cases.iter().any(|(case, _)| case == name) {
+            wrong.push(format!("{name} is pinned, and there is no such case"));
+        }
+    }
+    for (name, case) in &cases {
+        let reason = pinned.iter().find(|(pinned, _)| pinned == name).map(|(_, reason)| *reason);
+        eprintln!("case {peer}/{name}");
+        match (catch_unwind(AssertUnwindSafe(case)), reason) {
+            (Ok(()), None) => passed += 1,
+            (Err(_), Some(_)) => {}
+            (Ok(()), Some(reason)) => wrong.push(format!("{name} passes, though it is pinned: {reason}")),
+            (Err(_), None) => wrong.push(format!("{name} is not as {peer} has it")),
+        }
+    }
+    assert!(wrong.is_empty(), "{peer}: {wrong:#?}");
+    assert_eq!(passed, passing, "{peer}: the number of cases that are as the peer has them");
+}
