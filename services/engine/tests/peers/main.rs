@@ -14,3 +14,4 @@
 
 mod eks;
 mod harness;
+mod tumblr;
