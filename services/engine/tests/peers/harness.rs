@@ -81,10 +81,28 @@ impl Profiles {
     /// With another default of a parameter, as the one who installs the profile would write it.
     pub(crate) fn with_default(mut self, profile: &str, parameter: &str, value: Json) -> Self {
         let (_, spec) = self.0.iter_mut().find(|(name, _)| name == profile).unwrap();
-        let parameters = spec["parameters"].as_array_mut().unwrap();
-        let found = parameters.iter_mut().find(|found| found["name"] == parameter);
-        found.unwrap_or_else(|| panic!("{profile} has no parameter {parameter}"))["default"] = value;
+        let is_child = spec.get("extends").is_some();
+        let parameters = spec.as_object_mut().unwrap().entry("parameters").or_insert_with(|| json!([]));
+        let parameters = parameters.as_array_mut().unwrap();
+        match parameters.iter_mut().find(|found| found["name"] == parameter) {
+            Some(found) => found["default"] = value,
+            None if is_child => parameters.push(json!({"name": parameter, "default": value})),
+            None => panic!("{profile} has no parameter {parameter}"),
+        }
         self
+    }
+
+    /// With other words by which it is asked for, beside its name.
+    pub(crate) fn with_values(mut self, profile: &str, values: Json) -> Self {
+        let (_, spec) = self.0.iter_mut().find(|(name, _)| name == profile).unwrap();
+        spec["request"]["values"] = values;
+        self
+    }
+
+    /// Whether a profile is asked for by an annotation that begins so.
+    pub(crate) fn asks(&self, profile: &str, prefix: &str) -> bool {
+        let found = self.0.iter().find(|(name, _)| name == profile);
+        found.is_some_and(|(_, spec)| text(&spec["request"]["annotation"]).starts_with(prefix))
     }
 
     fn compiled(&self) -> ProfileSet {
@@ -294,29 +312,35 @@ fn list_differences(found: &Json, expected: &Json, path: String, list: &mut Stri
     }
 }
 
-/// What a partial object says has to be in the other one. An element of a list of names is compared with the element of
-/// that name, any other with the element in its place.
+/// What a partial object says has to be in the other one; lists are as long, and in the same order.
 pub(crate) fn assert_contains(found: &Json, part: &Json, at: &str) {
+    let mut differences = String::new();
+    list_missing(&levelled(found), &levelled(part), String::new(), &mut differences);
+    assert!(differences.is_empty(), "{at}\n{differences}");
+}
+
+fn list_missing(found: &Json, part: &Json, path: String, list: &mut String) {
     match (found, part) {
         (Json::Object(whole), Json::Object(part)) => {
             for (key, part) in part {
-                let whole = whole.get(key).unwrap_or(&Json::Null);
-                assert_contains(whole, part, &format!("{at}.{key}"));
+                list_missing(whole.get(key).unwrap_or(&Json::Null), part, format!("{path}.{key}"), list);
+            }
+        }
+        (Json::Array(whole), Json::Array(part)) if whole.len() == part.len() => {
+            for (place, (whole, part)) in whole.iter().zip(part).enumerate() {
+                list_missing(whole, part, format!("{path}[{place}]"), list);
             }
         }
         (Json::Array(whole), Json::Array(part)) => {
-            for (place, part) in part.iter().enumerate() {
-                let name = part.get("name").or_else(|| part.get("mountPath"));
-                let key = if part.get("name").is_some() { "name" } else { "mountPath" };
-                let whole = match name {
-                    Some(name) => whole.iter().find(|whole| whole.get(key) == Some(name)),
-                    None => whole.get(place),
-                };
-                let shown = name.map_or_else(|| place.to_string(), ToString::to_string);
-                assert_contains(whole.unwrap_or(&Json::Null), part, &format!("{at}[{shown}]"));
-            }
+            let names = |items: &[Json]| {
+                let name = |item: &Json| item.get("name").unwrap_or(item).to_string();
+                items.iter().map(name).collect::<Vec<_>>().join(" ")
+            };
+            let (whole, part) = (names(whole), names(part));
+            writeln!(list, "  {path}:\n    found    {whole}\n    expected {part}").unwrap();
         }
-        _ => assert_eq!(found, part, "{at}"),
+        _ if found == part => {}
+        _ => writeln!(list, "  {path}:\n    found    {found}\n    expected {part}").unwrap(),
     }
 }
 

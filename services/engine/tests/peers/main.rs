@@ -14,4 +14,5 @@
 
 mod eks;
 mod harness;
+mod otel;
 mod tumblr;
