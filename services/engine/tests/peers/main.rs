@@ -14,5 +14,6 @@
 
 mod eks;
 mod harness;
+mod linkerd;
 mod otel;
 mod tumblr;
