@@ -346,12 +346,7 @@ fn list_missing(found: &Json, part: &Json, path: String, list: &mut String) {
 
 /// Runs cases by name and counts those that are as the peer has it. A case that is pinned has to differ still, so that
 /// the table tells the truth; all others have to pass, and there have to be as many as somebody once counted.
-pub(crate) fn tally(
-    peer: &str,
-    cases: Vec<(String, Box<dyn Fn() + '_>)>,
-    pinned: &[Pinned],
-    passing: usize,
-) {
+pub(crate) fn tally(peer: &str, cases: Vec<(String, Box<dyn Fn() + '_>)>, pinned: &[Pinned], passing: usize) {
     let mut passed = 0;
     let mut wrong = Vec::new();
     for (name, _) in pinned {

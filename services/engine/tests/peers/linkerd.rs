@@ -55,8 +55,7 @@ fn pod_of(object: &Json) -> Json {
         pod["metadata"] = json!({});
     }
     if let Some((version, kind)) = owner {
-        pod["metadata"]["ownerReferences"] =
-            json!([{"apiVersion": version, "kind": kind, "name": object["metadata"]["name"], "uid": "1", "controller": true}]);
+        pod["metadata"]["ownerReferences"] = json!([{"apiVersion": version, "kind": kind, "name": object["metadata"]["name"], "uid": "1", "controller": true}]);
     }
     // Some of the peer's annotations are booleans in YAML. The API server would refuse them.
     for value in pod["metadata"]["annotations"].as_object_mut().into_iter().flatten().map(|(_, value)| value) {
@@ -87,8 +86,7 @@ fn check_webhook(folder: &Path, pod: &str, namespace: &str, patch: Option<&str>)
     let namespace: Json = serde_saphyr::from_str(&replaced(&folder.join(format!("{namespace}.yaml")))).unwrap();
     let mut input = Input::new(pod_of(&object));
     // The peer's test says that it is a Deployment's pod.
-    input.pod["metadata"]["ownerReferences"] =
-        json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "owner-deployment", "uid": "1", "controller": true}]);
+    input.pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "owner-deployment", "uid": "1", "controller": true}]);
     input.namespace = namespace_of_pods.to_owned();
     input.namespace_annotations = namespace["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
     let mut expected = input.pod.clone();
@@ -146,7 +144,10 @@ fn the_cases_of_linkerd() {
     let mut cases: Vec<(String, Box<dyn Fn()>)> = Vec::new();
     for (pod, namespace, patch) in WEBHOOK {
         let webhook = webhook.clone();
-        cases.push((format!("webhook/{pod}/{namespace}"), Box::new(move || check_webhook(&webhook, pod, namespace, patch))));
+        cases.push((
+            format!("webhook/{pod}/{namespace}"),
+            Box::new(move || check_webhook(&webhook, pod, namespace, patch)),
+        ));
     }
     for name in COMMAND_LINE {
         let command_line = command_line.clone();

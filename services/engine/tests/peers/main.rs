@@ -14,6 +14,7 @@
 
 mod eks;
 mod harness;
+mod istio;
 mod linkerd;
 mod otel;
 mod tumblr;

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde_json::{Value as Json, json};
 
 use crate::harness::{
-    Input, Pinned, Profiles, assert_contains, assert_same, documents, files, fixtures, own_cases, own_input, tally, text,
+    Input, Pinned, Profiles, assert_contains, assert_same, documents, files, fixtures, own_cases, own_input, tally,
+    text,
 };
 
 const PREFIX: &str = "instrumentation.opentelemetry.io/inject-";
@@ -42,10 +43,13 @@ fn profiles(instrumentation: &Json, namespace: &str) -> Profiles {
             ("sampler", spec["sampler"]["type"].clone()),
             ("samplerArgument", spec["sampler"]["argument"].clone()),
             ("languageEnv", own["env"].clone()),
-            ("volume", match &own["volumeClaimTemplate"] {
-                Json::Null => Json::Null,
-                template => json!({"ephemeral": {"volumeClaimTemplate": template}}),
-            }),
+            (
+                "volume",
+                match &own["volumeClaimTemplate"] {
+                    Json::Null => Json::Null,
+                    template => json!({"ephemeral": {"volumeClaimTemplate": template}}),
+                },
+            ),
             ("attrs", own["attrs"].clone()),
         ];
         for (parameter, value) in settings.into_iter().filter(|(_, value)| !value.is_null()) {
@@ -95,7 +99,8 @@ fn level(value: &mut Json) {
 fn check(install: &Path, assertion: &Path) {
     let folder = install.parent().unwrap();
     let instrumentation = files(folder, "install-instrumentation.yaml").remove(0);
-    let instrumentation = documents(&instrumentation).into_iter().find(|found| found["kind"] == "Instrumentation").unwrap();
+    let instrumentation =
+        documents(&instrumentation).into_iter().find(|found| found["kind"] == "Instrumentation").unwrap();
     let namespace = instrumentation["metadata"]["namespace"].as_str().unwrap_or("default");
     let is_workload = |found: &Json| found["spec"].get("template").is_some() || found["kind"] == "Pod";
     let workload = documents(install).into_iter().find(is_workload).unwrap();

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::harness::{Input, Pinned, Profiles, assert_same, documents, files, fixtures, own_cases, own_input, tally, text};
+use crate::harness::{
+    Input, Pinned, Profiles, assert_same, documents, files, fixtures, own_cases, own_input, tally, text,
+};
 
 const PREFIX: &str = "injector.unittest.com";
 
