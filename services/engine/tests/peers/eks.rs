@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::harness::{
-    Input, Pinned, Profiles, assert_same, documents, files, fixtures, own_cases, own_input, tally, text,
-};
+use crate::compare::assert_same;
+use crate::harness::{Input, Pinned, Profiles, documents, files, fixtures, own_cases, run_own, tally, text};
 
 const TESTING: &str = "testing.eks.amazonaws.com/";
 
@@ -45,8 +44,8 @@ fn level_spread(object: &mut Json) {
     }
 }
 
-fn check(path: &Path) {
-    let pod = documents(path).remove(0);
+fn check(file: &Path) {
+    let pod = documents(file).remove(0);
     let annotations = pod["metadata"]["annotations"].as_object().unwrap().clone();
     let given = |name: &str| annotations.get(&format!("{TESTING}{name}")).map(text);
     let mut account = Map::new();
@@ -83,7 +82,7 @@ fn check(path: &Path) {
     let mut outcome = profiles.inject(&input);
     level_spread(&mut outcome.object);
     level_spread(&mut expected);
-    assert_same(&outcome.object, &expected, &format!("{}: {}", path.display(), outcome.told));
+    assert_same(&outcome.object, &expected, &format!("{}: {}", file.display(), outcome.told));
 }
 
 #[test]
@@ -94,23 +93,12 @@ fn the_cases_of_eks() {
         let case: Box<dyn Fn()> = Box::new(move || check(&path));
         (name, case)
     });
-    tally("eks", cases.collect(), PINNED, PASSING);
+    tally("eks", &cases.collect::<Vec<_>>(), PINNED, PASSING);
 }
 
 #[test]
 fn cases_of_our_own() {
     let cases = own_cases("eks");
-    assert!(cases.len() >= 7, "only {} cases were found", cases.len());
-    for case in cases {
-        let mut profiles = Profiles::of("eks");
-        for (profile, defaults) in case["defaults"].as_object().into_iter().flatten() {
-            for (parameter, value) in defaults.as_object().unwrap() {
-                profiles = profiles.with_default(profile, parameter, value.clone());
-            }
-        }
-        let mut outcome = profiles.inject(&own_input(&case));
-        level_spread(&mut outcome.object);
-        let expected = case.get("result").unwrap_or(&case["pod"]);
-        assert_same(&outcome.object, expected, &format!("{}: {}", case["name"], outcome.told));
-    }
+    assert!(cases.len() >= 8, "only {} cases were found", cases.len());
+    run_own(&Profiles::of("eks"), &cases, "app", level_spread);
 }

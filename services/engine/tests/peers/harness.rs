@@ -1,8 +1,8 @@
 //! How a peer's case is run: its profiles compiled, the pod decided about, the patch applied, the result compared.
 //!
-//! What is compared is the object, never the patch. Two things are levelled in every comparison, because they mean the
-//! same to Kubernetes: an empty map, an empty list and a null are as if they were not there; and the record of the engine
-//! is taken out. Everything else that may differ is said case by case, with its reason.
+//! What is compared is the object, never the patch, and without the record of the engine. What else may differ is said
+//! case by case, with its reason. Each case is run as the command line runs it, and as the API server's request comes: with
+//! managedFields that name what the author wrote. Both are then injected again, which has to change nothing.
 
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +17,8 @@ use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSet, compile_
 use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Map, Value as Json, json};
+
+use crate::compare::{assert_contains, assert_same};
 
 /// The variable that names the folder with the peers' own cases.
 const FOLDER: &str = "PILLION_PEERS";
@@ -49,6 +51,9 @@ pub(crate) struct Outcome {
     /// Reasons of the profiles that were asked for, and what the author is told.
     pub(crate) told: String,
 }
+
+/// A case of the peer's: its name, and what fails if it is not as the peer has it.
+pub(crate) type Case<'c> = (String, Box<dyn Fn() + 'c>);
 
 /// A case that is known to differ, and why.
 pub(crate) type Pinned = (&'static str, &'static str);
@@ -139,7 +144,13 @@ impl Profiles {
         let (object, told) = decide(&input.pod, &input.namespace, &snapshot, &facts);
         let (again, _) = decide(&object, &input.namespace, &snapshot, &facts);
         assert_same(&again, &object, "the second pass changes something");
-        Outcome { object: without_record(object), told }
+        let facts = Facts { record_trust: RecordTrust::ManagedFields, ..facts };
+        let (by_server, _) = decide(&managed(&input.pod), &input.namespace, &snapshot, &facts);
+        let (again, _) = decide(&by_server, &input.namespace, &snapshot, &facts);
+        assert_same(&again, &by_server, "the second pass of the API server changes something");
+        let object = without_bookkeeping(object);
+        assert_same(&without_bookkeeping(by_server), &object, "the API server's request comes to something else");
+        Outcome { object, told }
     }
 }
 
@@ -210,7 +221,7 @@ pub(crate) fn own_cases(peer: &str) -> Vec<Json> {
 }
 
 /// The input that one of the own cases describes.
-pub(crate) fn own_input(case: &Json) -> Input {
+fn own_input(case: &Json) -> Input {
     let map = |name: &str| case[name].as_object().cloned();
     Input {
         pod: case["pod"].clone(),
@@ -248,105 +259,73 @@ pub(crate) fn text(value: &Json) -> String {
     value.as_str().unwrap_or_else(|| panic!("{value} is not a text")).to_owned()
 }
 
-fn without_record(mut object: Json) -> Json {
-    if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
+/// The pod with what the API server says of who wrote what: its author, all of it.
+fn managed(pod: &Json) -> Json {
+    fn fields(value: &Json) -> Json {
+        match value {
+            Json::Object(members) => {
+                members.iter().map(|(key, value)| (format!("f:{key}"), fields(value))).collect::<Map<_, _>>().into()
+            }
+            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => items
+                .iter()
+                .map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)))
+                .collect::<Map<_, _>>()
+                .into(),
+            _ => json!({}),
+        }
+    }
+    let mut managed = pod.clone();
+    managed["metadata"]["managedFields"] = json!([{
+        "manager": "kubectl-create", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+        "fieldsV1": fields(pod),
+    }]);
+    managed
+}
+
+fn without_bookkeeping(mut object: Json) -> Json {
+    let metadata = object["metadata"].as_object_mut().unwrap();
+    metadata.remove("managedFields");
+    if let Some(annotations) = metadata.get_mut("annotations").and_then(Json::as_object_mut) {
         annotations.remove(RECORD);
     }
     object
 }
 
-/// Without what is empty, with sorted keys.
-pub(crate) fn levelled(value: &Json) -> Json {
-    fn is_empty(value: &Json) -> bool {
-        match value {
-            Json::Null => true,
-            Json::Array(items) => items.is_empty(),
-            Json::Object(members) => members.is_empty(),
-            _ => false,
-        }
-    }
-    let mut level = match value {
-        Json::Array(items) => items.iter().map(levelled).collect(),
-        Json::Object(members) => members
-            .iter()
-            .map(|(key, value)| (key.clone(), levelled(value)))
-            .filter(|(_, value)| !is_empty(value))
-            .collect::<Map<_, _>>()
-            .into(),
-        other => other.clone(),
-    };
-    level.sort_all_objects();
-    level
-}
-
-/// Fails, with both and their differences, if two objects do not mean the same.
-pub(crate) fn assert_same(found: &Json, expected: &Json, at: &str) {
-    let (found, expected) = (levelled(found), levelled(expected));
-    if found != expected {
-        let mut differences = String::new();
-        list_differences(&found, &expected, String::new(), &mut differences);
-        panic!("{at}\n{differences}");
-    }
-}
-
-/// Every place at which two objects differ, a line each.
-fn list_differences(found: &Json, expected: &Json, path: String, list: &mut String) {
-    match (found, expected) {
-        (Json::Object(left), Json::Object(right)) => {
-            let keys = left.keys().chain(right.keys().filter(|key| !left.contains_key(*key)));
-            for key in keys {
-                let null = Json::Null;
-                let (left, right) = (left.get(key).unwrap_or(&null), right.get(key).unwrap_or(&null));
-                list_differences(left, right, format!("{path}.{key}"), list);
+/// Runs the cases of our own that are written down for a peer. `container` is the one whose variables a case names one by
+/// one, and `level` takes out of an object what differs each time.
+pub(crate) fn run_own(profiles: &Profiles, cases: &[Json], container: &str, level: impl Fn(&mut Json)) {
+    for case in cases {
+        let mut profiles = profiles.clone();
+        for (profile, defaults) in case["defaults"].as_object().into_iter().flatten() {
+            for (parameter, value) in defaults.as_object().unwrap() {
+                profiles = profiles.with_default(profile, parameter, value.clone());
             }
         }
-        (Json::Array(left), Json::Array(right)) => {
-            for place in 0..left.len().max(right.len()) {
-                let null = Json::Null;
-                let (left, right) = (left.get(place).unwrap_or(&null), right.get(place).unwrap_or(&null));
-                list_differences(left, right, format!("{path}[{place}]"), list);
-            }
+        let mut outcome = profiles.inject(&own_input(case));
+        level(&mut outcome.object);
+        let at = format!("{}: {}", case["name"], outcome.told);
+        match (case.get("part"), case.get("result")) {
+            (Some(part), _) => assert_contains(&outcome.object, part, &at),
+            (None, Some(result)) => assert_same(&outcome.object, result, &at),
+            (None, None) => assert_same(&outcome.object, &case["pod"], &at),
         }
-        _ if found == expected => {}
-        _ => writeln!(list, "  {path}:\n    found    {found}\n    expected {expected}").unwrap(),
-    }
-}
-
-/// What a partial object says has to be in the other one; lists are as long, and in the same order.
-pub(crate) fn assert_contains(found: &Json, part: &Json, at: &str) {
-    let mut differences = String::new();
-    list_missing(&levelled(found), &levelled(part), String::new(), &mut differences);
-    assert!(differences.is_empty(), "{at}\n{differences}");
-}
-
-fn list_missing(found: &Json, part: &Json, path: String, list: &mut String) {
-    match (found, part) {
-        (Json::Object(whole), Json::Object(part)) => {
-            for (key, part) in part {
-                list_missing(whole.get(key).unwrap_or(&Json::Null), part, format!("{path}.{key}"), list);
-            }
+        for told in case["told"].as_array().into_iter().flatten() {
+            assert!(outcome.told.contains(&text(told)), "{at}");
         }
-        (Json::Array(whole), Json::Array(part)) if whole.len() == part.len() => {
-            for (place, (whole, part)) in whole.iter().zip(part).enumerate() {
-                list_missing(whole, part, format!("{path}[{place}]"), list);
-            }
+        let spec = &outcome.object["spec"];
+        let containers = ["initContainers", "containers"].iter().filter_map(|list| spec[list].as_array()).flatten();
+        let env = containers.filter(|found| found["name"] == container).find_map(|found| found["env"].as_array());
+        for (name, value) in case["env"].as_object().into_iter().flatten() {
+            let found =
+                env.unwrap_or_else(|| panic!("{at}: no {container}")).iter().find(|found| found["name"] == *name);
+            assert_eq!(&found.unwrap_or_else(|| panic!("{at}: no {name}"))["value"], value, "{at}: {name}");
         }
-        (Json::Array(whole), Json::Array(part)) => {
-            let names = |items: &[Json]| {
-                let name = |item: &Json| item.get("name").unwrap_or(item).to_string();
-                items.iter().map(name).collect::<Vec<_>>().join(" ")
-            };
-            let (whole, part) = (names(whole), names(part));
-            writeln!(list, "  {path}:\n    found    {whole}\n    expected {part}").unwrap();
-        }
-        _ if found == part => {}
-        _ => writeln!(list, "  {path}:\n    found    {found}\n    expected {part}").unwrap(),
     }
 }
 
 /// Runs cases by name and counts those that are as the peer has it. A case that is pinned has to differ still, so that
 /// the table tells the truth; all others have to pass, and there have to be as many as somebody once counted.
-pub(crate) fn tally(peer: &str, cases: Vec<(String, Box<dyn Fn() + '_>)>, pinned: &[Pinned], passing: usize) {
+pub(crate) fn tally(peer: &str, cases: &[Case<'_>], pinned: &[Pinned], passing: usize) {
     let mut passed = 0;
     let mut wrong = Vec::new();
     for (name, _) in pinned {
@@ -354,7 +333,7 @@ pub(crate) fn tally(peer: &str, cases: Vec<(String, Box<dyn Fn() + '_>)>, pinned
             wrong.push(format!("{name} is pinned, and there is no such case"));
         }
     }
-    for (name, case) in &cases {
+    for (name, case) in cases {
         let reason = pinned.iter().find(|(pinned, _)| pinned == name).map(|(_, reason)| *reason);
         eprintln!("case {peer}/{name}");
         match (catch_unwind(AssertUnwindSafe(case)), reason) {

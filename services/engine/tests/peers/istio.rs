@@ -4,10 +4,8 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 
-use crate::harness::{
-    Input, Pinned, Profiles, assert_contains, assert_same, documents, files, fixtures, own_cases, own_input, tally,
-    text,
-};
+use crate::compare::assert_same;
+use crate::harness::{Case, Input, Pinned, Profiles, documents, files, fixtures, own_cases, run_own, tally};
 
 const PINNED: &[Pinned] = &[];
 
@@ -50,11 +48,10 @@ fn level(value: &mut Json) {
     match value {
         Json::Object(members) => {
             members.remove("sidecar.istio.io/status");
-            if members.get("name").and_then(Json::as_str).is_some_and(|name| JSON_ENV.contains(&name)) {
-                if let Some(text) = members.get("value").and_then(Json::as_str) {
-                    let parsed = serde_json::from_str(text).unwrap();
-                    members.insert("value".to_owned(), parsed);
-                }
+            let is_json = members.get("name").and_then(Json::as_str).is_some_and(|name| JSON_ENV.contains(&name));
+            let json = members.get("value").and_then(Json::as_str).filter(|_| is_json).map(serde_json::from_str);
+            if let Some(json) = json {
+                members.insert("value".to_owned(), json.unwrap());
             }
             if let Some(cpu) = members.get_mut("cpu") {
                 let whole = cpu.as_str().and_then(|cpu| cpu.strip_suffix("000m")).map(str::to_owned);
@@ -72,7 +69,7 @@ fn level(value: &mut Json) {
 fn check(workload: &Path, golden: Option<&Path>, native: bool, spec_only: bool) {
     let object = documents(workload).remove(0);
     let mut input = Input::new(pod_of(&object));
-    input.namespace = object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
+    object["metadata"]["namespace"].as_str().unwrap_or("default").clone_into(&mut input.namespace);
     input.cluster = json!({"nativeSidecars": native});
     let mut outcome = profiles().inject(&input);
     let at = format!("{}: {}", workload.display(), outcome.told);
@@ -93,7 +90,7 @@ fn check(workload: &Path, golden: Option<&Path>, native: bool, spec_only: bool) 
 #[test]
 fn the_cases_of_istio() {
     let Some(folder) = fixtures("istio") else { return };
-    let mut cases: Vec<(String, Box<dyn Fn()>)> = Vec::new();
+    let mut cases: Vec<Case<'_>> = Vec::new();
     for workload in files(&folder, ".yaml") {
         let name = workload.file_stem().unwrap().to_string_lossy().into_owned();
         let golden = Some(folder.join(format!("{name}.yaml.injected"))).filter(|golden| golden.exists());
@@ -103,32 +100,12 @@ fn the_cases_of_istio() {
     // The same workload on nodes that do not know native sidecars.
     let (hello, old) = (folder.join("hello.yaml"), folder.join("hello-old-version.yaml.injected"));
     cases.push(("hello-old-version".to_owned(), Box::new(move || check(&hello, Some(&old), false, false))));
-    tally("istio", cases, PINNED, PASSING);
+    tally("istio", &cases, PINNED, PASSING);
 }
 
 #[test]
 fn cases_of_our_own() {
     let cases = own_cases("istio");
     assert!(cases.len() >= 6, "only {} cases were found", cases.len());
-    for case in cases {
-        let mut outcome = profiles().inject(&own_input(&case));
-        level(&mut outcome.object);
-        let at = format!("{}: {}", case["name"], outcome.told);
-        match case.get("part") {
-            Some(part) => assert_contains(&outcome.object, part, &at),
-            None => assert_same(&outcome.object, &case["pod"], &at),
-        }
-        for told in case["told"].as_array().into_iter().flatten() {
-            assert!(outcome.told.contains(&text(told)), "{at}");
-        }
-        let proxy = ["initContainers", "containers"].iter().find_map(|list| {
-            let containers = outcome.object["spec"][list].as_array()?;
-            containers.iter().find(|container| container["name"] == "istio-proxy")
-        });
-        for (name, value) in case["env"].as_object().into_iter().flatten() {
-            let env = proxy.unwrap()["env"].as_array().unwrap();
-            let found = env.iter().find(|found| found["name"] == *name).unwrap_or_else(|| panic!("{at}: no {name}"));
-            assert_eq!(&found["value"], value, "{at}: {name}");
-        }
-    }
+    run_own(&profiles(), &cases, "istio-proxy", level);
 }

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::harness::{
-    Input, Pinned, Profiles, assert_contains, assert_same, documents, fixtures, own_cases, own_input, tally, text,
-};
+use crate::compare::assert_same;
+use crate::harness::{Case, Input, Pinned, Profiles, documents, fixtures, own_cases, run_own, tally, text};
 
 const PINNED: &[Pinned] = &[(
     "cli/inject_emojivoto_cronjob_nometa",
@@ -87,7 +86,7 @@ fn check_webhook(folder: &Path, pod: &str, namespace: &str, patch: Option<&str>)
     let mut input = Input::new(pod_of(&object));
     // The peer's test says that it is a Deployment's pod.
     input.pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "owner-deployment", "uid": "1", "controller": true}]);
-    input.namespace = namespace_of_pods.to_owned();
+    namespace_of_pods.clone_into(&mut input.namespace);
     input.namespace_annotations = namespace["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
     let mut expected = input.pod.clone();
     if let Some(patch) = patch {
@@ -141,7 +140,7 @@ fn check_command_line(folder: &Path, name: &str) {
 fn the_cases_of_linkerd() {
     let Some(folder) = fixtures("linkerd") else { return };
     let (webhook, command_line) = (folder.join("webhook"), folder.join("cli"));
-    let mut cases: Vec<(String, Box<dyn Fn()>)> = Vec::new();
+    let mut cases: Vec<Case<'_>> = Vec::new();
     for (pod, namespace, patch) in WEBHOOK {
         let webhook = webhook.clone();
         cases.push((
@@ -153,31 +152,12 @@ fn the_cases_of_linkerd() {
         let command_line = command_line.clone();
         cases.push((format!("cli/{name}"), Box::new(move || check_command_line(&command_line, name))));
     }
-    tally("linkerd", cases, PINNED, PASSING);
+    tally("linkerd", &cases, PINNED, PASSING);
 }
 
 #[test]
 fn cases_of_our_own() {
     let cases = own_cases("linkerd");
     assert!(cases.len() >= 6, "only {} cases were found", cases.len());
-    for case in cases {
-        let outcome = profiles(&[("version", "v1"), ("trustAnchors", "roots")]).inject(&own_input(&case));
-        let at = format!("{}: {}", case["name"], outcome.told);
-        match case.get("part") {
-            Some(part) => assert_contains(&outcome.object, part, &at),
-            None => assert_same(&outcome.object, case.get("result").unwrap_or(&case["pod"]), &at),
-        }
-        for told in case["told"].as_array().into_iter().flatten() {
-            assert!(outcome.told.contains(&text(told)), "{at}");
-        }
-        // Values of variables of the proxy, by name: there are too many to write all of them down each time.
-        let proxy = ["initContainers", "containers"].iter().find_map(|list| {
-            let containers = outcome.object["spec"][list].as_array()?;
-            containers.iter().find(|container| container["name"] == "linkerd-proxy")
-        });
-        for (name, value) in case["env"].as_object().into_iter().flatten() {
-            let env = proxy.unwrap()["env"].as_array().unwrap();
-            assert_eq!(&env.iter().find(|found| found["name"] == *name).unwrap()["value"], value, "{at}: {name}");
-        }
-    }
+    run_own(&profiles(&[("version", "v1"), ("trustAnchors", "roots")]), &cases, "linkerd-proxy", |_| {});
 }

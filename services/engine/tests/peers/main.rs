@@ -12,6 +12,7 @@
     reason = "helpers of tests fail by panicking, as tests do, and say what they run"
 )]
 
+mod compare;
 mod eks;
 mod harness;
 mod istio;

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::harness::{
-    Input, Pinned, Profiles, assert_same, documents, files, fixtures, own_cases, own_input, tally, text,
-};
+use crate::compare::assert_same;
+use crate::harness::{Input, Pinned, Profiles, documents, files, fixtures, own_cases, run_own, tally, text};
 
 const PREFIX: &str = "injector.unittest.com";
 
@@ -47,7 +46,7 @@ fn with_inherited(config: &Map<String, Json>, read: &dyn Fn(&str) -> Json) -> Ma
 }
 
 /// The profile of a configuration. It is asked for as `name` or `name:version`; `latest` may be left out.
-fn profile(config: Map<String, Json>, prefix: &str) -> (String, Json) {
+fn profile(config: &Map<String, Json>, prefix: &str) -> (String, Json) {
     let name = text(&config["name"]).to_lowercase();
     let values = match name.split_once(':') {
         None => vec![name.clone(), format!("{name}:latest")],
@@ -69,13 +68,13 @@ fn profiles(folder: &Path) -> Profiles {
     let read = |name: &str| documents(&folder.join(name)).remove(0);
     files(folder, ".yaml").iter().fold(Profiles::of("tumblr"), |profiles, path| {
         let config = documents(path).remove(0);
-        let (name, spec) = profile(with_inherited(config.as_object().unwrap(), &read), PREFIX);
+        let (name, spec) = profile(&with_inherited(config.as_object().unwrap(), &read), PREFIX);
         profiles.with(&name, spec)
     })
 }
 
-fn check(path: &Path, patch: &Path, profiles: &Profiles) {
-    let pod = documents(path).remove(0)["object"].clone();
+fn check(request: &Path, patch_file: &Path, profiles: &Profiles) {
+    let pod = documents(request).remove(0)["object"].clone();
     let mut expected = pod.clone();
     // The peer adds to lists that are not there; it takes them for empty.
     for list in ["containers", "initContainers", "volumes"] {
@@ -84,8 +83,8 @@ fn check(path: &Path, patch: &Path, profiles: &Profiles) {
     for container in expected["spec"]["containers"].as_array_mut().unwrap() {
         container.as_object_mut().unwrap().entry("env").or_insert_with(|| json!([]));
     }
-    if patch.exists() {
-        let text = std::fs::read_to_string(patch).unwrap();
+    if patch_file.exists() {
+        let text = std::fs::read_to_string(patch_file).unwrap();
         // Its account is replaced where there is none.
         let text = text.replace("\"replace\"", "\"add\"");
         let patch: json_patch::Patch = serde_json::from_str(&text).unwrap();
@@ -101,7 +100,7 @@ fn check(path: &Path, patch: &Path, profiles: &Profiles) {
         let containers = outcome.object["spec"]["containers"].as_array_mut().unwrap();
         containers.retain(|container| container["name"] != BYSTANDER);
     }
-    assert_same(&outcome.object, &expected, &format!("{}: {}", path.display(), outcome.told));
+    assert_same(&outcome.object, &expected, &format!("{}: {}", request.display(), outcome.told));
 }
 
 #[test]
@@ -115,7 +114,7 @@ fn the_cases_of_k8s_sidecar_injector() {
         let case: Box<dyn Fn()> = Box::new(move || check(&path, &patch, profiles));
         (name, case)
     });
-    tally("tumblr", cases.collect(), PINNED, PASSING);
+    tally("tumblr", &cases.collect::<Vec<_>>(), PINNED, PASSING);
 }
 
 #[test]
@@ -125,16 +124,9 @@ fn cases_of_our_own() {
     let configs = configs.as_object().unwrap();
     let read = |name: &str| configs[name].clone();
     let profiles = configs.values().fold(Profiles::of("tumblr"), |profiles, config| {
-        let (name, spec) = profile(with_inherited(config.as_object().unwrap(), &read), "injector.tumblr.com");
+        let (name, spec) = profile(&with_inherited(config.as_object().unwrap(), &read), "injector.tumblr.com");
         profiles.with(&name, spec)
     });
-    assert!(cases.len() >= 6, "only {} cases were found", cases.len());
-    for case in cases {
-        let outcome = profiles.inject(&own_input(&case));
-        let expected = case.get("result").unwrap_or(&case["pod"]);
-        assert_same(&outcome.object, expected, &format!("{}: {}", case["name"], outcome.told));
-        for told in case["told"].as_array().into_iter().flatten() {
-            assert!(outcome.told.contains(&text(told)), "{}: {}", case["name"], outcome.told);
-        }
-    }
+    assert!(cases.len() >= 7, "only {} cases were found", cases.len());
+    run_own(&profiles, &cases, "app", |_| {});
 }
