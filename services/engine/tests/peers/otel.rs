@@ -37,6 +37,7 @@ fn profiles(instrumentation: &Json, namespace: &str) -> Profiles {
         let settings = [
             ("env", spec["env"].clone()),
             ("endpoint", spec["exporter"]["endpoint"].clone()),
+            ("tls", spec["exporter"]["tls"].clone()),
             ("propagators", spec["propagators"].clone()),
             ("sampler", spec["sampler"]["type"].clone()),
             ("samplerArgument", spec["sampler"]["argument"].clone()),
@@ -129,7 +130,7 @@ fn the_cases_of_the_operator() {
 #[test]
 fn cases_of_our_own() {
     let cases = own_cases("otel");
-    assert!(cases.len() >= 9, "only {} cases were found", cases.len());
+    assert!(cases.len() >= 11, "only {} cases were found", cases.len());
     run_own(&Profiles::of("otel"), &cases, "app", |_| {});
     // Every language is asked for by an annotation of its own.
     assert!(LANGUAGES.iter().all(|(language, _)| Profiles::of("otel").asks(&format!("otel-{language}"), PREFIX)));
