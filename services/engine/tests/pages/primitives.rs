@@ -42,7 +42,7 @@ fn every_row_is_there_and_is_shown() {
         file.cases.into_iter().map(move |case| (name.clone(), case.name))
     };
     let cases: BTreeSet<_> = ["cases", "primitives"].into_iter().flat_map(files).flat_map(cases).collect();
-    let mut named = BTreeSet::new();
+    let mut mentioned = BTreeSet::new();
     for (row, how, shown) in rows() {
         assert_eq!(shown.is_empty(), how.starts_with(NOT), "{row} is shown, or it is said why not");
         for shown in shown.split(';').map(str::trim).filter(|shown| !shown.is_empty()) {
@@ -54,7 +54,7 @@ fn every_row_is_there_and_is_shown() {
             } else {
                 let case = (file.to_owned(), name.to_owned());
                 assert!(cases.contains(&case), "{row}: {file} has no case {name:?}");
-                named.insert(case);
+                mentioned.insert(case);
             }
         }
     }
@@ -63,6 +63,6 @@ fn every_row_is_there_and_is_shown() {
         let name = name.split('#').next().unwrap().to_owned();
         file.cases.into_iter().map(move |case| (name.clone(), case.name)).collect::<Vec<_>>()
     });
-    let unnamed: Vec<_> = primitives.filter(|case| !named.contains(case)).collect();
+    let unnamed: Vec<_> = primitives.filter(|case| !mentioned.contains(case)).collect();
     assert!(unnamed.is_empty(), "no row names {unnamed:#?}");
 }
