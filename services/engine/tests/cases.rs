@@ -71,6 +71,8 @@ struct Case {
     /// Parts of what the author is told, in order.
     #[serde(default)]
     told: Vec<String>,
+    /// Parts of what the validating path says of the result, in order.
+    validated: Option<Vec<String>>,
     /// What somebody else changes between the first pass and the second, as a merge patch.
     foreign: Option<Json>,
     /// The whole object behind the second pass, where it is not the one before it.
@@ -164,14 +166,37 @@ fn review(case: &Case, pod: &Json) -> Vec<u8> {
 }
 
 fn decide(file: &File, snapshot: &Snapshot, case: &Case, pod: &Json, record_trust: RecordTrust) -> (Decided, Json) {
+    answered(file, snapshot, case, pod, (Endpoint::Level(InjectionLevel::Enabled), record_trust))
+}
+
+fn answered(
+    file: &File,
+    snapshot: &Snapshot,
+    case: &Case,
+    pod: &Json,
+    (endpoint, record_trust): (Endpoint, RecordTrust),
+) -> (Decided, Json) {
     let body = review(case, pod);
     let review = Review::parse(&body).unwrap();
     let mut facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
-    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
     facts.looked_up = looked_up(file, case, review.needs(endpoint, snapshot, &facts));
     let decided = review.decide(endpoint, snapshot, &facts).unwrap();
     let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
     (decided, answer)
+}
+
+/// What the author is told: why the object is refused, and warnings.
+fn told(answer: &Json) -> Vec<String> {
+    let warnings = answer["response"]["warnings"].as_array().cloned().unwrap_or_default();
+    let denied = answer["response"]["status"]["message"].as_str().map(Json::from);
+    denied.into_iter().chain(warnings).map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+fn check_told(told: &[String], expected: &[String], at: &str) {
+    assert_eq!(told.len(), expected.len(), "{at}: {told:?}");
+    for (told, part) in told.iter().zip(expected) {
+        assert!(told.contains(part.as_str()), "{at}: {told:?} does not say {part:?}");
+    }
 }
 
 /// The same object with what the API server says of who wrote what.
@@ -246,12 +271,11 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
             let found: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.reason.as_str()).collect();
             assert_eq!(&found, reasons, "{at} ({shown})");
         }
-        let told = answer["response"]["warnings"].as_array().cloned().unwrap_or_default();
-        let denied = answer["response"]["status"]["message"].as_str().map(Json::from);
-        let told: Vec<_> = denied.into_iter().chain(told).map(|text| text.as_str().unwrap().to_owned()).collect();
-        assert_eq!(told.len(), case.told.len(), "{at}: {told:?}");
-        for (told, part) in told.iter().zip(&case.told) {
-            assert!(told.contains(part.as_str()), "{at}: {told:?} does not say {part:?}");
+        check_told(&told(&answer), &case.told, &at);
+        if let Some(expected) = &case.validated {
+            let endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
+            let (_, answer) = answered(file, snapshot, case, &result, (endpoint, trust));
+            check_told(&told(&answer), expected, &format!("{at}: on the validating path"));
         }
         let mut again = result;
         if let Some(foreign) = &case.foreign {
