@@ -13,7 +13,7 @@ use pillion_api::names::InjectionLevel;
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp};
-use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSet, compile_with};
+use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSet, advise, compile_with};
 use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Map, Value as Json, json};
@@ -108,6 +108,17 @@ impl Profiles {
     pub(crate) fn asks(&self, profile: &str, prefix: &str) -> bool {
         let found = self.0.iter().find(|(name, _)| name == profile);
         found.is_some_and(|(_, spec)| text(&spec["request"]["annotation"]).starts_with(prefix))
+    }
+
+    /// What an author would be told to look at, in profiles that compile.
+    pub(crate) fn advice(&self) -> Vec<String> {
+        self.compiled();
+        let mut told = Vec::new();
+        for (name, spec) in &self.0 {
+            let spec = serde_json::from_value(spec.clone()).unwrap();
+            told.extend(advise(&spec).into_iter().map(|diagnostic| format!("{name}: {diagnostic}")));
+        }
+        told
     }
 
     fn compiled(&self) -> ProfileSet {

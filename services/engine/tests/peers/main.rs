@@ -19,3 +19,12 @@ mod istio;
 mod linkerd;
 mod otel;
 mod tumblr;
+
+/// Nothing in the profiles asks for a second look, such as a mount of a volume that nobody has.
+#[test]
+fn the_profiles_need_no_advice() {
+    for peer in ["eks", "tumblr", "otel", "linkerd", "istio"] {
+        let advice = harness::Profiles::of(peer).advice();
+        assert!(advice.is_empty(), "{peer}: {advice:#?}");
+    }
+}
