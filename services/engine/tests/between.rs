@@ -4,7 +4,12 @@
 //! between. Whatever the order, one more pass than there are changes finds nothing to do, nothing of the others is lost,
 //! and nothing of ours stands twice.
 
-#![allow(clippy::indexing_slicing, clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
 
 use std::sync::Arc;
 
@@ -120,8 +125,11 @@ fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
     list.insert(if at_front { 0 } else { list.len() }, element);
 }
 
+/// What somebody else does to a pod, and how it is told.
+type Foreign = (&'static str, fn(&mut Json));
+
 /// What others do to a pod. Each is done once.
-const FOREIGN: [(&str, fn(&mut Json)); 7] = [
+const FOREIGN: [Foreign; 7] = [
     ("a webhook adds a container", |pod| {
         let late = json!({"name": "late", "image": "l", "livenessProbe": {"tcpSocket": {"port": 9}}});
         push(&mut pod["spec"], "containers", late, false);
@@ -363,7 +371,7 @@ fn a_copied_pod_settles_and_has_nothing_twice() {
     }
 }
 
-/// What a LimitRange puts into the author's overlay is not the author's word, whenever it comes.
+/// What a `LimitRange` puts into the author's overlay is not the author's word, whenever it comes.
 #[test]
 fn a_limit_range_fakes_no_overlay() {
     let spec = json!({
@@ -393,7 +401,7 @@ fn a_limit_range_fakes_no_overlay() {
                 }
             }
         };
-        let memory = own.pointer("/limits/memory").cloned().unwrap_or(json!("1Gi"));
+        let memory = own.pointer("/limits/memory").cloned().unwrap_or_else(|| json!("1Gi"));
         let expected = json!({"limits": {"cpu": "2", "memory": memory}, "requests": {"cpu": "1"}});
         for comes_first in [true, false] {
             let mut object = managed(pod.clone());

@@ -1,7 +1,12 @@
 //! What no profile speaks of stays to the byte, however it is written, also where what is around it is moved, joined or
 //! replaced; and which profile comes first does not depend on the order in which they are given.
 
-#![allow(clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
 
 mod common;
 
@@ -14,8 +19,8 @@ use std::collections::BTreeMap;
 /// JSON as it is written. What stands under a key that begins with `x-` is kept as one text.
 #[derive(Debug)]
 enum Raw {
-    Map(Vec<(String, Raw)>),
-    List(Vec<Raw>),
+    Map(Vec<(String, Self)>),
+    List(Vec<Self>),
     Text(String),
 }
 
@@ -160,7 +165,7 @@ fn pod() -> impl Strategy<Value = String> {
             for space in spaces {
                 if let Some(behind) = rest.strip_prefix("\"@\":0") {
                     let (number, value) = values.next().unwrap();
-                    out.push_str(&format!("\"x-{number}\"{space}: {value}"));
+                    out.extend(["\"x-", &number.to_string(), "\"", space, ": ", &*value]);
                     rest = behind;
                     continue;
                 }

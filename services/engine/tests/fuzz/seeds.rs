@@ -154,7 +154,7 @@ fn records() -> Vec<(String, Vec<u8>)> {
     let named =
         json!([{"manager": "m", "fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);
     let managed =
-        ["".to_owned(), json!([{"manager": "m", "fieldsV1": {"f:metadata": {}}}]).to_string(), named.to_string()];
+        [String::new(), json!([{"manager": "m", "fieldsV1": {"f:metadata": {}}}]).to_string(), named.to_string()];
     let mut inputs = Vec::new();
     for (number, text) in texts.iter().enumerate() {
         for (kind, managed) in managed.iter().enumerate() {
