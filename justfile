@@ -52,6 +52,18 @@ bench *arguments:
 control-plane action: tools
     cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin control-plane -- {{ action }}
 
+# Fuzzes TARGET (review_bytes, profile_yaml, profile_and_pod, expression or record) for so many seconds, with a nightly toolchain
+fuzz target seconds="600": fuzz-tools
+    mkdir -p fuzz/target/found/{{ target }}
+    cargo +nightly fuzz run {{ target }} fuzz/target/found/{{ target }} fuzz/corpus/{{ target }} -- -max_total_time={{ seconds }} -timeout=10 -rss_limit_mb=2048 -max_len=65536
+
+# Compiles the fuzz targets with the toolchain of the repository, so that they keep fitting
+fuzz-check:
+    cargo check --locked --manifest-path fuzz/Cargo.toml --bins
+
+fuzz-tools:
+    @command -v cargo-fuzz >/dev/null || cargo +nightly install --locked cargo-fuzz@0.13.2
+
 # The program as it is shipped, in target/dist
 dist:
     cargo build --locked --profile dist -p pillion

@@ -3,7 +3,12 @@
 //! Whoever may write a profile may not stall a replica, and neither may whoever writes a pod for a profile that is there:
 //! what an author's long list or text costs is counted by the same budget as the expressions.
 
-#![allow(clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
 #![allow(clippy::needless_pass_by_value, reason = "profiles and pods read better without signs in front of them")]
 
 mod common;
@@ -97,6 +102,7 @@ fn numbers(count: usize) -> String {
     (0..count).map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn profiles_own_work() -> Vec<Bomb> {
     let bomb = |name, profile, pod, reasons| Bomb { name, profile, pod, reasons };
     let thousand = &[
@@ -239,6 +245,7 @@ fn profiles_own_work() -> Vec<Bomb> {
     ]
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn what_authors_send() -> Vec<Bomb> {
     let bomb = |name, profile, pod, reasons| Bomb { name, profile, pod, reasons };
     let joined = |separator: &str| env(json!([{"name": "V0", "value": "b", "$join": {"separator": separator}}]));

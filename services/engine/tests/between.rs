@@ -1,0 +1,419 @@
+//! What others do before, between and behind our passes, and records that are not what they seem.
+//!
+//! An API server calls webhooks one after the other and some of them again; `LimitRange` and service accounts are added in
+//! between. Whatever the order, one more pass than there are changes finds nothing to do, nothing of the others is lost,
+//! and nothing of ours stands twice.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::report::Notice;
+use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Map, Value as Json, json};
+
+const RECORD: &str = "pillion.dev/injected";
+
+/// The profiles of other tests that are like those that people run.
+fn realistic() -> Snapshot {
+    let files = [include_str!("cases/mesh.yaml"), include_str!("cases/vault.yaml")];
+    let own = json!({"profiles": {"otel": {
+        "activation": "Always",
+        "template": {"spec": {"volumes": [{"name": "agent", "emptyDir": {}}]}},
+        "containers": [{
+            "name": "apps", "match": {"types": ["App"]},
+            "template": {
+                "env": [
+                    {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                    {"name": "OPTIONS", "value": "-javaagent:/a.jar", "$join": {"separator": " "}},
+                    {"name": "ATTRIBUTES", "value": "node=$(NODE),c=${container.name}", "$join": {"separator": ",", "key": "="}},
+                ],
+                "volumeMounts": [{"name": "agent", "mountPath": "/agent"}],
+            },
+        }],
+    }}});
+    let files = files.into_iter().map(|file| serde_saphyr::from_str::<Json>(file).unwrap()).chain([own]);
+    let profiles = files.flat_map(|file| {
+        let profiles = file["profiles"].as_object().unwrap().clone();
+        profiles.into_iter().map(|(name, spec)| {
+            Arc::new(compile(&ProfileName::cluster(&*name), &serde_json::from_value(spec).unwrap()).unwrap())
+        })
+    });
+    Snapshot::new(ProfileSet::new(profiles.collect::<Vec<_>>()))
+        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+}
+
+fn decide(pod: &Json, snapshot: &Snapshot) -> Decided {
+    let body = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": pod,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+        },
+    });
+    let body = body.to_string().into_bytes();
+    let review = Review::parse(&body).unwrap();
+    let facts =
+        Facts { namespace: snapshot.namespace("team-a"), record_trust: RecordTrust::ManagedFields, ..Facts::default() };
+    review.decide(Endpoint::Any, snapshot, &facts).unwrap()
+}
+
+fn pass(pod: &mut Json, snapshot: &Snapshot) -> Decided {
+    let decided = decide(pod, snapshot);
+    if let Some(patch) = &decided.patch {
+        json_patch::patch(pod, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
+    }
+    decided
+}
+
+/// What the API server says of who wrote what, of a pod as its author wrote it.
+fn managed(mut pod: Json) -> Json {
+    fn fields(value: &Json) -> Json {
+        match value {
+            Json::Object(members) => {
+                members.iter().map(|(key, value)| (format!("f:{key}"), fields(value))).collect::<Map<_, _>>().into()
+            }
+            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => {
+                let named = items.iter().map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)));
+                named.collect::<Map<_, _>>().into()
+            }
+            _ => json!({}),
+        }
+    }
+    pod["metadata"]["managedFields"] = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": fields(&pod)}]);
+    pod
+}
+
+fn pods() -> Vec<Json> {
+    let app = json!({
+        "name": "app", "image": "i", "ports": [{"name": "http", "containerPort": 80}],
+        "env": [{"name": "OPTIONS", "value": "-Xmx1g"}, {"name": "ATTRIBUTES", "value": "c=mine"}],
+        "livenessProbe": {"httpGet": {"path": "/", "port": "http"}},
+    });
+    let native = json!({
+        "sidecar.istio.io/nativeSidecar": "true", "vault.hashicorp.com/agent-inject-secret-db": "kv/db",
+        "vault.hashicorp.com/secret-volume-path-db": "/db",
+    });
+    let overlay = json!({"name": "istio-proxy", "image": "auto", "securityContext": {"runAsUser": 5}});
+    vec![
+        json!({"metadata": {}, "spec": {"containers": [app]}}),
+        json!({"metadata": {"annotations": native}, "spec": {"initContainers": [{"name": "setup"}], "containers": [app]}}),
+        json!({"metadata": {}, "spec": {"containers": [app, overlay]}}),
+        json!({"metadata": {"annotations": native}, "spec": {"containers": [app, overlay]}}),
+    ]
+}
+
+fn containers(pod: &mut Json) -> impl Iterator<Item = &mut Json> {
+    let lists = pod["spec"].as_object_mut().unwrap().iter_mut().filter(|(key, _)| key.ends_with("ontainers"));
+    lists.filter_map(|(_, list)| list.as_array_mut()).flatten()
+}
+
+/// Adds an element to a list, which is made if it is not there.
+fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
+    if !parent[list].is_array() {
+        parent[list] = json!([]);
+    }
+    let list = parent[list].as_array_mut().unwrap();
+    list.insert(if at_front { 0 } else { list.len() }, element);
+}
+
+/// What somebody else does to a pod, and how it is told.
+type Foreign = (&'static str, fn(&mut Json));
+
+/// What others do to a pod. Each is done once.
+const FOREIGN: [Foreign; 7] = [
+    ("a webhook adds a container", |pod| {
+        let late = json!({"name": "late", "image": "l", "livenessProbe": {"tcpSocket": {"port": 9}}});
+        push(&mut pod["spec"], "containers", late, false);
+    }),
+    ("a webhook adds a container in front", |pod| {
+        push(&mut pod["spec"], "initContainers", json!({"name": "early", "image": "e"}), true);
+    }),
+    ("a LimitRange sets resources", |pod| {
+        for container in containers(pod).filter(|container| container.get("resources").is_none()) {
+            container["resources"] = json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "100m"}});
+        }
+    }),
+    ("a webhook rewrites images", |pod| {
+        for container in containers(pod) {
+            let image = container["image"].as_str().unwrap_or("none");
+            container["image"] =
+                json!(format!("mirror.example.com/{}", image.trim_start_matches("mirror.example.com/")));
+        }
+    }),
+    ("a webhook adds variables", |pod| {
+        for container in containers(pod) {
+            push(container, "env", json!({"name": "FOREIGN", "value": "$(NODE)"}), true);
+        }
+    }),
+    ("the service account's token is mounted", |pod| {
+        push(&mut pod["spec"], "volumes", json!({"name": "token", "projected": {"sources": []}}), false);
+        for container in containers(pod) {
+            push(container, "volumeMounts", json!({"name": "token", "mountPath": "/token"}), false);
+        }
+    }),
+    ("a webhook sets labels and turns the containers around", |pod| {
+        pod["metadata"]["labels"]["foreign"] = json!("yes");
+        pod["spec"]["containers"].as_array_mut().unwrap().reverse();
+    }),
+];
+
+/// The names of the elements of every named list below, with where they stand; each stands once.
+fn assert_unique(value: &Json, at: &str) {
+    match value {
+        Json::Object(members) => members.iter().for_each(|(key, value)| assert_unique(value, &format!("{at}/{key}"))),
+        Json::Array(items) => {
+            let mut names: Vec<_> = items.iter().filter_map(|item| item["name"].as_str()).collect();
+            names.sort_unstable();
+            let count = names.len();
+            names.dedup();
+            assert!(names.len() == count || at.ends_with("/volumeMounts"), "{at}: {items:#?}");
+            items.iter().for_each(|item| assert_unique(item, at));
+        }
+        _ => {}
+    }
+}
+
+/// What has to hold of a pod when all is done.
+fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
+    assert_unique(pod, "");
+    let all: Vec<_> = containers(pod).map(|container| container.clone()).collect();
+    let names: Vec<_> = all.iter().filter_map(|container| container["name"].as_str()).collect();
+    for expected in ["app", "istio-proxy", "istio-init"] {
+        assert_eq!(names.iter().filter(|name| **name == expected).count(), 1, "{story}: {names:?}");
+    }
+    let of = |name: &str| all.iter().find(|container| container["name"] == name).unwrap_or_else(|| panic!("{story}"));
+    let env = |container: &Json, name: &str| {
+        let mut entries = container["env"].as_array().unwrap().iter();
+        entries.find(|entry| entry["name"] == name).map(|entry| entry["value"].as_str().unwrap_or_default().to_owned())
+    };
+    let app = of("app");
+    assert_eq!(app["livenessProbe"]["httpGet"]["path"], "/app-health/app/livez", "{story}");
+    assert_eq!(env(app, "OPTIONS").as_deref(), Some("-Xmx1g -javaagent:/a.jar"), "{story}");
+    assert_eq!(env(app, "ATTRIBUTES").as_deref(), Some("c=mine,node=$(NODE)"), "{story}");
+    let probers = env(of("istio-proxy"), "ISTIO_KUBE_APP_PROBERS").unwrap();
+    assert!(probers.contains("/app-health/app/livez"), "{story}: {probers}");
+    if done.contains(&0) {
+        assert_eq!(of("late")["livenessProbe"]["httpGet"]["path"], "/app-health/late/livez", "{story}");
+        assert!(probers.contains("/app-health/late/livez"), "{story}: {probers}");
+        assert!(env(of("late"), "OPTIONS").is_some(), "{story}");
+    }
+    if done.contains(&1) {
+        let _ = of("early");
+    }
+    if done.contains(&4) {
+        assert_eq!(env(app, "FOREIGN").as_deref(), Some("$(NODE)"), "{story}");
+    }
+    if done.contains(&5) {
+        assert!(pod["spec"]["volumes"].to_string().contains("\"token\""), "{story}");
+    }
+}
+
+/// All ways to do some of the others' changes, each in one of three moments: before us, between our first pass and the
+/// second, or behind the second.
+#[test]
+fn others_may_come_at_any_time() {
+    let snapshot = realistic();
+    let pods = pods();
+    for first in 0..FOREIGN.len() {
+        for second in 0..FOREIGN.len() {
+            // Each two meet on one of the pods.
+            let pod = &pods[(first + second) % pods.len()];
+            for moments in 0..9 {
+                let plan = [(moments % 3, first), (moments / 3, second)];
+                let mut story = format!("{pod}");
+                let mut object = managed(pod.clone());
+                let mut done = Vec::new();
+                for moment in 0..3 {
+                    for (_, foreign) in plan.iter().filter(|(when, _)| *when == moment) {
+                        if !done.contains(foreign) {
+                            let (what, change) = FOREIGN[*foreign];
+                            change(&mut object);
+                            done.push(*foreign);
+                            story = format!("{story}\n{what}");
+                        }
+                    }
+                    let decided = pass(&mut object, &snapshot);
+                    let dropped = decided.decision.notices.contains(&Notice::RecordDropped);
+                    assert!(!dropped, "{story}");
+                    story = format!("{story}\na pass: {object}");
+                    let again = pass(&mut object, &snapshot);
+                    let patch = again.patch.as_deref().map(String::from_utf8_lossy);
+                    assert_eq!(patch, None, "{story}\nanother pass changes something");
+                }
+                assert_whole(&mut object, &done, &story);
+            }
+        }
+    }
+}
+
+/// The pod without what differs only because a record was there once.
+fn without_record(mut pod: Json) -> Json {
+    if let Some(annotations) = pod["metadata"]["annotations"].as_object_mut() {
+        annotations.remove(RECORD);
+    }
+    if pod["metadata"]["annotations"].as_object().is_some_and(Map::is_empty) {
+        pod["metadata"].as_object_mut().unwrap().remove("annotations");
+    }
+    pod["metadata"].as_object_mut().unwrap().remove("managedFields");
+    pod
+}
+
+fn record_of(added: &Json, replaced: &Json) -> String {
+    let entry = json!({"profile": "mesh", "revision": "1", "added": added, "replaced": replaced});
+    json!({"version": 1, "profiles": [entry]}).to_string()
+}
+
+/// Records that say what is not so.
+fn strange() -> Vec<String> {
+    let huge: Vec<_> = (0..2_000).map(|number| format!("/spec/containers/c{number}")).collect();
+    let good = record_of(&json!(["/spec/containers/istio-proxy"]), &json!([]));
+    let mut records: Vec<_> = (0..good.len()).step_by(7).map(|end| good[..end].to_owned()).collect();
+    records.extend([
+        record_of(&json!(["/spec/containers/app", "/spec/containers/istio-proxy", "/metadata"]), &json!([])),
+        record_of(&json!(["/spec/containers/gone", "/spec/volumes/gone/emptyDir", "/a/b/c/d/e"]), &json!([])),
+        record_of(&json!(["", "/", "//", "///", "/~", "/~2", "/~1~0~", "/spec/", "/spec//", "spec"]), &json!([])),
+        record_of(&json!(["/spec/containers/x/../..", "/spec/containers/0", "/spec/containers/-"]), &json!([])),
+        record_of(
+            &json!(["/spec/containers/app/ports/80", "/spec/containers/app/ports/80,", "/spec/containers/app/ports/,"]),
+            &json!([]),
+        ),
+        record_of(
+            &json!([]),
+            &json!([["", 1], ["/", 2], ["/spec", null], ["/metadata", []], ["/spec/containers", {}]]),
+        ),
+        record_of(&json!([]), &json!([["/spec/containers/app", 7], ["/spec/containers/app/image", {"deep": [1]}]])),
+        record_of(
+            &json!([]),
+            &json!([["/spec/containers/new", {"name": "other"}], ["/spec/new/x", 1], ["/x~1y~0z", 1]]),
+        ),
+        record_of(&json!([1, null, [], {}]), &json!([1, [], [1], ["/spec"], {"a": 1}, ["/spec/x", 1, 2]])),
+        record_of(&json!("x"), &json!({"a": "b"})),
+        record_of(&json!(huge), &json!([])),
+        r#"{"version":1,"version":2,"profiles":[]}"#.to_owned(),
+        r#"{"version":1,"profiles":[{"profile":"mesh","profile":"vault","added":["/spec/volumes"]}]}"#.to_owned(),
+        "[".repeat(10_000),
+        "\u{0}".to_owned(),
+    ]);
+    records
+}
+
+#[test]
+fn a_record_that_its_author_wrote_makes_no_difference() {
+    let snapshot = realistic();
+    for pod in pods() {
+        let mut expected = managed(pod.clone());
+        pass(&mut expected, &snapshot);
+        for record in strange() {
+            let mut forged = pod.clone();
+            forged["metadata"]["annotations"][RECORD] = json!(record);
+            // Written by the author, as managedFields say; and in a file that was never stored, so without them.
+            for managed_fields in [true, false] {
+                let mut object = if managed_fields { managed(forged.clone()) } else { forged.clone() };
+                let decided = pass(&mut object, &snapshot);
+                assert!(decided.decision.notices.contains(&Notice::RecordDropped), "{record}");
+                assert_eq!(without_record(object.clone()), without_record(expected.clone()), "{record}");
+                // What we wrote instead is a record like any other.
+                if managed_fields {
+                    object["metadata"]["managedFields"] = managed(pod.clone())["metadata"]["managedFields"].clone();
+                    let again = decide(&object, &snapshot);
+                    assert_eq!(again.patch.as_deref().map(String::from_utf8_lossy), None, "{record}");
+                }
+            }
+        }
+    }
+}
+
+/// A record that others than the author changed is believed, and does no harm.
+#[test]
+fn a_record_that_names_what_is_not_there_does_no_harm() {
+    let snapshot = realistic();
+    for pod in pods() {
+        for record in strange() {
+            let mut object = managed(pod.clone());
+            object["metadata"]["annotations"][RECORD] = json!(record);
+            pass(&mut object, &snapshot);
+            assert!(object["spec"]["containers"].to_string().contains("\"app\""), "{record}: {object}");
+            pass(&mut object, &snapshot);
+            let third = decide(&object, &snapshot);
+            assert_eq!(third.patch.as_deref().map(String::from_utf8_lossy), None, "{record}\n-> {object}");
+        }
+    }
+}
+
+/// Somebody takes a pod that runs, and creates it once more under another name.
+#[test]
+fn a_copied_pod_settles_and_has_nothing_twice() {
+    let snapshot = realistic();
+    for pod in pods() {
+        let mut running = managed(pod.clone());
+        pass(&mut running, &snapshot);
+        running["metadata"].as_object_mut().unwrap().remove("managedFields");
+        let mut copy = managed(running.clone());
+        let decided = pass(&mut copy, &snapshot);
+        assert!(decided.decision.notices.contains(&Notice::RecordDropped));
+        assert_unique(&copy, "");
+        let proxies = containers(&mut copy).filter(|container| container["name"] == "istio-proxy").count();
+        assert_eq!(proxies, 1, "{copy}");
+        let mut before = decided;
+        for _ in 0..2 {
+            before = pass(&mut copy, &snapshot);
+        }
+        assert_eq!(before.patch.as_deref().map(String::from_utf8_lossy), None, "{copy}");
+    }
+}
+
+/// What a `LimitRange` puts into the author's overlay is not the author's word, whenever it comes.
+#[test]
+fn a_limit_range_fakes_no_overlay() {
+    let spec = json!({
+        "activation": "Always",
+        "template": {"spec": {"containers": [{
+            "name": "proxy", "$conflict": "Merge", "image": "p:1",
+            "resources": {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1"}},
+        }]}},
+    });
+    let profile = compile(&ProfileName::cluster("p"), &serde_json::from_value(spec).unwrap()).unwrap();
+    let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]))
+        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)));
+    for own in [json!({}), json!({"limits": {"memory": "7Gi"}})] {
+        let mut pod =
+            json!({"metadata": {}, "spec": {"containers": [{"name": "app"}, {"name": "proxy", "image": "mine"}]}});
+        if own != json!({}) {
+            pod["spec"]["containers"][1]["resources"] = own.clone();
+        }
+        let fake = |pod: &mut Json| {
+            for container in containers(pod) {
+                for (kind, resource, value) in
+                    [("limits", "cpu", "100m"), ("limits", "memory", "64Mi"), ("requests", "cpu", "50m")]
+                {
+                    if container["resources"][kind].get(resource).is_none() {
+                        container["resources"][kind][resource] = json!(value);
+                    }
+                }
+            }
+        };
+        let memory = own.pointer("/limits/memory").cloned().unwrap_or_else(|| json!("1Gi"));
+        let expected = json!({"limits": {"cpu": "2", "memory": memory}, "requests": {"cpu": "1"}});
+        for comes_first in [true, false] {
+            let mut object = managed(pod.clone());
+            if comes_first {
+                fake(&mut object);
+            }
+            pass(&mut object, &snapshot);
+            fake(&mut object);
+            pass(&mut object, &snapshot);
+            let proxy = &object["spec"]["containers"][1];
+            assert_eq!((&proxy["image"], &proxy["resources"]), (&json!("mine"), &expected), "{comes_first} {object}");
+            assert_eq!(decide(&object, &snapshot).patch, None, "{object}");
+        }
+    }
+}
