@@ -161,7 +161,12 @@ impl<'a> Merge<'_, 'a> {
         known.sort_unstable();
         let is_own = |child: &SlotId| self.own.binary_search(child).is_ok() && known.binary_search(child).is_err();
         entries.extend(self.document.children(list).filter(is_own));
-        super::order::behind_what_they_need(self.document, list, &entries);
+        for (before, moved) in super::order::behind_what_they_need(self.document, list, &entries) {
+            // Slots are numbered as they are made, so this one stands behind all others.
+            if self.own.binary_search(&before).is_ok() {
+                self.own.push(moved);
+            }
+        }
         Ok(())
     }
 

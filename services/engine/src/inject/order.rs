@@ -9,8 +9,14 @@ use crate::json::{Document, SlotId, State};
 use super::join::text_of;
 
 /// Moves entries of an env list that refer to others behind them. What was there moves only if it was joined and refers to
-/// something that is there; what is new moves before it.
-pub(super) fn behind_what_they_need(document: &mut Document<'_>, list: SlotId, entries: &[SlotId]) {
+/// something that is there; what is new moves before it. Gives the slots that were moved, each with the one that it has
+/// become.
+pub(super) fn behind_what_they_need(
+    document: &mut Document<'_>,
+    list: SlotId,
+    entries: &[SlotId],
+) -> Vec<(SlotId, SlotId)> {
+    let mut all_moved = Vec::new();
     let mut order: Vec<(SlotId, Option<Cow<'_, str>>)> = Vec::new();
     // Each entry moves at most once, so entries that refer to one another in a circle end.
     for entry in entries {
@@ -33,15 +39,18 @@ pub(super) fn behind_what_they_need(document: &mut Document<'_>, list: SlotId, e
         if !is_new(*entry) && movable {
             for (index, (place, slot)) in behind.into_iter().enumerate() {
                 let moved = document.move_item(list, slot, Some(*entry));
+                all_moved.push((slot, moved));
                 let (_, name) = order.remove(place);
                 order.insert(own + index, (moved, name));
             }
         } else {
             let moved = document.move_item(list, *entry, order.get(end + 1).map(|(slot, _)| *slot));
+            all_moved.push((*entry, moved));
             let (_, name) = order.remove(own);
             order.insert(end, (moved, name));
         }
     }
+    all_moved
 }
 
 /// The names that an entry's value refers to.
