@@ -293,7 +293,9 @@ proptest! {
         prop_assert!(operations.len() > 6, "{:?}", decided.decision);
         let before = Raw::read(&pod);
         let mut after = Raw::read(&pod);
-        operations.iter().for_each(|operation| after.patch(operation));
+        for operation in &operations {
+            after.patch(operation);
+        }
         prop_assert!(before.odd().len() > 15);
         prop_assert_eq!(before.odd(), after.odd(), "{}\n-> {:?}", pod, patch);
     }
