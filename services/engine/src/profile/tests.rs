@@ -71,12 +71,10 @@ fn what_every_pod_would_be_refused_for_does_not_compile() {
 
 #[test]
 fn what_this_build_does_not_run_is_refused_and_not_left_out() {
-    for (field, value) in [("rollout", json!({"percent": 10}))] {
-        let mut spec = container(&json!({}));
-        spec[field] = value;
-        let faults = faults(&ProfileName::cluster("p"), &spec);
-        assert!(faults.iter().any(|fault| fault.starts_with(&format!("spec.{field}: "))), "{field}: {faults:?}");
-    }
+    let mut spec = container(&json!({}));
+    spec["rollout"] = json!({"percent": 10});
+    let found = faults(&ProfileName::cluster("p"), &spec);
+    assert!(found.iter().any(|fault| fault.starts_with("spec.rollout: ")), "{found:?}");
     for more in [json!({"$when": "x"}), json!({"args": ["${x}"]}), json!({"$forEech": "x"})] {
         assert!(!faults(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
     }

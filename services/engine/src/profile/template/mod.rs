@@ -208,8 +208,12 @@ impl Rules {
     fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         let Self { when, for_each, conflict, position, join, each, prune, sidecar } = self;
         [when, each, prune, sidecar].into_iter().flatten().for_each(&mut *see);
-        for_each.iter().for_each(|for_each| see(&for_each.list));
-        conflict.iter().for_each(|conflict| conflict.each_expression(see));
+        if let Some(for_each) = for_each {
+            see(&for_each.list);
+        }
+        if let Some(conflict) = conflict {
+            conflict.each_expression(see);
+        }
         match position {
             Some(Position::End(end)) => end.each_expression(see),
             Some(Position::Before(name) | Position::After(name)) => name.each_expression(see),
