@@ -1,6 +1,8 @@
 //! The order of a container's environment: Kubernetes replaces `$(NAME)` in a value only if NAME stands before it, so an
 //! entry that is new or joined has to stand behind all that it refers to.
 
+use std::collections::HashSet;
+
 use crate::json::{Document, SlotId};
 
 use super::join::text_of;
@@ -43,12 +45,12 @@ fn name(document: &Document<'_>, entry: SlotId) -> Option<String> {
 }
 
 /// The names that an entry's value refers to.
-fn references(document: &Document<'_>, entry: SlotId) -> Vec<String> {
-    let Some(raw) = document.raw_of(entry, "value") else { return Vec::new() };
+fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
+    let Some(raw) = document.raw_of(entry, "value") else { return HashSet::new() };
     if !raw.contains("$(") {
-        return Vec::new();
+        return HashSet::new();
     }
-    text_of(raw).map(|text| names_in(&text)).unwrap_or_default()
+    text_of(raw).map(|text| names_in(&text).into_iter().collect()).unwrap_or_default()
 }
 
 /// The names in a text that stand as `$(NAME)`; `$$(NAME)` is a literal.

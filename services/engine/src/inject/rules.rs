@@ -1,5 +1,7 @@
 //! The rules of a profile on containers that are there: which of them each is for, and laying its template over those.
 
+use std::collections::HashMap;
+
 use pillion_api::profile::{ContainerType, Otherwise};
 
 use crate::compute;
@@ -56,6 +58,13 @@ impl<'a> Merge<'_, 'a> {
             let Some(slot) = self.document.member(spec, list)? else { continue };
             self.document.open(slot)?;
             let containers: Vec<_> = self.document.children(slot).collect();
+            let written = author.at(&["spec", list]).into_iter().flat_map(Value::items);
+            let mut written_by_name = HashMap::with_capacity(containers.len());
+            for container in written {
+                if let Some(name) = container.get("name").and_then(Value::as_str) {
+                    written_by_name.entry(name).or_insert(container);
+                }
+            }
             for slot in containers {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 let mut pointer = String::with_capacity(64);
@@ -65,9 +74,7 @@ impl<'a> Merge<'_, 'a> {
                 let is_own = self.computation.adds(&name);
                 let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
                 let is_seen = is_own || is_injected(&pointer);
-                let authors = author.at(&["spec", list]).and_then(|list| {
-                    list.items().find(|container| container.get("name").is_some_and(|other| other.is(&name)))
-                });
+                let authors = written_by_name.get(&*name).copied();
                 let (kind, value) = match authors {
                     Some(value) if !is_added => {
                         let kind = match compute::init_kind(value) {
