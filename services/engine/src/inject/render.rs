@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
+use crate::expression::{Budget, EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, OwnedTape, SlotId, Value, write_string};
 use crate::lookup;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
@@ -144,7 +144,7 @@ impl<'a> Merge<'_, 'a> {
                     out.extend_from_slice(key.as_bytes());
                     out.extend_from_slice(b"\":");
                     let known = self.computation.known();
-                    self.know_existing(node, None)?;
+                    self.know_nothing_exists(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
                     self.computation.forget(known);
                     if !written {
@@ -161,8 +161,8 @@ impl<'a> Merge<'_, 'a> {
             Kind::List(nodes) => {
                 let mut items: Vec<u8> = Vec::new();
                 self.expand(nodes, None, &crate::schema::ANY, &mut |merge, element| {
-                    if let Some(node) = element.asks() {
-                        merge.know_existing(node, None)?;
+                    for node in element.asks() {
+                        merge.know_nothing_exists(node);
                         if !merge.is_wanted(node)? {
                             return Ok(());
                         }
@@ -261,7 +261,7 @@ impl<'a> Merge<'_, 'a> {
     /// A computed value as JSON; `None` if it is absent.
     pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, Fault> {
         if let Computed::Tape(value) = value {
-            return Ok(Some(*value));
+            return Ok((!value.is_null()).then_some(*value));
         }
         let mut out = Vec::new();
         match value {
@@ -284,11 +284,18 @@ impl<'a> Merge<'_, 'a> {
         // A second pass sees what the first one saw.
         let value = match (self.original(), existing) {
             (Original::Was(value), _) => Computed::some(Computed::from(value)),
-            (Original::Unchanged, Some(slot)) => Computed::some(Computed::from(self.current(slot)?)),
+            (Original::Unchanged, Some(slot)) => Computed::some(Computed::from(self.seen(slot)?)),
             (Original::Nothing, _) | (Original::Unchanged, None) => Computed::none(),
         };
         self.computation.know(EXISTING, value);
         Ok(())
+    }
+
+    /// Inside a value that is written as a whole there is nothing yet.
+    pub(super) fn know_nothing_exists(&self, node: &Node) {
+        if node.uses_existing {
+            self.computation.know(EXISTING, Computed::none());
+        }
     }
 
     /// What a slot holds now.
@@ -314,6 +321,21 @@ impl<'a> Merge<'_, 'a> {
 
     pub(super) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
         self.budget.charge_bytes(bytes).map_err(|error| self.failed(&error))
+    }
+
+    /// Text that is put into the object is paid for each time, also where it was made long before: a loop may put it many
+    /// times.
+    pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), Fault> {
+        match content {
+            Content::Value(value) => self.charge(value.raw().len()),
+            Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => Ok(()),
+        }
+    }
+
+    /// Looking through a list is paid for by its length.
+    pub(super) fn charge_search(&mut self, list: SlotId) -> Result<(), Fault> {
+        let length = self.document.children(list).count();
+        self.charge(length.saturating_mul(Budget::BYTES))
     }
 
     /// An expression that has no value here.

@@ -11,7 +11,7 @@ use super::string::Key;
 use super::tape::{Kind, Value};
 
 /// A slot of a document. It stays valid for as long as the document is there; on a copy it means the same slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlotId(u32);
 
 /// A text that a document keeps.
@@ -160,20 +160,6 @@ impl<'a> Document<'a> {
     /// The slots directly below one that is open, without those that are removed.
     pub(crate) fn children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
         self.all_children(id).filter(|child| self.state(*child) != State::Removed)
-    }
-
-    /// The items of a list as they were read, without opening it; those that were made here are left out.
-    pub(crate) fn children_of_value(&self, id: SlotId) -> Vec<Value<'a>> {
-        match self.content(id) {
-            Content::Value(value) => value.items().collect(),
-            _ => self
-                .children(id)
-                .filter_map(|child| match self.content(child) {
-                    Content::Value(value) => Some(value),
-                    _ => None,
-                })
-                .collect(),
-        }
     }
 
     /// Makes slots of the members or items of an object or list. Anything else, and what is open, stays as it is.
