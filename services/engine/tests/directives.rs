@@ -1,7 +1,7 @@
 //! What has to hold whatever directives and expressions a profile has: a second pass changes nothing, also after others
 //! have changed the object in between, and what the profile does not speak of stays to the byte.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod common;
 

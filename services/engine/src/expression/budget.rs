@@ -30,7 +30,7 @@ impl Budget {
     pub(crate) const PROFILE: usize = 4 * Self::EXPRESSION;
 
     /// The bytes of text that count as one unit.
-    const BYTES: usize = 16;
+    pub(crate) const BYTES: usize = 16;
 
     /// A budget for one expression.
     #[must_use]

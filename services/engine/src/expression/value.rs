@@ -245,6 +245,16 @@ impl<'v> Value<'v> {
     }
 
     /// The items of a list; `None` if it is none.
+    /// Whether it is null or an empty optional: a result that leaves out what it stands for.
+    pub(crate) fn is_absent(&self) -> bool {
+        match self {
+            Self::Null | Self::Optional(None) => true,
+            Self::Optional(Some(value)) => value.is_absent(),
+            Self::Tape(value) => value.is_null(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn list_items(&self) -> Option<Vec<Self>> {
         self.items().map(|items| items.to_vec())
     }

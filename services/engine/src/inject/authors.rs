@@ -46,10 +46,17 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
         is_named.then_some(value)
     });
     match below {
-        // A field that is owned as a whole has nothing below it.
-        Some(below) => below.members().next().is_none() || names(below, tokens),
+        // A set with nothing in it is a field that is owned as a whole, or a map that the author left empty: the API server
+        // says `f:resources: {}` of every container.
+        Some(below) if below.members().next().is_none() => tokens.next().is_none() || is_whole(&name),
+        Some(below) => names(below, tokens),
         None => false,
     }
+}
+
+/// Whether a map is one value, which somebody owns as a whole: `x-kubernetes-map-type: atomic`.
+fn is_whole(field: &str) -> bool {
+    matches!(field, "nodeSelector" | "labelSelector" | "resourceClaimTemplate") || field.ends_with("Ref")
 }
 
 /// Whether the keys of an element, as JSON, are those that a pointer names it by.
@@ -72,9 +79,9 @@ mod tests {
 
     #[test]
     fn what_admission_added_is_not_the_authors() {
-        let object = json!({"metadata": {"managedFields": [{"fieldsV1": {"f:spec": {"f:containers": {
+        let object = json!({"metadata": {"managedFields": [{"fieldsV1": {"f:spec": {"f:nodeSelector": {}, "f:containers": {
             "k:{\"name\":\"proxy\"}": {
-                ".": {}, "f:image": {}, "f:args": {},
+                ".": {}, "f:image": {}, "f:args": {}, "f:resources": {},
                 "f:env": {".": {}, "k:{\"name\":\"A\"}": {".": {}, "f:name": {}, "f:value": {}}},
                 "f:ports": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {"f:name": {}}},
             },
@@ -86,7 +93,9 @@ mod tests {
             ("/spec/containers/proxy/env/A/value", true),
             ("/spec/containers/proxy/env/B/value", false),
             ("/spec/containers/proxy/ports/80,TCP/name", true),
+            ("/spec/containers/proxy/resources", true),
             ("/spec/containers/proxy/resources/limits/cpu", false),
+            ("/spec/nodeSelector/disk", true),
             ("/spec/containers/other/image", false),
         ] {
             assert_eq!(authors.wrote(pointer), wrote, "{pointer}");

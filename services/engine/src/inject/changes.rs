@@ -33,9 +33,7 @@ impl<'a> Merge<'_, 'a> {
                     push_keys(&mut self.pointer, keyed, |key| item.get(key));
                 }
                 // What the profile adds itself is as it should be.
-                if self.own.binary_search(&slot).is_ok()
-                    || (keyed.is_some() && (self.is_below_ours() || self.is_later()))
-                {
+                if self.is_own(slot) || (keyed.is_some() && (self.is_below_ours() || self.is_later())) {
                     self.pointer.truncate(length);
                     continue;
                 }
@@ -60,7 +58,11 @@ impl<'a> Merge<'_, 'a> {
         prunes: bool,
         element: &'static schema::Type,
     ) -> Result<(), Fault> {
-        if !self.truth(condition)? || !self.is_wanted(node)? {
+        if !self.truth(condition)? {
+            return Ok(());
+        }
+        self.know_existing(node, Some(slot))?;
+        if !self.is_wanted(node)? {
             return Ok(());
         }
         if prunes {

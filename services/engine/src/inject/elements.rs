@@ -1,6 +1,7 @@
 //! The elements of a template's lists: found in the object, or made and put in their places.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use crate::expression::{EvaluationError, Value as Computed};
 use crate::json::{Content, Key, Kind as JsonKind, SlotId, Value};
@@ -13,17 +14,20 @@ use super::render::Spot;
 
 /// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places(Vec<(Box<str>, Spot, usize)>);
+pub(super) struct Places(HashMap<Box<str>, Vec<(Spot, usize)>>);
 
 impl Places {
     /// How many there were, and counts one more.
     fn next(&mut self, list: &str, spot: &Spot) -> usize {
-        let known = self.0.iter_mut().find(|(other, at, _)| **other == *list && at == spot);
-        if let Some((_, _, count)) = known {
+        let spots = match self.0.get_mut(list) {
+            Some(spots) => spots,
+            None => self.0.entry(list.into()).or_default(),
+        };
+        if let Some((_, count)) = spots.iter_mut().find(|(at, _)| at == spot) {
             *count += 1;
             return *count - 1;
         }
-        self.0.push((list.into(), spot.clone(), 1));
+        spots.push((spot.clone(), 1));
         0
     }
 }
@@ -34,16 +38,21 @@ pub(super) struct Element<'a> {
     pub(super) part: Part<'a>,
     /// The directives beside its fields.
     pub(super) rules: Option<&'a Rules>,
-    /// The directives of the group that it stands in.
-    group: Option<&'a Rules>,
+    /// The group that it stands in.
+    group: Option<&'a Node>,
     /// Whether `$when` is still to be asked, because it asks what the object has.
     node: Option<&'a Node>,
 }
 
 impl<'a> Element<'a> {
-    /// The part whose `$when` is still to be asked.
-    pub(super) const fn asks(&self) -> Option<&'a Node> {
-        self.node
+    /// The parts whose `$when` is still to be asked.
+    pub(super) fn asks(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
+        self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
+    }
+
+    /// The directives of its group.
+    fn of_group(&self) -> Option<&'a Rules> {
+        self.group.and_then(|group| group.rules.as_deref())
     }
 }
 
@@ -67,7 +76,7 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn expand(
         &mut self,
         nodes: &'a [Node],
-        group: Option<&'a Rules>,
+        group: Option<&'a Node>,
         type_: &'static schema::Type,
         sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
@@ -82,6 +91,9 @@ impl<'a> Merge<'_, 'a> {
             };
             let known = self.computation.known();
             let list = self.evaluate(&for_each.list)?;
+            if list.is_absent() {
+                continue;
+            }
             let items = pairs(&list).ok_or_else(|| {
                 self.failed(&EvaluationError::new("$forEach goes over a list or a map, and this is neither"))
             })?;
@@ -101,7 +113,7 @@ impl<'a> Merge<'_, 'a> {
     fn expand_one(
         &mut self,
         node: &'a Node,
-        group: Option<&'a Rules>,
+        group: Option<&'a Node>,
         type_: &'static schema::Type,
         sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
@@ -112,12 +124,12 @@ impl<'a> Merge<'_, 'a> {
         let asked = node.uses_existing.then_some(node);
         match &node.kind {
             // A list in a list is spliced.
-            Kind::List(nodes) => return self.expand(nodes, rules.or(group), type_, sink),
+            Kind::List(nodes) => return self.expand(nodes, rules.map(|_| node).or(group), type_, sink),
             Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: asked }),
             Kind::Plain(_) | Kind::Text(_) | Kind::Changed(_) => {}
         }
         let known = self.computation.known();
-        self.know_existing(node, None)?;
+        self.know_nothing_exists(node);
         let part = self.resolve(node, type_)?;
         self.computation.forget(known);
         match part {
@@ -159,15 +171,20 @@ impl<'a> Merge<'_, 'a> {
         // What a rule before this one added may refer to what is new now.
         let mut known = entries.clone();
         known.sort_unstable();
-        let is_own = |child: &SlotId| self.own.binary_search(child).is_ok() && known.binary_search(child).is_err();
+        let is_own = |child: &SlotId| self.is_own(*child) && known.binary_search(child).is_err();
         entries.extend(self.document.children(list).filter(is_own));
         for (before, moved) in super::order::behind_what_they_need(self.document, list, &entries) {
             // Slots are numbered as they are made, so this one stands behind all others.
-            if self.own.binary_search(&before).is_ok() {
+            if self.is_own(before) {
                 self.own.push(moved);
             }
         }
         Ok(())
+    }
+
+    /// Whether an element was added in this pass.
+    pub(super) fn is_own(&self, element: SlotId) -> bool {
+        self.own.binary_search(&element).is_ok()
     }
 
     fn element(
@@ -198,7 +215,7 @@ impl<'a> Merge<'_, 'a> {
         push_keys(&mut self.pointer, keyed, |key| keys.get(key));
         let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
         let existing = self.find(list, &keys, keyed)?;
-        if let Some(node) = element.node {
+        for node in element.asks() {
             self.know_existing(node, existing)?;
             if !self.is_wanted(node)? {
                 return Ok(());
@@ -219,10 +236,9 @@ impl<'a> Merge<'_, 'a> {
         let is_sidecar = self.sidecar(element)? == Some(true);
         let edits = self.edits;
         match rule {
-            _ if self.is_ours() && written != Some(ConflictRule::Replace) && join.is_none() => {
+            _ if self.is_ours() && rule != ConflictRule::Replace && join.is_none() => {
                 if element.part.acts_again() {
-                    self.manner.settled = true;
-                    self.manner.conflict = rule;
+                    self.settle();
                     self.object(existing, element.part, keyed.element, Some(&keys))?;
                 }
             }
@@ -234,7 +250,8 @@ impl<'a> Merge<'_, 'a> {
             ConflictRule::Merge | ConflictRule::Replace => {
                 self.manner.conflict = rule;
                 self.manner.settled &= rule != ConflictRule::Replace;
-                self.manner.overlay |= keyed.names && rule == ConflictRule::Merge && !self.manner.within_added;
+                self.manner.overlay |=
+                    keyed.names && rule == ConflictRule::Merge && !self.manner.within_added && self.is_authors();
                 self.object(existing, element.part, keyed.element, Some(&keys))?;
                 if is_sidecar {
                     self.make_sidecar(existing)?;
@@ -266,7 +283,8 @@ impl<'a> Merge<'_, 'a> {
             Part::Plain(value) => Content::Value(value),
             Part::Node(_) => Content::Map,
         };
-        let slot = self.insert(list, element, content, list_pointer)?;
+        self.charge_content(content)?;
+        let slot = self.insert(list, element, content, keyed, list_pointer)?;
         self.own.push(slot);
         if !keyed.siblings.is_empty() {
             self.containers.push(self.pointer.as_str().into());
@@ -284,16 +302,11 @@ impl<'a> Merge<'_, 'a> {
             self.manner = around;
             result?;
         }
-        if let Some(join) = element.rules.and_then(|rules| rules.join.as_ref())
-            && join.prepend.is_some()
+        let join = element.rules.and_then(|rules| rules.join.as_ref()).filter(|join| join.prepend.is_some());
+        if join.is_some()
             && let Some(value) = self.document.member(slot, "value")?
         {
-            // Where nothing is there, what goes in front and what goes behind are joined with one another.
-            let around = self.enter_added();
-            let own = self.current(value)?;
-            let result = self.join_text(value, own, join);
-            self.manner = around;
-            result?;
+            self.join_front(value, join)?;
         }
         self.note_added();
         self.remember_env(slot, keyed);
@@ -353,7 +366,7 @@ impl<'a> Merge<'_, 'a> {
             Some(rules) => self.directives_of(rules)?,
             None => Directives::default(),
         };
-        match element.group {
+        match element.of_group() {
             Some(group) if own.conflict.is_none() => {
                 Ok(Directives { conflict: self.directives_of(group)?.conflict, ..own })
             }
@@ -392,16 +405,17 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         element: Element<'a>,
         content: Content<'a>,
+        keyed: &'static KeyedList,
         list_pointer: usize,
     ) -> Result<SlotId, Fault> {
         let position = element.rules.and_then(|rules| rules.position.as_ref());
-        let position = position.or_else(|| element.group.and_then(|rules| rules.position.as_ref()));
+        let position = position.or_else(|| element.of_group().and_then(|rules| rules.position.as_ref()));
         let spot = self.spot(position)?;
         let index = match &spot {
             Spot::Last => None,
             Spot::First => Some(0),
-            Spot::Before(name) => self.index_of(list, name)?,
-            Spot::After(name) => self.index_of(list, name)?.map(|index| index + 1),
+            Spot::Before(name) => self.index_of(list, name, keyed)?,
+            Spot::After(name) => self.index_of(list, name, keyed)?.map(|index| index + 1),
         };
         Ok(match (index, &spot) {
             (None, _) => self.document.push_item(list, content),
@@ -416,12 +430,18 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    fn index_of(&mut self, list: SlotId, name: &str) -> Result<Option<usize>, Fault> {
+    /// The place of the element with a key; of ports also with a name.
+    fn index_of(&mut self, list: SlotId, key: &str, keyed: &'static KeyedList) -> Result<Option<usize>, Fault> {
+        let Some(first) = keyed.keys.first() else { return Ok(None) };
         let mut looks = 0;
-        let index = self.document.children(list).position(|child| {
-            looks += 1;
-            self.document.value_of(child, "name").is_some_and(|value| value.is(name))
-        });
+        let mut place = |field: &str| {
+            self.document.children(list).position(|child| {
+                looks += 1;
+                let value = self.document.value_of(child, field);
+                value.is_some_and(|value| value.is(key) || value.raw() == key)
+            })
+        };
+        let index = place(first).or_else(|| place("name"));
         self.charge_looks(looks)?;
         Ok(index)
     }
@@ -453,6 +473,9 @@ pub(super) const ITEM_COST: usize = 256;
 
 /// The items of a list, or the entries of a map by their keys.
 fn pairs<'v>(list: &Computed<'v>) -> Option<Vec<(Computed<'v>, Computed<'v>)>> {
+    if let Computed::Optional(Some(list)) = list {
+        return pairs(list);
+    }
     if let Some(items) = list.list_items() {
         return Some(items.into_iter().map(|item| (Computed::Null, item)).collect());
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use serde_json::Value as Json;
 
-use crate::json::{OwnedTape, write_string};
+use crate::json::{Kind, OwnedTape, write_string};
 use crate::profile::template::{Join, JoinFormat};
 
 /// The text that a JSON string stands for; `None` if it is not a string.
@@ -65,29 +65,32 @@ fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Optio
 /// Two JSON texts in one: the keys of objects that are there win, and lists get what they lack. `None` if nothing is
 /// missing, and also if they are not alike: then what is there stays.
 fn united(there: &str, value: &str) -> Option<String> {
-    let ours: Json = serde_json::from_str(value).ok()?;
+    let ours = OwnedTape::parse(value).ok()?;
     if there.trim().is_empty() {
-        return Some(ours.to_string());
+        return Some(value.to_owned());
     }
-    let mut theirs: Json = serde_json::from_str(there).ok()?;
-    let changed = match (&mut theirs, ours) {
-        (Json::Object(theirs), Json::Object(ours)) => {
-            let before = theirs.len();
-            for (key, value) in ours {
-                theirs.entry(key).or_insert(value);
-            }
-            theirs.len() > before
+    let theirs = OwnedTape::parse(there).ok()?;
+    let (theirs, ours) = (theirs.root(), ours.root());
+    // What is there stays to the byte: numbers may be longer than any type of ours.
+    let (is_empty, missing): (bool, Vec<String>) = match (theirs.kind(), ours.kind()) {
+        (Kind::Object, Kind::Object) => {
+            let missing = ours.members().filter(|(key, _)| theirs.get(&key.text()).is_none());
+            let written = missing.map(|(key, value)| format!("\"{}\":{}", key.escaped(), value.raw()));
+            (theirs.members().next().is_none(), written.collect())
         }
-        (Json::Array(theirs), Json::Array(ours)) => {
-            let there: HashSet<_> = theirs.iter().collect();
-            let missing: Vec<_> = ours.into_iter().filter(|item| !there.contains(item)).collect();
-            let changed = !missing.is_empty();
-            theirs.extend(missing);
-            changed
+        (Kind::Array, Kind::Array) => {
+            let missing = ours.items().filter(|item| !theirs.items().any(|other| other.means(*item)));
+            (theirs.items().next().is_none(), missing.map(|item| item.raw().to_owned()).collect())
         }
-        _ => false,
+        _ => return None,
     };
-    changed.then(|| theirs.to_string())
+    if missing.is_empty() {
+        return None;
+    }
+    let raw = theirs.raw();
+    let (open, end) = raw.split_at_checked(raw.len().checked_sub(1)?)?;
+    let comma = if is_empty { "" } else { "," };
+    Some(format!("{open}{comma}{}{end}", missing.join(",")))
 }
 
 /// The pieces of a text; without a separator it is one.

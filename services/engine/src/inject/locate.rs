@@ -19,6 +19,7 @@ enum Known {
 struct Place {
     parent: SlotId,
     slot: Option<SlotId>,
+    known: Option<Known>,
 }
 
 /// The object as its author wrote it: without what the record says was added, and with what was there put back. Lists and
@@ -28,38 +29,11 @@ pub(crate) fn without_record(
     record: &Record,
     type_: &'static Type,
 ) -> Result<Option<OwnedTape>, Malformed> {
+    let replaced = originals(record.all_replaced());
     let mut document = Document::new(object);
-    let keys: Vec<(String, Value<'_>)> = record
-        .all_replaced()
-        .map(|(pointer, original)| {
-            let mut key = Vec::new();
-            write_escaped(&mut key, &unescaped(pointer.rsplit('/').next().unwrap_or_default()));
-            (String::from_utf8(key).unwrap_or_default(), original)
-        })
-        .collect();
-    let replaced: Vec<_> = record.all_replaced().map(|(pointer, _)| pointer).zip(&keys).collect();
-    // The last change is undone first.
-    for (pointer, (key, original)) in replaced.into_iter().rev() {
-        match locate(&mut document, &pointer, type_)? {
-            Some(Place { slot: Some(slot), .. }) => document.replace(slot, Content::Value(*original)),
-            // An element that was removed.
-            Some(Place { parent, slot: None }) if document.kind(parent) == Kind::Array => {
-                document.push_item(parent, Content::Value(*original));
-            }
-            Some(Place { parent, slot: None }) if document.kind(parent) == Kind::Object => {
-                document.add_member(parent, Key::new(key), Content::Value(*original));
-            }
-            _ => {}
-        }
-    }
-    for pointer in record.all_added() {
-        if let Some(Place { parent, slot: Some(slot) }) = locate(&mut document, &pointer, type_)? {
-            document.remove(slot, parent);
-            remove_if_empty(&mut document, &pointer, type_)?;
-        }
-    }
+    undo(&mut document, &replaced, record.all_added(), type_)?;
     let annotation = "/metadata/annotations/pillion.dev~1injected";
-    if let Some(Place { parent, slot: Some(slot) }) = locate(&mut document, annotation, type_)? {
+    if let Some(Place { parent, slot: Some(slot), .. }) = locate(&mut document, annotation, type_)? {
         document.remove(slot, parent);
         remove_if_empty(&mut document, annotation, type_)?;
     }
@@ -68,14 +42,125 @@ pub(crate) fn without_record(
     Ok(String::from_utf8(text).ok().and_then(|text| OwnedTape::parse(text).ok()))
 }
 
-/// Takes away the list or map around a place, if it has nothing left.
+/// What stood at a place before some places of a whole object were replaced and some were added, as JSON; `None` if nothing
+/// did.
+pub(super) fn before<'v>(
+    object: Value<'v>,
+    replaced: Vec<(Cow<'_, str>, Value<'v>)>,
+    added: Vec<Cow<'_, str>>,
+    pointer: &str,
+    type_: &'static Type,
+) -> Result<Option<Vec<u8>>, Malformed> {
+    let replaced = originals(replaced);
+    let mut document = Document::new(object);
+    undo(&mut document, &replaced, added, type_)?;
+    let Some(Place { slot: Some(slot), .. }) = locate(&mut document, pointer, type_)? else { return Ok(None) };
+    let mut text = Vec::new();
+    document.write(slot, &mut text);
+    Ok(Some(text))
+}
+
+/// A place that was replaced, with its last token as the key of a member and what stood there.
+struct Replaced<'p, 'v> {
+    pointer: Cow<'p, str>,
+    key: String,
+    original: Value<'v>,
+}
+
+fn originals<'p, 'v>(replaced: impl IntoIterator<Item = (Cow<'p, str>, Value<'v>)>) -> Vec<Replaced<'p, 'v>> {
+    let read = |(pointer, original): (Cow<'p, str>, Value<'v>)| {
+        let mut key = Vec::new();
+        write_escaped(&mut key, &unescaped(pointer.rsplit('/').next().unwrap_or_default()));
+        Replaced { key: String::from_utf8(key).unwrap_or_default(), pointer, original }
+    };
+    replaced.into_iter().map(read).collect()
+}
+
+/// Puts back what was replaced and takes away what was added.
+fn undo<'v, 'p>(
+    document: &mut Document<'v>,
+    replaced: &'v [Replaced<'_, 'v>],
+    added: impl IntoIterator<Item = Cow<'p, str>>,
+    type_: &'static Type,
+) -> Result<(), Malformed> {
+    // The last change is undone first.
+    for Replaced { pointer, key, original } in replaced.iter().rev() {
+        make_around(document, pointer, type_)?;
+        match locate(document, pointer, type_)? {
+            Some(Place { slot: Some(slot), .. }) => document.replace(slot, Content::Value(*original)),
+            // An element that was removed.
+            Some(Place { parent, slot: None, .. }) if document.kind(parent) == Kind::Array => {
+                document.push_item(parent, Content::Value(*original));
+            }
+            Some(Place { parent, slot: None, .. }) if document.kind(parent) == Kind::Object => {
+                document.add_member(parent, Key::new(key), Content::Value(*original));
+            }
+            _ => {}
+        }
+    }
+    for pointer in added {
+        if let Some(Place { parent, slot: Some(slot), .. }) = locate(document, &pointer, type_)? {
+            document.remove(slot, parent);
+            remove_if_empty(document, &pointer, type_)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the list or map around a place from which something was taken away: the API server drops one that is empty.
+fn make_around(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> Result<(), Malformed> {
+    let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
+    if let Some(Place { parent, slot: None, known: Some(known) }) = locate(document, around, type_)?
+        && document.kind(parent) == Kind::Object
+    {
+        let content = match known {
+            Known::Keyed(_) => Content::List,
+            Known::Object(type_) if type_.spread => Content::Map,
+            Known::Object(_) => return Ok(()),
+        };
+        // Fields that are known have names that need no escape.
+        let Some(field) = field_of(around, type_) else { return Ok(()) };
+        document.add_member(parent, Key::new(field), content);
+    }
+    Ok(())
+}
+
+/// The name of the known field that a pointer ends with.
+fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
+    let mut tokens = pointer.split('/').skip(1);
+    let mut known = type_;
+    let mut name = None;
+    while let Some(token) = tokens.next() {
+        let (field, below) = known.fields.iter().find(|(field, _)| *field == token)?;
+        name = Some(*field);
+        match below {
+            Field::Object(type_) => known = type_,
+            Field::Keyed(keyed) => {
+                if tokens.next().is_some() {
+                    name = None;
+                }
+                known = keyed.element;
+            }
+        }
+    }
+    name
+}
+
+/// Takes away the list or map around a place, if it has nothing left and was made for what was added. Of maps that are one
+/// addition as a whole, one that has nothing left is its author's: `securityContext: {}`.
 fn remove_if_empty(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> Result<(), Malformed> {
     let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
     // `metadata` and `spec` themselves are the author's.
     if around.matches('/').count() < 2 {
         return Ok(());
     }
-    if let Some(Place { parent, slot: Some(slot) }) = locate(document, around, type_)?
+    let is_made = |known: Option<Known>| match known {
+        Some(Known::Keyed(_)) => true,
+        Some(Known::Object(type_)) => type_.spread,
+        None => false,
+    };
+    if let Some(Place { parent, slot: Some(slot), known }) = locate(document, around, type_)?
+        && is_made(known)
         && document.children(slot).next().is_none()
     {
         document.remove(slot, parent);
@@ -108,7 +193,7 @@ fn locate(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> R
             _ => return Ok(None),
         };
         match (slot, tokens.peek()) {
-            (slot, None) => return Ok(Some(Place { parent, slot })),
+            (slot, None) => return Ok(Some(Place { parent, slot, known: below })),
             (Some(slot), Some(_)) => (parent, known) = (slot, below),
             (None, Some(_)) => return Ok(None),
         }

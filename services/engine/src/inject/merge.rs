@@ -108,7 +108,7 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) pointer: String,
     /// Env entries of the list at hand that are new or joined.
     pub(super) env: Vec<SlotId>,
-    /// Elements that were added in this pass.
+    /// Elements that were added in this pass. Later ones have higher numbers, so it is in order.
     pub(super) own: Vec<SlotId>,
     /// Containers that were added in this pass, by their pointers.
     pub(super) containers: Vec<Box<str>>,
@@ -249,11 +249,14 @@ impl<'d, 'a> Merge<'d, 'a> {
         let around = self.manner;
         self.follow(directives);
         let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
+        if present.is_some() && self.manner.conflict != ConflictRule::Replace && self.is_ours() {
+            self.settle();
+        }
         let result = match present {
             Some(present) => self.lay(at, present, part, directives.join, field),
             None if self.manner.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
             None => match self.make_room(at, &name, &type_.one_of) {
-                Ok(true) => self.add_member(at, existing, key, part, directives.join.is_some(), field),
+                Ok(true) => self.add_member(at, existing, key, part, directives.join, field),
                 Ok(false) => Ok(()),
                 Err(fault) => Err(fault),
             },
@@ -268,6 +271,12 @@ impl<'d, 'a> Merge<'d, 'a> {
             self.manner.conflict = rule;
             self.manner.settled &= rule != ConflictRule::Replace;
         }
+    }
+
+    /// What an earlier pass added is left alone from here on, as far as nothing says otherwise below.
+    pub(super) const fn settle(&mut self) {
+        self.manner.settled = true;
+        self.manner.conflict = ConflictRule::Merge;
     }
 
     /// Whether a member of a choice may be added: the object has no other of that choice, or has none any more.
@@ -346,6 +355,7 @@ impl<'d, 'a> Merge<'d, 'a> {
             ConflictRule::Fail => return Err(self.fault(Reason::NameTaken)),
             ConflictRule::Replace => {}
         }
+        self.charge_content(Content::Value(value))?;
         self.note_replaced(present);
         self.document.replace(present, Content::Value(value));
         Ok(())
@@ -355,14 +365,21 @@ impl<'d, 'a> Merge<'d, 'a> {
     pub(super) fn join(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
         match (self.document.kind(present), value.kind()) {
             (JsonKind::Array, JsonKind::Array) => {
-                let items = self.document.children_of_value(present);
-                self.charge_looks(items.len().saturating_mul(value.items().count()))?;
-                let is_there = |item: &Value<'a>| items.iter().any(|other| other.means(*item));
-                let missing: Vec<_> = value.items().filter(|item| !is_there(item)).collect();
+                self.document.open(present)?;
+                let slots: Vec<_> = self.document.children(present).collect();
+                let items = slots.into_iter().map(|slot| self.current(slot)).collect::<Result<Vec<_>, _>>()?;
+                let mut missing = Vec::new();
+                for item in value.items() {
+                    // Every item of the one list may be compared with every one of the other.
+                    self.charge(items.len().saturating_mul(Budget::BYTES))?;
+                    if !items.iter().any(|other| other.means(item)) {
+                        missing.push(item);
+                    }
+                }
                 if !missing.is_empty() {
                     self.note_replaced(present);
-                    self.document.open(present)?;
                     for item in missing {
+                        self.charge_content(Content::Value(item))?;
                         self.document.push_item(present, Content::Value(item));
                     }
                 }
@@ -370,6 +387,16 @@ impl<'d, 'a> Merge<'d, 'a> {
             }
             _ => self.join_text(present, value, join),
         }
+    }
+
+    /// Where nothing was, what goes in front and what goes behind are joined with one another.
+    pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), Fault> {
+        let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
+        let around = self.enter_added();
+        let own = self.current(added)?;
+        let result = self.join_text(added, own, join);
+        self.manner = around;
+        result
     }
 
     pub(super) fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
@@ -394,19 +421,20 @@ impl<'d, 'a> Merge<'d, 'a> {
         null: Option<SlotId>,
         key: Key<'a>,
         part: Part<'a>,
-        is_joined: bool,
+        join: Option<&'a Join>,
         field: Option<&'static Field>,
     ) -> Result<(), Fault> {
         let content = match (field, part) {
             (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
             (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
             (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
-            _ if self.manner.settled && !is_joined => return Ok(()),
+            _ if self.manner.settled && join.is_none() => return Ok(()),
             _ => match self.value_of(part)? {
                 Some(value) => Content::Value(value),
                 None => return Ok(()),
             },
         };
+        self.charge_content(content)?;
         let original = null.map(|null| (self.document.content(null), self.document.state(null)));
         let slot = match null {
             Some(null) => {
@@ -434,7 +462,10 @@ impl<'d, 'a> Merge<'d, 'a> {
                 }
             }
             (Content::List, Some(Field::Keyed(keyed))) => self.list(at, slot, part, keyed)?,
-            _ => self.note_added(),
+            _ => {
+                self.join_front(slot, join)?;
+                self.note_added();
+            }
         }
         // A map or list whose every part was left out is left out too.
         let is_made = matches!(self.document.content(slot), Content::Map | Content::List);

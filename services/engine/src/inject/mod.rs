@@ -19,7 +19,7 @@ use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_api::profile::OnError;
 
 use crate::compute::{Arena, World};
-use crate::json::{Content, Document, Key, Kind, Malformed, Value};
+use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, Value};
 use crate::limits::{Bounds, Excess};
 use crate::profile::CompiledProfile;
 use crate::report::{ProfileOutcome, Reason};
@@ -152,7 +152,8 @@ fn lay<'a>(
     }
     let (changes, notes, containers) = merge.finish();
     for volume in &profile.foreign_volumes {
-        if !has_volume(document, volume)? {
+        // A container or mount that `$when` leaves out needs none.
+        if !has_volume(document, volume)? && is_mounted(document, volume)? {
             return Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume)));
         }
     }
@@ -200,6 +201,19 @@ fn has_volume(document: &mut Document<'_>, name: &str) -> Result<bool, Malformed
     document.open(volumes)?;
     let mut all = document.children(volumes);
     Ok(all.any(|volume| document.value_of(volume, "name").is_some_and(|value| value.is(name))))
+}
+
+/// Whether a container mounts a volume.
+fn is_mounted(document: &mut Document<'_>, volume: &str) -> Result<bool, Malformed> {
+    let mut text = Vec::new();
+    let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(false) };
+    document.write(spec, &mut text);
+    let Some(spec) = String::from_utf8(text).ok().and_then(|text| OwnedTape::parse(text).ok()) else {
+        return Ok(true);
+    };
+    let containers = ["initContainers", "containers"].into_iter().filter_map(|list| spec.root().get(list));
+    let mounts = containers.flat_map(Value::items).filter_map(|container| container.get("volumeMounts"));
+    Ok(mounts.flat_map(Value::items).any(|mount| mount.get("name").is_some_and(|name| name.is(volume))))
 }
 
 /// Sets the record's annotation, or takes away one that is there and should not be. `text` is the record as a JSON

@@ -84,7 +84,7 @@ impl<'a> Merge<'_, 'a> {
             self.pointer = here;
             self.document.remove(found, sibling);
             let length = self.pointer.rfind('/').unwrap_or(0);
-            let put = self.insert(list, element, Content::Value(current), length)?;
+            let put = self.insert(list, element, Content::Value(current), keyed, length)?;
             self.note_added();
             return Ok(Some(put));
         }

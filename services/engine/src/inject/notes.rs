@@ -1,8 +1,8 @@
 //! What the record is told: what was added where, and what stood at the places that were replaced.
 
-use crate::json::{SlotId, Value};
+use crate::json::{Document, SlotId, Value};
 
-use super::locate::value_at;
+use super::locate::{before, value_at};
 use super::merge::{Fault, Merge};
 
 /// What stood at a place before an earlier pass of the same profile.
@@ -86,8 +86,9 @@ impl<'a> Merge<'_, 'a> {
 
     /// What stood at the place at hand before an earlier pass of the same profile.
     pub(super) fn original(&self) -> Original<'a> {
-        let replaced = self.earlier.replaced.iter().find(|(pointer, _)| is_at_or_below(&self.pointer, pointer));
-        if let Some((pointer, original)) = replaced {
+        // What this profile replaced, it saw before those behind it did.
+        let mut replaced = self.earlier.replaced.iter().chain(&self.earlier.replaced_later);
+        if let Some((pointer, original)) = replaced.find(|(pointer, _)| is_at_or_below(&self.pointer, pointer)) {
             return self.part_of(*original, pointer.len());
         }
         if self.is_below_ours() {
@@ -105,6 +106,26 @@ impl<'a> Merge<'_, 'a> {
         Original::Unchanged
     }
 
+    /// What stands at the place at hand, without what profiles that come behind this one did below it in an earlier pass.
+    pub(super) fn seen(&mut self, slot: SlotId) -> Result<Value<'a>, Fault> {
+        let earlier = self.earlier;
+        let is_below = |pointer: &str| is_at_or_below(pointer, &self.pointer);
+        let added: Vec<_> = earlier.added_later.iter().filter(|pointer| is_below(pointer)).cloned().collect();
+        let replaced: Vec<_> =
+            earlier.replaced_later.iter().filter(|(pointer, _)| is_below(pointer)).cloned().collect();
+        if added.is_empty() && replaced.is_empty() {
+            return self.current(slot);
+        }
+        let whole = self.current(Document::ROOT)?;
+        match before(whole, replaced, added, &self.pointer, self.type_)? {
+            Some(text) => {
+                self.charge(text.len())?;
+                self.keep(text)
+            }
+            None => self.current(slot),
+        }
+    }
+
     /// The part of an original that stood at the place at hand; the first bytes of the pointer lead to the original.
     fn part_of(&self, original: Value<'a>, length: usize) -> Original<'a> {
         match value_at(original, &self.pointer, length, self.type_) {
@@ -113,14 +134,14 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Whether the author wrote what stands at the place at hand, or stood where a container was moved from.
+    /// Whether the author of the object wrote what stands at the place at hand, or stood there before a container was moved
+    /// to the other list.
     pub(super) fn is_authors(&self) -> bool {
-        let moved = || {
-            let there = self.moved_from()?;
-            let below = self.pointer.get(container_length(&self.pointer)?..)?;
-            Some(self.authors.wrote(&format!("{there}{below}")))
+        let before = || {
+            let rest = self.pointer.get(container_length(&self.pointer)?..)?;
+            Some(format!("{}{rest}", self.moved_from()?))
         };
-        self.authors.wrote(&self.pointer) || moved() == Some(true)
+        self.authors.wrote(&self.pointer) || before().is_some_and(|before| self.authors.wrote(&before))
     }
 
     /// The place of the container at hand in the other list of containers.

@@ -35,6 +35,8 @@ pub(crate) struct Earlier<'r> {
     pub(crate) replaced: Vec<(Cow<'r, str>, Value<'r>)>,
     /// What profiles that come behind it added: this one did not see it then, and does not now.
     pub(crate) added_later: Vec<Cow<'r, str>>,
+    /// What they replaced, with what stood there.
+    pub(crate) replaced_later: Vec<(Cow<'r, str>, Value<'r>)>,
 }
 
 /// Whether the annotation of an object that has one is genuine: managedFields are there and do not name it.
@@ -90,6 +92,7 @@ impl Record {
                 earlier.replaced.extend(Self::replaced(entry));
             } else if !is_before(&name) {
                 earlier.added_later.extend(Self::added(entry));
+                earlier.replaced_later.extend(Self::replaced(entry));
             }
         }
         earlier

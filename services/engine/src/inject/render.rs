@@ -149,7 +149,7 @@ impl<'a> Merge<'_, 'a> {
                     out.extend_from_slice(key.as_bytes());
                     out.extend_from_slice(b"\":");
                     let known = self.computation.known();
-                    self.know_existing(node, None)?;
+                    self.know_nothing_exists(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
                     self.computation.forget(known);
                     if !written {
@@ -166,8 +166,8 @@ impl<'a> Merge<'_, 'a> {
             Kind::List(nodes) => {
                 let mut items: Vec<u8> = Vec::new();
                 self.expand(nodes, None, &crate::schema::ANY, &mut |merge, element| {
-                    if let Some(node) = element.asks() {
-                        merge.know_existing(node, None)?;
+                    for node in element.asks() {
+                        merge.know_nothing_exists(node);
                         if !merge.is_wanted(node)? {
                             return Ok(());
                         }
@@ -266,7 +266,7 @@ impl<'a> Merge<'_, 'a> {
     /// A computed value as JSON; `None` if it is absent.
     pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, Fault> {
         if let Computed::Tape(value) = value {
-            return Ok(Some(*value));
+            return Ok((!value.is_null()).then_some(*value));
         }
         let mut out = Vec::new();
         match value {
@@ -289,11 +289,18 @@ impl<'a> Merge<'_, 'a> {
         // A second pass sees what the first one saw.
         let value = match (self.original(), existing) {
             (Original::Was(value), _) => Computed::some(Computed::from(value)),
-            (Original::Unchanged, Some(slot)) => Computed::some(Computed::from(self.current(slot)?)),
+            (Original::Unchanged, Some(slot)) => Computed::some(Computed::from(self.seen(slot)?)),
             (Original::Nothing, _) | (Original::Unchanged, None) => Computed::none(),
         };
         self.computation.know(EXISTING, value);
         Ok(())
+    }
+
+    /// Inside a value that is written as a whole there is nothing yet.
+    pub(super) fn know_nothing_exists(&self, node: &Node) {
+        if node.uses_existing {
+            self.computation.know(EXISTING, Computed::none());
+        }
     }
 
     /// What a slot holds now.
@@ -328,6 +335,15 @@ impl<'a> Merge<'_, 'a> {
             return Err(Fault::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
         }
         self.charge(looks.saturating_mul(LOOK_COST))
+    }
+
+    /// Text that is put into the object is paid for each time, also where it was made long before: a loop may put it many
+    /// times.
+    pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), Fault> {
+        match content {
+            Content::Value(value) => self.charge(value.raw().len()),
+            Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => Ok(()),
+        }
     }
 
     /// An expression that has no value here.

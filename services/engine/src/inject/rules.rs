@@ -1,5 +1,7 @@
 //! The rules of a profile on containers that are there: which of them each is for, and laying its template over those.
 
+use std::collections::HashMap;
+
 use pillion_api::profile::{ContainerType, Otherwise};
 
 use crate::compute;
@@ -58,7 +60,13 @@ impl<'a> Merge<'_, 'a> {
             let Some(slot) = self.document.member(spec, list)? else { continue };
             self.document.open(slot)?;
             let containers: Vec<_> = self.document.children(slot).collect();
-            let mut authors_in_order = author.at(&["spec", list]).into_iter().flat_map(Value::items).peekable();
+            let written = author.at(&["spec", list]).into_iter().flat_map(Value::items);
+            let mut written_by_name = HashMap::with_capacity(containers.len());
+            for container in written {
+                if let Some(name) = container.get("name").and_then(Value::as_str) {
+                    written_by_name.entry(name).or_insert(container);
+                }
+            }
             for slot in containers {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 let mut pointer = String::with_capacity(64);
@@ -68,20 +76,7 @@ impl<'a> Merge<'_, 'a> {
                 let is_own = self.computation.adds(&name);
                 let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
                 let is_seen = is_own || is_injected(&pointer);
-                let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
-                // Nearly always both are in the same order.
-                let authors = if let Some(next) = authors_in_order.next_if(has_name) {
-                    Some(next)
-                } else {
-                    let mut all = author.at(&["spec", list]).into_iter().flat_map(Value::items);
-                    let mut looks = 0;
-                    let found = all.find(|container| {
-                        looks += 1;
-                        has_name(container)
-                    });
-                    self.charge_looks(looks)?;
-                    found
-                };
+                let authors = written_by_name.get(&*name).copied();
                 let (kind, value) = match authors {
                     Some(value) if !is_added => {
                         let kind = match compute::init_kind(value) {

@@ -163,20 +163,6 @@ impl<'a> Document<'a> {
         self.all_children(id).filter(|child| self.state(*child) != State::Removed)
     }
 
-    /// The items of a list as they were read, without opening it; those that were made here are left out.
-    pub(crate) fn children_of_value(&self, id: SlotId) -> Vec<Value<'a>> {
-        match self.content(id) {
-            Content::Value(value) => value.items().collect(),
-            _ => self
-                .children(id)
-                .filter_map(|child| match self.content(child) {
-                    Content::Value(value) => Some(value),
-                    _ => None,
-                })
-                .collect(),
-        }
-    }
-
     /// Makes slots of the members or items of an object or list. Anything else, and what is open, stays as it is.
     pub(crate) fn open(&mut self, id: SlotId) -> Result<(), Malformed> {
         let Content::Value(value) = self.content(id) else { return Ok(()) };
