@@ -414,14 +414,15 @@ impl<'a> Merge<'_, 'a> {
         self.document.children(list).position(has_name)
     }
 
-    /// The element of a list that has the same keys.
+    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
     pub(super) fn find(&self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Option<SlotId> {
-        self.document.children(list).find(|candidate| {
+        let has_keys = |candidate: &SlotId| {
             keyed.keys.iter().all(|key| {
                 let found = self.document.value_of(*candidate, key);
                 key_of(keys.get(key), key, keyed) == key_of(found, key, keyed)
             })
-        })
+        };
+        self.document.children(list).filter(has_keys).last()
     }
 }
 
