@@ -63,22 +63,23 @@ impl Comparison<'_> {
         let keys = list.keys();
         let order = |items: &[Json]| items.iter().map(|item| key_of(item, &keys)).collect::<Vec<_>>();
         let (ours, theirs) = (order(left), order(right));
-        let sorted = |keys: &[String]| {
-            let mut keys = keys.to_vec();
-            keys.sort();
-            keys
+        // Elements of one key, which an environment may have, are compared in their order.
+        let by_key = |order: &[String]| {
+            let mut places: Vec<_> = (0..order.len()).collect();
+            places.sort_by_key(|place| order[*place].clone());
+            places
         };
-        if sorted(&ours) != sorted(&theirs) {
+        let pairs: Vec<_> = by_key(&ours).into_iter().zip(by_key(&theirs)).collect();
+        if ours.len() != theirs.len() || pairs.iter().any(|(one, other)| ours[*one] != theirs[*other]) {
             return self.note(format!("ours has {ours:?}, theirs {theirs:?}"), false);
         }
         if ours != theirs {
             self.note(format!("order: ours {ours:?}, theirs {theirs:?}"), true);
         }
-        for (key, item) in ours.iter().zip(left) {
-            let Some(place) = theirs.iter().position(|other| other == key) else { continue };
+        for (one, other) in pairs {
             match list.element {
-                Some(element) => self.object(element, item, &right[place]),
-                None => self.leaf(item, &right[place]),
+                Some(element) => self.object(element, &left[one], &right[other]),
+                None => self.leaf(&left[one], &right[other]),
             }
         }
     }

@@ -81,7 +81,8 @@ fn variable(dice: &mut Dice, name: &str) -> Json {
     if dice.chance(6) {
         return json!({"name": name});
     }
-    if dice.chance(6) {
+    // Rare, as such a template's variables are put in an order of their own.
+    if dice.chance(1) {
         return json!({"name": name, "value": format!("$({})/x", dice.pick(&["A", "B", "C"]))});
     }
     if dice.chance(65) {

@@ -38,7 +38,7 @@ const ANYWHERE: &str = "";
 
 use Oracle::{ServerSideApply, StrategicMerge};
 
-pub(crate) const PINS: [Pin; 7] = [
+pub(crate) const PINS: [Pin; 8] = [
     Pin {
         oracle: StrategicMerge,
         place: "Container.ports",
@@ -66,6 +66,13 @@ pub(crate) const PINS: [Pin; 7] = [
         only_order: true,
         holds: has_references,
         reason: "an entry of ours that refers to another as $(NAME) stands behind it, or Kubernetes would not replace it",
+    },
+    Pin {
+        oracle: StrategicMerge,
+        place: "Container.env",
+        only_order: false,
+        holds: has_repeated_variable,
+        reason: "of a variable that stands twice strategic merge changes the first, though the last counts",
     },
     Pin {
         oracle: StrategicMerge,
@@ -153,6 +160,14 @@ fn is_shuffled(case: &Case<'_>) -> bool {
 
 fn has_references(case: &Case<'_>) -> bool {
     case.template.to_string().contains("$(")
+}
+
+/// Whether the author has written a variable twice in one container.
+pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
+    case.pod["spec"]["containers"].as_array().into_iter().flatten().any(|container| {
+        let names: Vec<_> = container["env"].as_array().into_iter().flatten().map(|entry| &entry["name"]).collect();
+        names.iter().enumerate().any(|(place, name)| names[..place].contains(name))
+    })
 }
 
 /// Whether a container, as the author and the template have it together, has two ports of one number.

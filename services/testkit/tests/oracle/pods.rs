@@ -21,7 +21,21 @@ enum Role {
 pub(crate) fn author(dice: &mut Dice) -> Json {
     let mut pod = write(dice, Role::Author, &[]);
     complete(&mut pod, &Json::Null);
+    repeat(dice, &mut pod);
     pod
+}
+
+/// Writes a variable twice, which Kubernetes lets an author do: the last one counts.
+fn repeat(dice: &mut Dice, pod: &mut Json) {
+    for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
+        if let Some(env) = container.get_mut("env").and_then(Json::as_array_mut)
+            && !env.is_empty()
+            && dice.chance(4)
+        {
+            let name = env[0]["name"].clone();
+            env.push(json!({"name": name, "value": "again"}));
+        }
+    }
 }
 
 /// What a profile writes, for a pod whose volumes it may use.
