@@ -21,8 +21,6 @@ mod pods;
 mod server;
 mod shrink;
 
-use std::time::Duration;
-
 use anyhow::ensure;
 use pillion_testkit::{ControlPlane, Isolation, isolated};
 
@@ -39,5 +37,5 @@ fn keyed_lists_are_those_of_the_api_server() {
 
 #[test]
 fn the_merge_is_kubernetes_own() {
-    Isolation::new().time_limit(Duration::from_hours(1)).run(cases::run);
+    Isolation::new().time_limit(cases::time_limit()).run(cases::run);
 }
