@@ -78,7 +78,7 @@ fn env(dice: &mut Dice) -> Json {
 }
 
 fn variable(dice: &mut Dice, name: &str) -> Json {
-    if dice.chance(6) {
+    if dice.chance(10) {
         return json!({"name": name});
     }
     // Rare, as such a template's variables are put in an order of their own.

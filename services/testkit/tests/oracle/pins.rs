@@ -30,6 +30,8 @@ pub(crate) struct Pin {
     only_order: bool,
     /// In which cases it may be.
     holds: fn(&Case<'_>) -> bool,
+    /// Whether some thousand cases may pass without it.
+    pub(crate) is_rare: bool,
     pub(crate) reason: &'static str,
 }
 
@@ -38,12 +40,13 @@ const ANYWHERE: &str = "";
 
 use Oracle::{ServerSideApply, StrategicMerge};
 
-pub(crate) const PINS: [Pin; 8] = [
+pub(crate) const PINS: [Pin; 9] = [
     Pin {
         oracle: StrategicMerge,
         place: "Container.ports",
         only_order: false,
         holds: has_port_twins,
+        is_rare: false,
         reason: "strategic merge tells ports apart by their numbers alone, and mixes TCP and UDP of one number",
     },
     Pin {
@@ -51,6 +54,7 @@ pub(crate) const PINS: [Pin; 8] = [
         place: "PodSpec.topologySpreadConstraints",
         only_order: false,
         holds: has_constraint_twins,
+        is_rare: false,
         reason: "strategic merge tells constraints apart by topologyKey alone, and mixes hard and soft ones",
     },
     Pin {
@@ -58,6 +62,7 @@ pub(crate) const PINS: [Pin; 8] = [
         place: "ResourceRequirements.claims",
         only_order: false,
         holds: always,
+        is_rare: false,
         reason: "strategic merge knows no key for a container's claims and drops the author's",
     },
     Pin {
@@ -65,6 +70,7 @@ pub(crate) const PINS: [Pin; 8] = [
         place: "Container.env",
         only_order: true,
         holds: has_references,
+        is_rare: false,
         reason: "an entry of ours that refers to another as $(NAME) stands behind it, or Kubernetes would not replace it",
     },
     Pin {
@@ -72,6 +78,7 @@ pub(crate) const PINS: [Pin; 8] = [
         place: "Container.env",
         only_order: false,
         holds: has_repeated_variable,
+        is_rare: false,
         reason: "of a variable that stands twice strategic merge changes the first, though the last counts",
     },
     Pin {
@@ -79,6 +86,7 @@ pub(crate) const PINS: [Pin; 8] = [
         place: ANYWHERE,
         only_order: true,
         holds: is_shuffled,
+        is_rare: false,
         reason: "strategic merge brings what the patch names into the patch's order; with us nothing of the author's moves",
     },
     Pin {
@@ -86,6 +94,7 @@ pub(crate) const PINS: [Pin; 8] = [
         place: ANYWHERE,
         only_order: true,
         holds: always,
+        is_rare: false,
         reason: "server-side apply brings what is applied into its own order; with us nothing of the author's moves",
     },
     Pin {
@@ -93,7 +102,16 @@ pub(crate) const PINS: [Pin; 8] = [
         place: "EnvVar.valueFrom",
         only_order: false,
         holds: has_switches,
+        is_rare: false,
         reason: "an empty `value` counts as none beside a `valueFrom`, so the author's reference stays; with us it goes",
+    },
+    Pin {
+        oracle: ServerSideApply,
+        place: "EnvVar.value",
+        only_order: false,
+        holds: has_repeated_and_bare_variable,
+        is_rare: true,
+        reason: "of a variable that stands twice it drops both, also for a template that has no value; with us one stays",
     },
 ];
 
@@ -168,6 +186,14 @@ pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
         let names: Vec<_> = container["env"].as_array().into_iter().flatten().map(|entry| &entry["name"]).collect();
         names.iter().enumerate().any(|(place, name)| names[..place].contains(name))
     })
+}
+
+/// Whether that is so, and the template has a variable without a value.
+fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
+    let is_bare = |entry: &Json| entry.get("value").is_none() && entry.get("valueFrom").is_none();
+    let mut containers = case.template["spec"]["containers"].as_array().into_iter().flatten();
+    has_repeated_variable(case)
+        && containers.any(|container| container["env"].as_array().into_iter().flatten().any(is_bare))
 }
 
 /// Whether a container, as the author and the template have it together, has two ports of one number.

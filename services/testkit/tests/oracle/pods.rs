@@ -30,7 +30,7 @@ fn repeat(dice: &mut Dice, pod: &mut Json) {
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
         if let Some(env) = container.get_mut("env").and_then(Json::as_array_mut)
             && !env.is_empty()
-            && dice.chance(4)
+            && dice.chance(10)
         {
             let name = env[0]["name"].clone();
             env.push(json!({"name": name, "value": "again"}));
