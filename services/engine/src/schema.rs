@@ -111,7 +111,7 @@ pub static POD_SPEC: Type = spread(&[
     ("volumes", Field::Keyed(&KeyedList { names: true, ..by_name(&VOLUME) })),
     ("imagePullSecrets", Field::Keyed(&by_name(&ANY))),
     ("schedulingGates", Field::Keyed(&by_name(&ANY))),
-    ("resourceClaims", Field::Keyed(&by_name(&ANY))),
+    ("resourceClaims", Field::Keyed(&by_name(&RESOURCE_CLAIM))),
     ("hostAliases", Field::Keyed(&KeyedList { keys: &["ip"], ..by_name(&ANY) })),
     (
         "topologySpreadConstraints",
@@ -147,7 +147,12 @@ static CONTAINERS: KeyedList = KeyedList {
 
 static VOLUME: Type = Type { one_of: OneOf::AllBut(&["name"]), ..plain(&[]) };
 
-static ENV_VAR: Type = Type { one_of: OneOf::Among(&["value", "valueFrom"]), ..plain(&[]) };
+static RESOURCE_CLAIM: Type = Type { one_of: OneOf::AllBut(&["name"]), ..plain(&[]) };
+
+static ENV_VAR: Type =
+    Type { one_of: OneOf::Among(&["value", "valueFrom"]), ..plain(&[("valueFrom", Field::Object(&ENV_VAR_SOURCE))]) };
+
+static ENV_VAR_SOURCE: Type = Type { one_of: OneOf::AllBut(&[]), ..plain(&[]) };
 
 static PROBE: Type = Type { one_of: OneOf::Among(&["exec", "httpGet", "tcpSocket", "grpc"]), ..plain(&[]) };
 

@@ -446,16 +446,17 @@ impl<'a> Merge<'_, 'a> {
         Ok(index)
     }
 
-    /// The element of a list that has the same keys.
+    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
     pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
         let mut looks = 0;
-        let found = self.document.children(list).find(|candidate| {
+        let has_keys = |candidate: &SlotId| {
             looks += 1;
             keyed.keys.iter().all(|key| {
                 let found = self.document.value_of(*candidate, key);
                 key_of(keys.get(key), key, keyed) == key_of(found, key, keyed)
             })
-        });
+        };
+        let found = self.document.children(list).filter(has_keys).last();
         self.charge_looks(looks)?;
         Ok(found)
     }

@@ -214,11 +214,12 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
             Some(Known::Keyed(keyed)) => {
                 if is_below {
                     let mut keys = String::new();
-                    found = found.items().find(|item| {
+                    let has_keys = |item: &Value<'v>| {
                         keys.clear();
                         push_keys(&mut keys, keyed, |key| item.get(key));
                         keys.strip_prefix('/') == Some(token)
-                    })?;
+                    };
+                    found = found.items().filter(has_keys).last()?;
                 }
                 Some(Known::Object(keyed.element))
             }
@@ -250,12 +251,13 @@ fn element(
 ) -> Result<Option<SlotId>, Malformed> {
     document.open(list)?;
     let mut name = String::new();
-    let found = document.children(list).find(|child| {
+    let has_keys = |child: &SlotId| {
         name.clear();
         push_keys(&mut name, keyed, |key| document.value_of(*child, key));
         name.strip_prefix('/') == Some(token)
-    });
-    Ok(found)
+    };
+    // As the merge finds it.
+    Ok(document.children(list).filter(has_keys).last())
 }
 
 fn unescaped(token: &str) -> Cow<'_, str> {

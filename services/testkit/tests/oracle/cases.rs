@@ -1,0 +1,292 @@
+//! Runs the cases: each template is laid over its pod by the engine, by strategic merge and by server-side apply.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use pillion_testkit::ControlPlane;
+use serde_json::Value as Json;
+
+use crate::choices::{arrange, as_strategic_patch, switches};
+use crate::compare::{Difference, differences};
+use crate::dice::Dice;
+use crate::openapi::OpenApi;
+use crate::pins::{Case, Oracle, PINS, PinnedBy, has_repeated_variable, pinned};
+use crate::server::{Answer, Templates};
+use crate::shrink::{places, without};
+use crate::{ours, pods};
+
+/// How many cases are run unless `PILLION_ORACLE_CASES` says otherwise.
+const CASES: u64 = 4_000;
+/// How many templates are laid over each pod: a pod has to be stored, a template has not.
+const TEMPLATES: u64 = 20;
+/// How many pods are in work at once.
+const AT_ONCE: usize = 8;
+/// How many failures are shown.
+const SHOWN: usize = 3;
+
+/// How many templates have failed so far.
+static FAILED: AtomicUsize = AtomicUsize::new(0);
+
+/// What the engine refuses itself, and the API server's words for it.
+const OWN_REFUSALS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
+
+/// What came of the cases.
+#[derive(Default)]
+struct Tally {
+    cases: usize,
+    /// Comparisons in which both sides have the same values.
+    equal: usize,
+    /// Neither side takes the result for a pod.
+    refused: usize,
+    pinned: BTreeMap<PinnedBy, usize>,
+    failures: Vec<String>,
+}
+
+/// How long a run may take: many times what it needs.
+pub(crate) fn time_limit() -> Duration {
+    Duration::from_mins(2) + Duration::from_millis(wanted().unwrap_or_default().saturating_mul(50))
+}
+
+fn wanted() -> Result<u64> {
+    number("PILLION_ORACLE_CASES", CASES)
+}
+
+fn number(name: &'static str, default: u64) -> Result<u64> {
+    std::env::var(name).map_or(Ok(default), |text| text.parse().context(name))
+}
+
+/// Runs as many cases as the environment says.
+pub(crate) async fn run() -> Result<()> {
+    let cases = wanted()?;
+    let seed = number("PILLION_ORACLE_SEED", 0)?;
+    let control_plane = ControlPlane::start().await?;
+    let openapi = OpenApi::fetch(&control_plane.client()).await?;
+    let templates = Templates::new(control_plane.client());
+    let started = Instant::now();
+    let mut tally: Tally = stream::iter(0..cases.div_ceil(TEMPLATES))
+        .map(|pod| one_pod(&openapi, &templates, seed.wrapping_mul(1_000_000_007).wrapping_add(pod)))
+        .buffer_unordered(AT_ONCE)
+        .try_fold(Tally::default(), |all, one| std::future::ready(Ok(all.and(one))))
+        .await?;
+    let Tally { cases, equal, refused, .. } = tally;
+    println!(
+        "{cases} cases in {:?}: {equal} comparisons with the same values, {refused} refused by both",
+        started.elapsed()
+    );
+    for (pin, count) in &tally.pinned {
+        let reason = match pin {
+            PinnedBy::Pin(number) => format!("{:?}: {}", PINS[*number].oracle, PINS[*number].reason),
+            PinnedBy::Atomic(place) => format!("ServerSideApply: {place} is one value there"),
+            PinnedBy::OneOf => "ServerSideApply: leaves both members of a one-of".to_owned(),
+        };
+        println!("{count:6} {reason}");
+    }
+    // What most cases are about has to be what was meant.
+    ensure!(equal > cases && refused < cases / 5, "the cases are not worth their time");
+    for (number, pin) in PINS.iter().enumerate() {
+        if cases >= 4_000 && seed == 0 && !pin.is_rare && !tally.pinned.contains_key(&PinnedBy::Pin(number)) {
+            tally.failures.push(format!("not seen any more: {}", pin.reason));
+        }
+    }
+    let count = tally.failures.len();
+    tally.failures.sort_by_key(String::len);
+    tally.failures.truncate(SHOWN);
+    ensure!(count == 0, "{count} differences without a reason, the first of them:\n{}", tally.failures.join("\n"));
+    Ok(())
+}
+
+impl Tally {
+    fn and(mut self, other: Self) -> Self {
+        self.cases += other.cases;
+        self.equal += other.equal;
+        self.refused += other.refused;
+        for (pin, count) in other.pinned {
+            *self.pinned.entry(pin).or_default() += count;
+        }
+        self.failures.extend(other.failures);
+        self
+    }
+
+    fn compare(&mut self, openapi: &OpenApi, oracle: Oracle, case: &Case<'_>, ours: &Answer, theirs: &Answer) {
+        let found = match (ours, theirs) {
+            (Ok(ours), Ok(theirs)) => {
+                let found = if oracle == Oracle::ServerSideApply && has_repeated_variable(case) {
+                    // It leaves one entry of a name that it applies; ours leaves those that do not count.
+                    differences(openapi, &without_repeated(ours), &without_repeated(theirs))
+                } else {
+                    differences(openapi, ours, theirs)
+                };
+                self.equal += usize::from(found.iter().all(|difference| difference.is_order));
+                found
+            }
+            (Err(ours), Err(theirs)) => {
+                self.refused += 1;
+                let is_same = match OWN_REFUSALS.iter().find(|(reason, _)| ours.starts_with(reason)) {
+                    Some((_, words)) => theirs.contains(words),
+                    // What is left of both members of a one-of is wrong beside what is wrong with both.
+                    None => oracle == Oracle::ServerSideApply || causes(ours) == causes(theirs),
+                };
+                let different = || Difference::whole(format!("ours is refused: {ours}\n  theirs: {theirs}"));
+                if is_same { Vec::new() } else { vec![different()] }
+            }
+            (Ok(_), Err(reason)) if oracle == Oracle::ServerSideApply && case.switches > 0 && is_one_of(reason) => {
+                *self.pinned.entry(PinnedBy::OneOf).or_default() += 1;
+                Vec::new()
+            }
+            (Ok(_), Err(reason)) => vec![refusal(reason)],
+            (Err(reason), Ok(_)) => vec![Difference::whole(format!("refused by us alone: {reason}"))],
+        };
+        let mut unexplained = Vec::new();
+        for difference in found {
+            match pinned(oracle, case, &difference) {
+                Some(pin) => *self.pinned.entry(pin).or_default() += 1,
+                None => unexplained.push(format!("{:?}: {}", difference.places, difference.what)),
+            }
+        }
+        if !unexplained.is_empty() {
+            let found = unexplained.join("\n  ");
+            self.failures.push(format!("{oracle:?}\n  {found}\npod: {}\ntemplate: {}", case.pod, case.template));
+        }
+    }
+}
+
+/// A pod with the entries of each container's environment that count: the last of each name.
+fn without_repeated(pod: &Json) -> Json {
+    let mut pod = pod.clone();
+    for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
+        if let Some(env) = container.get_mut("env").and_then(Json::as_array_mut) {
+            let names: Vec<_> = env.iter().map(|entry| entry["name"].clone()).collect();
+            let mut place = 0;
+            env.retain(|entry| {
+                place += 1;
+                !names[place..].contains(&entry["name"])
+            });
+        }
+    }
+    pod
+}
+
+/// What the API server finds wrong, without the name of the object and the numbers of elements, in one order.
+fn causes(refusal: &str) -> Vec<String> {
+    let all = refusal.split_once(" is invalid: ").map_or(refusal, |(_, causes)| causes);
+    let all: String = all.chars().filter(|character| !character.is_ascii_digit()).collect();
+    let mut causes: Vec<_> = all.trim_matches(['[', ']']).split(", template.").map(str::to_owned).collect();
+    causes.sort_unstable();
+    causes
+}
+
+/// Whether a refusal is about a one-of that has two members.
+fn is_one_of(refusal: &str) -> bool {
+    let words =
+        ["may not specify more than 1", "may not be specified when", "may not have more than one", "at most one"];
+    words.iter().any(|words| refusal.contains(words))
+}
+
+/// A refusal by Kubernetes alone, with the list that it is about.
+fn refusal(reason: &str) -> Difference {
+    let causes = causes(reason);
+    let is_about = |list: &str| causes.iter().all(|cause| cause.contains(list));
+    let lists = [(".ports[", "Container.ports"), (".topologySpreadConstraints[", "PodSpec.topologySpreadConstraints")];
+    let place = lists.iter().find(|(list, _)| is_about(list)).map(|(_, place)| (*place).to_owned());
+    let what = format!("refused by Kubernetes alone: {reason}");
+    Difference { places: place.into_iter().collect(), ..Difference::whole(what) }
+}
+
+async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut dice = Dice::new(seed);
+    let name = format!("pod-{seed}");
+    let written = pods::author(&mut dice);
+    let stored = templates.create(&name, &written).await?;
+    let pod = match stored {
+        Ok(pod) => pod,
+        Err(reason) => {
+            tally.failures.push(format!("not a pod: {reason}\n{written}"));
+            return Ok(tally);
+        }
+    };
+    for _ in 0..TEMPLATES {
+        let mut template = pods::template(&mut dice, &pod);
+        let yields = dice.chance(70);
+        let is_arranged = dice.chance(75);
+        if yields {
+            switches(openapi, TYPE, &mut template, &pod, true);
+        }
+        if is_arranged {
+            arrange(openapi, TYPE, &mut template, &pod);
+        }
+        let case = Template { openapi, templates, name: &name, pod: &pod, is_arranged };
+        let mut one = case.run(&template).await?;
+        // It takes some hundred requests, so only those that are shown are made smaller.
+        if !one.failures.is_empty() && FAILED.fetch_add(1, Ordering::Relaxed) < SHOWN {
+            one.failures = case.smaller(template).await?;
+        }
+        tally = tally.and(one);
+    }
+    Ok(tally)
+}
+
+/// The API server's name for what an author and a template write.
+const TYPE: &str = "PodTemplateSpec";
+/// How many smaller templates are tried to show a failure with.
+const SMALLER: usize = 400;
+
+/// What a failure is about: the oracle and the place of the first difference.
+fn places_of(failure: &str) -> &str {
+    failure.split_once("]: ").map_or(failure, |(places, _)| places)
+}
+
+/// A template that is laid over a pod.
+struct Template<'a> {
+    openapi: &'a OpenApi,
+    templates: &'a Templates,
+    /// The pod's name in the API server.
+    name: &'a str,
+    pod: &'a Json,
+    is_arranged: bool,
+}
+
+impl Template<'_> {
+    async fn run(&self, template: &Json) -> Result<Tally> {
+        let mut tally = Tally { cases: 1, ..Tally::default() };
+        let merged = ours::merged(self.openapi, self.pod, template)
+            .with_context(|| format!("pod: {}\ntemplate: {template}", self.pod))?;
+        let ours = async {
+            match &merged {
+                Ok(merged) => self.templates.normalised(merged).await,
+                Err(reason) => Ok(Err(reason.clone())),
+            }
+        };
+        let patch = as_strategic_patch(self.openapi, TYPE, template);
+        let strategic = self.templates.strategic(self.name, &patch);
+        let applied = self.templates.applied(self.name, template);
+        let (ours, strategic, applied) = futures::future::try_join3(ours, strategic, applied).await?;
+        let switches = switches(self.openapi, TYPE, &mut template.clone(), self.pod, false);
+        let case = Case { pod: self.pod, template, is_arranged: self.is_arranged, switches };
+        tally.compare(self.openapi, Oracle::StrategicMerge, &case, &ours, &strategic);
+        tally.compare(self.openapi, Oracle::ServerSideApply, &case, &ours, &applied);
+        Ok(tally)
+    }
+
+    /// The failures of the smallest template that was found to fail.
+    async fn smaller(&self, mut template: Json) -> Result<Vec<String>> {
+        let mut failures = self.run(&template).await?.failures;
+        for place in places(&template).into_iter().take(SMALLER) {
+            let Some(smaller) = without(&template, &place) else { continue };
+            // What is no template any more shows nothing, nor does one that fails for another reason.
+            if let Ok(tally) = self.run(&smaller).await
+                && tally
+                    .failures
+                    .iter()
+                    .map(|failure| places_of(failure))
+                    .eq(failures.iter().map(|failure| places_of(failure)))
+            {
+                (template, failures) = (smaller, tally.failures);
+            }
+        }
+        Ok(failures)
+    }
+}

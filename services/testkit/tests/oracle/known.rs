@@ -1,0 +1,127 @@
+//! The engine's knowledge of a pod against the API server's: every list that server-side apply merges by keys is known by
+//! the same keys, and no other; what strategic merge calls a one-of is one; and what server-side apply takes for one value
+//! is written down.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pillion_engine::schema::{self, Field, OneOf, Type};
+
+use crate::openapi::{List, OpenApi, Shape};
+use crate::pins::ATOMIC;
+
+/// Lists that the two know differently, and why.
+const DIFFERENT: [(&str, &str); 6] = [
+    ("ObjectMeta.finalizers", SET),
+    ("PodSpec.ephemeralContainers", EPHEMERAL),
+    ("EphemeralContainer.env", EPHEMERAL),
+    ("EphemeralContainer.ports", EPHEMERAL),
+    ("EphemeralContainer.volumeDevices", EPHEMERAL),
+    ("EphemeralContainer.volumeMounts", EPHEMERAL),
+];
+
+const EPHEMERAL: &str = "a pod is created without them, and they come by a request that is only validated";
+const SET: &str = "a set, and a template of pods cannot set it";
+
+/// A list's keys by the list's place, such as `PodSpec.containers`.
+type Lists = BTreeMap<String, Vec<String>>;
+
+/// What a walk through the API server's schema and the engine's has found.
+struct Walk<'a> {
+    openapi: &'a OpenApi,
+    theirs: Lists,
+    ours: Lists,
+    /// Objects that server-side apply takes for one value.
+    atomic: BTreeSet<String>,
+    /// Lists whose elements are a one-of that the engine does not know.
+    not_chosen: Vec<String>,
+    /// Types of theirs, with what the engine knows of them.
+    seen: Vec<(String, usize)>,
+}
+
+/// What the two disagree about, in words.
+pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
+    let mut walk = Walk {
+        openapi,
+        theirs: Lists::new(),
+        ours: Lists::new(),
+        atomic: BTreeSet::new(),
+        not_chosen: Vec::new(),
+        seen: Vec::new(),
+    };
+    walk.object("ObjectMeta", Some(&schema::OBJECT_META));
+    walk.object("PodSpec", Some(&schema::POD_SPEC));
+    let Walk { theirs, ours, atomic, not_chosen, .. } = walk;
+    let mut places: Vec<_> = theirs.keys().chain(ours.keys()).collect();
+    places.sort();
+    places.dedup();
+    let is_pinned = |place: &str| DIFFERENT.iter().any(|(known, _)| *known == place);
+    let mut found: Vec<_> = places
+        .into_iter()
+        .filter(|place| theirs.get(*place) != ours.get(*place) && !is_pinned(place))
+        .map(|place| format!("{place}: the API server {:?}, the engine {:?}", theirs.get(place), ours.get(place)))
+        .collect();
+    let same = DIFFERENT.iter().filter(|(place, _)| theirs.get(*place) == ours.get(*place));
+    found.extend(same.map(|(place, reason)| format!("{place} is no difference any more: {reason}")));
+    found.extend(not_chosen.into_iter().map(|place| format!("{place}: a one-of that the engine does not know")));
+    let written: BTreeSet<_> = ATOMIC.into_iter().map(str::to_owned).collect();
+    let odd = atomic.symmetric_difference(&written);
+    found.extend(odd.map(|place| format!("{place} is one value on one side only: the API server or the list of them")));
+    if theirs.len() < 12 {
+        found.push(format!("the walk went wrong: only {} keyed lists in the API server's schema", theirs.len()));
+    }
+    found
+}
+
+impl Walk<'_> {
+    fn object(&mut self, type_: &str, known: Option<&'static Type>) {
+        // A type may be known in one place and not in another; both are looked at.
+        let visit = (type_.to_owned(), known.map_or(0, |known| std::ptr::from_ref(known).addr()));
+        if self.seen.contains(&visit) {
+            return;
+        }
+        self.seen.push(visit);
+        for (name, _) in known.into_iter().flat_map(|known| known.fields) {
+            if self.openapi.field(type_, name).is_none() {
+                self.ours.insert(format!("{type_}.{name}, which is no field"), Vec::new());
+            }
+        }
+        for (name, shape) in self.openapi.fields(type_) {
+            let place = format!("{type_}.{name}");
+            let below = match known.and_then(|known| known.field(name)) {
+                Some(Field::Object(below)) => Some(*below),
+                Some(Field::Keyed(keyed)) => {
+                    self.ours.insert(place.clone(), keyed.keys.iter().map(|key| (*key).to_owned()).collect());
+                    Some(keyed.element)
+                }
+                None => None,
+            };
+            if self.openapi.is_atomic(type_, name) {
+                self.atomic.insert(place.clone());
+            }
+            match shape {
+                Shape::Struct(inner) => self.object(inner, below),
+                Shape::List(list) => self.list(list, place, below),
+                Shape::Scalar | Shape::Map => {}
+            }
+        }
+    }
+
+    fn list(&mut self, list: List<'_>, place: String, below: Option<&'static Type>) {
+        if list.retains_keys() && !below.is_some_and(|below| matches!(below.one_of, OneOf::AllBut(["name"]))) {
+            self.not_chosen.push(place.clone());
+        }
+        match list.kind {
+            "set" => {
+                self.theirs.insert(place, vec!["the whole element".to_owned()]);
+            }
+            "map" => {
+                self.theirs.insert(place, list.keys().into_iter().map(str::to_owned).collect());
+                if let Some(element) = list.element {
+                    self.object(element, below);
+                }
+            }
+            // What stands in a list that is one value is never merged.
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What the API server says of its own types: `/openapi/v3/api/v1`, as far as merging is concerned.
+
+use anyhow::{Context, Result};
+use kube::Client;
+use kube::api::GetParams;
+use kube::core::Request;
+use serde_json::{Map, Value as Json};
+
+/// The schemas of the API server's types.
+pub(crate) struct OpenApi(Map<String, Json>);
+
+/// What a field is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape<'a> {
+    Scalar,
+    /// An object with fields of its own, by the name of its type.
+    Struct(&'a str),
+    /// An object with any keys.
+    Map,
+    List(List<'a>),
+}
+
+/// What a list is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct List<'a> {
+    /// `map`, `set` or `atomic`, as server-side apply takes it.
+    pub(crate) kind: &'a str,
+    schema: &'a Json,
+    /// The type of its elements, if they are objects.
+    pub(crate) element: Option<&'a str>,
+}
+
+impl<'a> List<'a> {
+    /// The fields by which server-side apply tells the elements apart.
+    pub(crate) fn keys(&self) -> Vec<&'a str> {
+        let keys = self.schema["x-kubernetes-list-map-keys"].as_array();
+        keys.into_iter().flatten().filter_map(Json::as_str).collect()
+    }
+
+    /// The field by which strategic merge tells the elements apart.
+    pub(crate) fn merge_key(&self) -> Option<&'a str> {
+        self.schema["x-kubernetes-patch-merge-key"].as_str()
+    }
+
+    /// Whether strategic merge expects to be told which fields of an element stay.
+    pub(crate) fn retains_keys(&self) -> bool {
+        self.schema["x-kubernetes-patch-strategy"].as_str().is_some_and(|strategy| strategy.contains("retainKeys"))
+    }
+}
+
+impl OpenApi {
+    pub(crate) async fn fetch(client: &Client) -> Result<Self> {
+        let request = Request::new("/openapi/v3/api").get("v1", &GetParams::default())?;
+        let document: Json = client.request(request).await.context("no OpenAPI document")?;
+        let schemas = document["components"]["schemas"].as_object().context("a document without schemas")?;
+        // Short names are unique in this document as far as pods go.
+        Ok(Self(schemas.iter().map(|(name, schema)| (short(name).to_owned(), schema.clone())).collect()))
+    }
+
+    /// A field of a type; `None` if the type has no such field.
+    pub(crate) fn field<'a>(&'a self, type_: &str, name: &str) -> Option<Shape<'a>> {
+        self.0.get(type_)?["properties"].get(name).map(|property| self.shape(property))
+    }
+
+    /// All fields of a type.
+    pub(crate) fn fields<'a>(&'a self, type_: &str) -> impl Iterator<Item = (&'a str, Shape<'a>)> {
+        let properties = self.0.get(type_).and_then(|schema| schema["properties"].as_object());
+        properties.into_iter().flatten().map(|(name, property)| (name.as_str(), self.shape(property)))
+    }
+
+    /// Whether server-side apply takes a field's object for one value.
+    pub(crate) fn is_atomic(&self, type_: &str, field: &str) -> bool {
+        let Some(property) = self.0.get(type_).and_then(|schema| schema["properties"].get(field)) else { return false };
+        let is = |schema: &Json| schema["x-kubernetes-map-type"] == "atomic";
+        is(property) || reference(property).and_then(|name| self.0.get(name)).is_some_and(is)
+    }
+
+    fn shape<'a>(&'a self, property: &'a Json) -> Shape<'a> {
+        if let Some(name) = reference(property) {
+            let has_fields = self.0.get(name).is_some_and(|schema| schema.get("properties").is_some());
+            return if has_fields { Shape::Struct(name) } else { Shape::Scalar };
+        }
+        match property["type"].as_str() {
+            Some("array") => {
+                let element = match self.shape(&property["items"]) {
+                    Shape::Struct(name) => Some(name),
+                    _ => None,
+                };
+                let kind = property["x-kubernetes-list-type"].as_str().unwrap_or("atomic");
+                Shape::List(List { kind, schema: property, element })
+            }
+            Some("object") => Shape::Map,
+            _ => Shape::Scalar,
+        }
+    }
+}
+
+fn reference(property: &Json) -> Option<&str> {
+    let reference = property.get("$ref").or_else(|| property["allOf"].get(0)?.get("$ref"))?;
+    Some(short(reference.as_str()?))
+}
+
+fn short(name: &str) -> &str {
+    name.rsplit(['.', '/']).next().unwrap_or(name)
+}

@@ -1,0 +1,224 @@
+//! The differences that are meant to be, each with its reason. One that is not seen any more has to go.
+
+use serde_json::Value as Json;
+
+use crate::compare::Difference;
+
+/// Whose result ours is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Oracle {
+    StrategicMerge,
+    ServerSideApply,
+}
+
+/// What is known of a case beside the two results.
+pub(crate) struct Case<'a> {
+    pub(crate) pod: &'a Json,
+    pub(crate) template: &'a Json,
+    /// Whether the template's lists stand in the order in which strategic merge gives them.
+    pub(crate) is_arranged: bool,
+    /// At how many places the template takes another member of a one-of.
+    pub(crate) switches: usize,
+}
+
+/// A difference that is meant to be.
+pub(crate) struct Pin {
+    pub(crate) oracle: Oracle,
+    /// Field of the API server's schema at or below which the results differ.
+    place: &'static str,
+    /// Only the order of elements, or anything.
+    only_order: bool,
+    /// In which cases it may be.
+    holds: fn(&Case<'_>) -> bool,
+    /// Whether some thousand cases may pass without it.
+    pub(crate) is_rare: bool,
+    pub(crate) reason: &'static str,
+}
+
+/// Any field.
+const ANYWHERE: &str = "";
+
+use Oracle::{ServerSideApply, StrategicMerge};
+
+pub(crate) const PINS: [Pin; 9] = [
+    Pin {
+        oracle: StrategicMerge,
+        place: "Container.ports",
+        only_order: false,
+        holds: has_port_twins,
+        is_rare: false,
+        reason: "strategic merge tells ports apart by their numbers alone, and mixes TCP and UDP of one number",
+    },
+    Pin {
+        oracle: StrategicMerge,
+        place: "PodSpec.topologySpreadConstraints",
+        only_order: false,
+        holds: has_constraint_twins,
+        is_rare: false,
+        reason: "strategic merge tells constraints apart by topologyKey alone, and mixes hard and soft ones",
+    },
+    Pin {
+        oracle: StrategicMerge,
+        place: "ResourceRequirements.claims",
+        only_order: false,
+        holds: always,
+        is_rare: false,
+        reason: "strategic merge knows no key for a container's claims and drops the author's",
+    },
+    Pin {
+        oracle: StrategicMerge,
+        place: "Container.env",
+        only_order: true,
+        holds: has_references,
+        is_rare: false,
+        reason: "an entry of ours that refers to another as $(NAME) stands behind it, or Kubernetes would not replace it",
+    },
+    Pin {
+        oracle: StrategicMerge,
+        place: "Container.env",
+        only_order: false,
+        holds: has_repeated_variable,
+        is_rare: false,
+        reason: "of a variable that stands twice strategic merge changes the first, though the last counts",
+    },
+    Pin {
+        oracle: StrategicMerge,
+        place: ANYWHERE,
+        only_order: true,
+        holds: is_shuffled,
+        is_rare: false,
+        reason: "strategic merge brings what the patch names into the patch's order; with us nothing of the author's moves",
+    },
+    Pin {
+        oracle: ServerSideApply,
+        place: ANYWHERE,
+        only_order: true,
+        holds: always,
+        is_rare: false,
+        reason: "server-side apply brings what is applied into its own order; with us nothing of the author's moves",
+    },
+    Pin {
+        oracle: ServerSideApply,
+        place: "EnvVar.valueFrom",
+        only_order: false,
+        holds: has_switches,
+        is_rare: false,
+        reason: "an empty `value` counts as none beside a `valueFrom`, so the author's reference stays; with us it goes",
+    },
+    Pin {
+        oracle: ServerSideApply,
+        place: "EnvVar.value",
+        only_order: false,
+        holds: has_repeated_and_bare_variable,
+        is_rare: true,
+        reason: "of a variable that stands twice it drops both, also for a template that has no value; with us one stays",
+    },
+];
+
+/// Objects that server-side apply takes for one value. With us every object merges by its keys: a profile that asks for
+/// nodes of an operating system adds to what the author selects. Strategic merge does the same, and its result for the same
+/// case says that ours is right.
+pub(crate) const ATOMIC: [&str; 18] = [
+    "CSIVolumeSource.nodePublishSecretRef",
+    "CephFSVolumeSource.secretRef",
+    "CinderVolumeSource.secretRef",
+    "EnvVarSource.configMapKeyRef",
+    "EnvVarSource.fieldRef",
+    "EnvVarSource.fileKeyRef",
+    "EnvVarSource.resourceFieldRef",
+    "EnvVarSource.secretKeyRef",
+    "FlexVolumeSource.secretRef",
+    "ISCSIVolumeSource.secretRef",
+    "NodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+    "PersistentVolumeClaimSpec.dataSource",
+    "PersistentVolumeClaimSpec.selector",
+    "PodSpec.nodeSelector",
+    "RBDVolumeSource.secretRef",
+    "ScaleIOVolumeSource.secretRef",
+    "StorageOSVolumeSource.secretRef",
+    "TopologySpreadConstraint.labelSelector",
+];
+
+/// What a difference is pinned by: a pin by its number, or one of [`ATOMIC`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PinnedBy {
+    Pin(usize),
+    Atomic(String),
+    /// Server-side apply leaves both members of a one-of, and then refuses the object.
+    OneOf,
+}
+
+/// The pin that a difference has.
+pub(crate) fn pinned(oracle: Oracle, case: &Case<'_>, difference: &Difference) -> Option<PinnedBy> {
+    let is_below = |place: &str| place == ANYWHERE || difference.places.iter().any(|other| other == place);
+    let pin = PINS.iter().position(|pin| {
+        pin.oracle == oracle && is_below(pin.place) && (!pin.only_order || difference.is_order) && (pin.holds)(case)
+    });
+    if let Some(pin) = pin {
+        return Some(PinnedBy::Pin(pin));
+    }
+    if oracle == StrategicMerge {
+        return None;
+    }
+    let is_atomic = |place: &&String| ATOMIC.contains(&place.as_str());
+    difference.places.iter().find(is_atomic).cloned().map(PinnedBy::Atomic)
+}
+
+fn always(_: &Case<'_>) -> bool {
+    true
+}
+
+fn has_switches(case: &Case<'_>) -> bool {
+    case.switches > 0
+}
+
+fn is_shuffled(case: &Case<'_>) -> bool {
+    !case.is_arranged
+}
+
+fn has_references(case: &Case<'_>) -> bool {
+    case.template.to_string().contains("$(")
+}
+
+/// Whether the author has written a variable twice in one container.
+pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
+    case.pod["spec"]["containers"].as_array().into_iter().flatten().any(|container| {
+        let names: Vec<_> = container["env"].as_array().into_iter().flatten().map(|entry| &entry["name"]).collect();
+        names.iter().enumerate().any(|(place, name)| names[..place].contains(name))
+    })
+}
+
+/// Whether that is so, and the template has a variable without a value.
+fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
+    let is_bare = |entry: &Json| entry.get("value").is_none() && entry.get("valueFrom").is_none();
+    let mut containers = case.template["spec"]["containers"].as_array().into_iter().flatten();
+    has_repeated_variable(case)
+        && containers.any(|container| container["env"].as_array().into_iter().flatten().any(is_bare))
+}
+
+/// Whether a container, as the author and the template have it together, has two ports of one number.
+fn has_port_twins(case: &Case<'_>) -> bool {
+    let lists = ["containers", "initContainers"];
+    let containers = |object: &Json| -> Vec<Json> {
+        lists.iter().filter_map(|list| object["spec"][*list].as_array()).flatten().cloned().collect()
+    };
+    let (theirs, ours) = (containers(case.pod), containers(case.template));
+    theirs.iter().chain(&ours).any(|container| {
+        let same = theirs.iter().chain(&ours).filter(|other| other["name"] == container["name"]);
+        let ports: Vec<_> = same.flat_map(|same| same["ports"].as_array().into_iter().flatten()).collect();
+        have_twins(&ports, "containerPort", "protocol", "TCP")
+    })
+}
+
+fn has_constraint_twins(case: &Case<'_>) -> bool {
+    let of = |object: &'_ Json| object["spec"]["topologySpreadConstraints"].as_array().cloned().unwrap_or_default();
+    let (theirs, ours) = (of(case.pod), of(case.template));
+    let all: Vec<_> = theirs.iter().chain(&ours).collect();
+    have_twins(&all, "topologyKey", "whenUnsatisfiable", "")
+}
+
+/// Whether two elements have the same key and differ in what else tells them apart.
+fn have_twins(elements: &[&Json], key: &str, other: &str, default: &str) -> bool {
+    let rest = |element: &Json| element[other].as_str().unwrap_or(default).to_owned();
+    elements.iter().any(|one| elements.iter().any(|two| one[key] == two[key] && rest(one) != rest(two)))
+}
