@@ -1,6 +1,6 @@
 //! Elements and entries that are there, changed or removed: `$each` and `$prune`.
 
-use crate::expression::{Expression, Value as Computed};
+use crate::expression::{EvaluationError, Expression, Value as Computed};
 use crate::json::SlotId;
 use crate::profile::template::{Kind, Node};
 use crate::schema::{self, KeyedList};
@@ -39,7 +39,7 @@ impl<'a> Merge<'_, 'a> {
                 }
                 self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
                 self.computation.know("item", Computed::from(item));
-                let result = self.change_element(list, slot, node, condition, prunes, element);
+                let result = self.change_element(list, slot, node, condition, prunes, (element, keyed));
                 self.computation.forget(known);
                 self.pointer.truncate(length);
                 self.manner = around;
@@ -56,7 +56,7 @@ impl<'a> Merge<'_, 'a> {
         node: &'a Node,
         condition: &'a Expression,
         prunes: bool,
-        element: &'static schema::Type,
+        (element, keyed): (&'static schema::Type, Option<&'static KeyedList>),
     ) -> Result<(), Fault> {
         if !self.truth(condition)? {
             return Ok(());
@@ -69,6 +69,14 @@ impl<'a> Merge<'_, 'a> {
             self.note_replaced(slot);
             self.document.remove(slot, list);
             return Ok(());
+        }
+        let names = keyed.map(|keyed| keyed.keys).unwrap_or_default();
+        if let Kind::Map(fields) = &node.kind
+            && let Some(name) = names.iter().find(|name| fields.iter().any(|(field, _)| **field == ***name))
+        {
+            // The record could not name it any more.
+            let message = format!("$each cannot give an element another {name}: by it elements are told apart");
+            return Err(self.failed(&EvaluationError::new(message)));
         }
         let directives = self.directives(node)?;
         self.follow(directives);

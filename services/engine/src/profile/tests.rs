@@ -81,6 +81,24 @@ fn what_this_build_does_not_run_is_refused_and_not_left_out() {
 }
 
 #[test]
+fn names_in_loops_mean_one_thing() {
+    let element = |directives: &Json| {
+        let mut entry = json!({"name": "A_${string(index)}", "value": "x"});
+        entry.as_object_mut().unwrap().extend(directives.as_object().unwrap().clone());
+        faults(&ProfileName::cluster("p"), &container(&json!({"env": [entry]})))
+    };
+    for right in ["path", "item", "entry"] {
+        assert_eq!(element(&json!({"$forEach": "['a']", "$as": right})), Vec::<String>::new(), "{right}");
+    }
+    for taken in ["object", "containers", "primary", "request", "params", "existing", "owner"] {
+        let found = element(&json!({"$forEach": "['a']", "$as": taken}));
+        assert!(found.iter().any(|fault| fault.contains("meaning of its own")), "{taken}: {found:?}");
+    }
+    let found = element(&json!({"$forEach": "existing.orValue([])"}));
+    assert!(found.iter().any(|fault| fault.contains("`existing` is not known here")), "{found:?}");
+}
+
+#[test]
 fn expressions_are_checked() {
     let conditions = |expression: &str| {
         let mut spec = container(&json!({}));

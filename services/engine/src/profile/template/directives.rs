@@ -10,6 +10,9 @@ use crate::profile::typed::unknown_directive;
 /// The name of an item, unless `$as` says another.
 const ITEM: &str = "item";
 
+/// The name of what the object has at a place.
+const EXISTING: &str = "existing";
+
 /// Names that are known beside an item.
 const BESIDE_ITEM: [&str; 2] = ["index", "key"];
 
@@ -57,8 +60,8 @@ impl Compiler<'_> {
             "$each" if place == Place::Field => {
                 self.fault("$each stands in an element of a list", "write it as [{$each: \"...\", ...}]");
             }
-            "$each" => rules.each = self.source(value),
-            "$prune" => rules.prune = self.source(value),
+            "$each" => rules.each = self.source(value).and_then(|each| self.without_existing(each)),
+            "$prune" => rules.prune = self.source(value).and_then(|prune| self.without_existing(prune)),
             "$sidecar" if place == Place::InitContainer => rules.sidecar = self.source(value),
             "$sidecar" => {
                 self.fault("$sidecar stands on a container in initContainers", "move the container there");
@@ -72,8 +75,13 @@ impl Compiler<'_> {
             self.fault("$forEach stands on an element of a list", "move it there");
             return None;
         }
-        let list = self.source(list);
+        let list = self.source(list).and_then(|list| self.without_existing(list));
         let item = match name {
+            Some(Json::String(name)) if self.is_taken(name) => {
+                let message = format!("{name} has a meaning of its own, so it cannot be the name of the item");
+                self.fault(&message, "take another word");
+                return None;
+            }
             None => ITEM,
             Some(Json::String(name)) if is_name(name) => name,
             Some(other) => {
@@ -84,6 +92,22 @@ impl Compiler<'_> {
         };
         self.bring(item);
         list.map(|list| ForEach { list, item: item.into() })
+    }
+
+    /// Whether a word stands for something that every expression may use: that would be meant, and not the item.
+    fn is_taken(&self, name: &str) -> bool {
+        let is_namespace = matches!(name, "params" | "variables" | "lookups" | "cluster" | EXISTING);
+        let is_local = self.locals.iter().any(|local| local == name);
+        is_namespace || (!is_local && Expression::compile(name, &self.scope).is_ok())
+    }
+
+    /// An expression about several elements, which are at no one place.
+    fn without_existing(&mut self, expression: Expression) -> Option<Expression> {
+        if expression.uses(EXISTING) {
+            self.fault("`existing` is not known here", "`item` is the element at hand, `object` the object as it was");
+            return None;
+        }
+        Some(expression)
     }
 
     /// Brings the name of an item into scope, and those beside it.
@@ -183,7 +207,7 @@ impl Compiler<'_> {
 impl Rules {
     /// Whether one of its expressions asks for what the object has at its place.
     pub(super) fn use_existing(&self) -> bool {
-        let found = |text: &super::Text| text.uses("existing");
+        let found = |text: &super::Text| text.uses(EXISTING);
         let in_conflict = matches!(&self.conflict, Some(Choice::Found(text)) if found(text));
         let in_position = match &self.position {
             Some(
@@ -199,7 +223,7 @@ impl Rules {
         in_conflict
             || in_position
             || in_join
-            || expressions.into_iter().flatten().any(|expression| expression.uses("existing"))
+            || expressions.into_iter().flatten().any(|expression| expression.uses(EXISTING))
     }
 
     /// Whether it says something about what an earlier pass has added.
