@@ -262,7 +262,7 @@ impl<'a> Merge<'_, 'a> {
         };
         let slot = self.insert(list, element, content, list_pointer)?;
         self.own.push(slot);
-        if !keyed.siblings.is_empty() {
+        if self.collects_containers && !keyed.siblings.is_empty() {
             self.containers.push(self.pointer.as_str().into());
         }
         if matches!(content, Content::Map) {
@@ -416,10 +416,12 @@ impl<'a> Merge<'_, 'a> {
 
     /// The element of a list that has the same keys.
     pub(super) fn find(&self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Option<SlotId> {
+        let wanted: [Option<Cow<'_, str>>; 2] =
+            std::array::from_fn(|place| keyed.keys.get(place).and_then(|key| key_of(keys.get(key), key, keyed)));
         self.document.children(list).find(|candidate| {
-            keyed.keys.iter().all(|key| {
-                let found = self.document.value_of(*candidate, key);
-                key_of(keys.get(key), key, keyed) == key_of(found, key, keyed)
+            keyed.keys.iter().zip(&wanted).all(|(key, wanted)| match self.document.value_of(*candidate, key) {
+                Some(found) => wanted.as_deref().is_some_and(|wanted| is_key(found, wanted)),
+                None => key_of(None, key, keyed) == *wanted,
             })
         })
     }
@@ -446,10 +448,22 @@ fn pairs<'v>(list: &Computed<'v>) -> Option<Vec<(Computed<'v>, Computed<'v>)>> {
 /// The value of a key field, as text: strings by what they stand for, anything else as it stands.
 fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
     if let Some(value) = value {
-        return Some(value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw())));
+        return Some(key_text(value));
     }
     let default = keyed.defaults.iter().find(|(field, _)| *field == key);
     default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
+}
+
+/// Whether the value of a key field is a text.
+fn is_key(value: Value<'_>, text: &str) -> bool {
+    match value.kind() {
+        JsonKind::String | JsonKind::EscapedString => value.is(text),
+        _ => value.raw() == text,
+    }
+}
+
+fn key_text(value: Value<'_>) -> Cow<'_, str> {
+    value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
 }
 
 /// Writes the token of an element by the values of its key fields.

@@ -36,7 +36,8 @@ impl<'a> Merge<'_, 'a> {
         if rules.is_empty() {
             return Ok(());
         }
-        let targets = self.targets(author, is_injected)?;
+        let wants_injected = rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected));
+        let targets = self.targets(author, is_injected, wants_injected)?;
         for rule in rules {
             for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
                 let known = self.computation.known();
@@ -49,12 +50,18 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    fn targets(&mut self, author: Value<'a>, is_injected: &dyn Fn(&str) -> bool) -> Result<Vec<Target<'a>>, Fault> {
+    fn targets(
+        &mut self,
+        author: Value<'a>,
+        is_injected: &dyn Fn(&str) -> bool,
+        wants_injected: bool,
+    ) -> Result<Vec<Target<'a>>, Fault> {
         let mut targets = Vec::new();
         let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(targets) };
         for list in LISTS {
             let Some(slot) = self.document.member(spec, list)? else { continue };
             self.document.open(slot)?;
+            let authors_list = author.at(&["spec", list]);
             let containers: Vec<_> = self.document.children(slot).collect();
             for slot in containers {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
@@ -65,9 +72,8 @@ impl<'a> Merge<'_, 'a> {
                 let is_own = self.computation.adds(&name);
                 let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
                 let is_seen = is_own || is_injected(&pointer);
-                let authors = author.at(&["spec", list]).and_then(|list| {
-                    list.items().find(|container| container.get("name").is_some_and(|other| other.is(&name)))
-                });
+                let mut authors = authors_list.into_iter().flat_map(Value::items);
+                let authors = authors.find(|container| container.get("name").is_some_and(|other| other.is(&name)));
                 let (kind, value) = match authors {
                     Some(value) if !is_added => {
                         let kind = match compute::init_kind(value) {
@@ -77,8 +83,8 @@ impl<'a> Merge<'_, 'a> {
                         };
                         (kind, value)
                     }
-                    _ if is_seen => (ContainerType::Injected, self.current(slot)?),
-                    // Another profile's, which this one does not see.
+                    _ if is_seen && wants_injected => (ContainerType::Injected, self.current(slot)?),
+                    // Another profile's, which this one does not see, or one that no rule is for.
                     _ => continue,
                 };
                 targets.push(Target { slot, list, name: name.into(), kind, value });

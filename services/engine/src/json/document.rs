@@ -67,7 +67,7 @@ struct Slot<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Document<'a> {
     slots: Vec<Slot<'a>>,
-    texts: Vec<Box<str>>,
+    texts: Vec<String>,
     /// What the slots that were replaced held.
     originals: Vec<(SlotId, Value<'a>)>,
 }
@@ -89,7 +89,7 @@ impl<'a> Document<'a> {
     }
 
     /// Keeps a scalar that was made for this document, as JSON text.
-    pub(crate) fn keep(&mut self, text: impl Into<Box<str>>) -> Content<'a> {
+    pub(crate) fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
         let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
         self.texts.push(text.into());
         Content::Made(id)
@@ -106,7 +106,7 @@ impl<'a> Document<'a> {
     }
 
     fn made(&self, id: TextId) -> Option<&str> {
-        self.texts.get(id.0 as usize).map(|text| &**text)
+        self.texts.get(id.0 as usize).map(String::as_str)
     }
 
     pub(crate) fn content(&self, id: SlotId) -> Content<'a> {
@@ -352,6 +352,33 @@ impl<'a> Document<'a> {
             self.write(child, out);
         }
         out.push(close);
+    }
+
+    /// Whether a text is exactly what [`Document::write`] writes of a slot.
+    pub(crate) fn is_written_as(&self, id: SlotId, text: &str) -> bool {
+        self.without_written(id, text) == Some("")
+    }
+
+    /// What is left of a text behind that which would be written of a slot; `None` if it begins otherwise.
+    fn without_written<'t>(&self, id: SlotId, text: &'t str) -> Option<&'t str> {
+        let (open, close) = match self.content(id) {
+            Content::Value(value) => return text.strip_prefix(value.raw()),
+            Content::Scalar(scalar) => return text.strip_prefix(scalar),
+            Content::Made(made) => return text.strip_prefix(self.made(made).unwrap_or_default()),
+            Content::Map => ('{', '}'),
+            Content::List => ('[', ']'),
+        };
+        let mut rest = text.strip_prefix(open)?;
+        for (index, child) in self.children(id).enumerate() {
+            if index > 0 {
+                rest = rest.strip_prefix(',')?;
+            }
+            if let Some(key) = self.key(child) {
+                rest = rest.strip_prefix('"')?.strip_prefix(key.escaped())?.strip_prefix("\":")?;
+            }
+            rest = self.without_written(child, rest)?;
+        }
+        rest.strip_prefix(close)
     }
 
     fn append(&mut self, parent: SlotId, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
