@@ -415,6 +415,33 @@ mod tests {
         assert_eq!(check(tape.root(), br#"[{"op":"replace","path":"/a/b","value":2}]"#, &mut document), Ok(()));
     }
 
+    #[test]
+    fn an_addition_of_something_else_is_found() {
+        let tape = OwnedTape::parse("{}").unwrap();
+        let mut document = Document::new(tape.root());
+        document.open(Document::ROOT).unwrap();
+        let map = document.add_member(Document::ROOT, Key::new("m"), Content::Map);
+        document.add_member(map, Key::new("a"), Content::Scalar("1"));
+        document.add_member(map, Key::new("b"), Content::Scalar("2"));
+        let checked = |value: &str| {
+            let patch = format!(r#"[{{"op":"add","path":"/m","value":{value}}}]"#);
+            check(tape.root(), patch.as_bytes(), &mut document.clone())
+        };
+        for same in [r#"{"a":1,"b":2}"#, r#"{"a": 1, "b": 2}"#] {
+            assert_eq!(checked(same), Ok(()), "{same}");
+        }
+        for other in [
+            r#"{"a":1}"#,
+            r#"{"a":1,"b":3}"#,
+            r#"{"a":1,"b":22}"#,
+            r#"{"a":1,"b":2,"c":3}"#,
+            r#"{"x":1,"b":2}"#,
+            "[1,2]",
+        ] {
+            assert_eq!(checked(other), Err(CheckFault::Result), "{other}");
+        }
+    }
+
     /// An edit that a test makes: where, and what.
     #[derive(Clone, Debug)]
     enum Edit {

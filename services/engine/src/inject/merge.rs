@@ -498,8 +498,7 @@ pub(super) fn push_token(pointer: &mut String, token: &str) {
 }
 
 pub(super) fn push_escaped(pointer: &mut String, token: &str) {
-    // All bytes are looked at, which is faster than to stop: most tokens are short, and nearly none has an escape.
-    if !token.bytes().fold(false, |found, byte| found | matches!(byte, b'~' | b'/')) {
+    if !token.bytes().any(|byte| matches!(byte, b'~' | b'/')) {
         pointer.push_str(token);
         return;
     }

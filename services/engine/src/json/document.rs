@@ -5,14 +5,17 @@
 //! beginning, so what was changed can be read off the tree (see [`crate::patch`]). All slots live in one vector: opening
 //! and adding cost no allocation of their own, and a document is copied, to come back to it, by copying that vector.
 
+use std::num::NonZeroU32;
+
 use thiserror::Error;
 
 use super::string::Key;
 use super::tape::{Kind, Value};
 
-/// A slot of a document. It stays valid for as long as the document is there; on a copy it means the same slot.
+/// A slot of a document, by its number, the first of which is 1. It stays valid for as long as the document is there; on a
+/// copy it means the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotId(u32);
+pub(crate) struct SlotId(NonZeroU32);
 
 /// A text that a document keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +77,7 @@ pub(crate) struct Document<'a> {
 
 impl<'a> Document<'a> {
     /// The slot of the whole value.
-    pub(crate) const ROOT: SlotId = SlotId(0);
+    pub(crate) const ROOT: SlotId = SlotId(NonZeroU32::MIN);
 
     /// How many slots are made room for. A pod with one sidecar opens about fifty.
     const CAPACITY: usize = 96;
@@ -400,9 +403,8 @@ impl<'a> Document<'a> {
 
     fn make(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
         // A document has fewer slots than a tape has nodes, and those fit.
-        let id = SlotId(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
         self.slots.push(Slot::new(key, content, state));
-        id
+        SlotId(u32::try_from(self.slots.len()).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
     }
 
     fn link(&mut self, id: SlotId, next: SlotId) {
@@ -456,11 +458,11 @@ impl<'a> Document<'a> {
     }
 
     fn slot(&self, id: SlotId) -> Option<&Slot<'a>> {
-        self.slots.get(id.0 as usize)
+        self.slots.get(id.0.get() as usize - 1)
     }
 
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
-        self.slots.get_mut(id.0 as usize)
+        self.slots.get_mut(id.0.get() as usize - 1)
     }
 }
 

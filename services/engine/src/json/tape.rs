@@ -202,22 +202,22 @@ impl<'t> Value<'t> {
     #[must_use]
     pub fn get(self, key: &str) -> Option<Self> {
         let object = self.node().filter(|node| node.kind == Kind::Object)?;
+        let nodes = self.tape.nodes.get(..object.next as usize)?;
         let length = key.len() + 2;
-        let mut index = self.index + 1;
+        let mut index = self.index as usize + 1;
         let mut found = None;
-        while index < object.next {
-            let name = self.tape.nodes.get(index as usize)?;
-            let value = Self { tape: self.tape, index: index + 1 };
+        while let Some([name, value, ..]) = nodes.get(index..) {
             // Most keys are of another length, and their text is not looked at.
-            if (name.end - name.start) as usize == length || name.kind == Kind::EscapedString {
-                let candidate = Self { tape: self.tape, index };
-                if Key::read(candidate.inner(), name.kind == Kind::EscapedString).is(key) {
-                    found = Some(value);
+            let has_escapes = name.kind == Kind::EscapedString;
+            if name.end.wrapping_sub(name.start) as usize == length || has_escapes {
+                let inner = self.tape.text.get(name.start as usize + 1..(name.end as usize).checked_sub(1)?)?;
+                if Key::read(inner, has_escapes).is(key) {
+                    found = Some(index + 1);
                 }
             }
-            index = value.node()?.next;
+            index = value.next as usize;
         }
-        found
+        Some(Self { tape: self.tape, index: u32::try_from(found?).ok()? })
     }
 
     /// The value below a path of keys.
