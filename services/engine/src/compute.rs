@@ -4,7 +4,7 @@
 //! evaluated when they are first used, once for an object; those that are computed from a container or an item, once for
 //! each.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 
 use crate::expression::{Bindings, Budget, EvaluationError, Expression, Key, Map, Scope, TextValue, Value};
 use crate::json::{self, OwnedTape};
@@ -49,8 +49,9 @@ pub(crate) struct World<'v> {
 
 /// What is made while a request is answered and is borrowed until it is.
 pub(crate) struct Arena {
-    tapes: typed_arena::Arena<OwnedTape>,
-    parameters: typed_arena::Arena<Parameters>,
+    // Most requests need neither, and each asks for memory when it is made.
+    tapes: OnceCell<typed_arena::Arena<OwnedTape>>,
+    parameters: OnceCell<typed_arena::Arena<Parameters>>,
 }
 
 /// The values of a profile's parameters by their names, and what its look-ups brought.
@@ -64,6 +65,8 @@ pub(crate) struct Computation<'v> {
     /// Names of the containers that were injected; `None` where the object is without them.
     ours: Option<&'v [Box<str>]>,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
+    /// All containers, once somebody has asked for them.
+    containers: OnceCell<Value<'v>>,
     /// Names that are known at the place at hand, the innermost last.
     locals: RefCell<Vec<(&'v str, Value<'v>)>>,
 }
@@ -96,25 +99,26 @@ pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
 
 impl Arena {
     pub(crate) fn new() -> Self {
-        Self { tapes: typed_arena::Arena::with_capacity(0), parameters: typed_arena::Arena::with_capacity(0) }
+        Self { tapes: OnceCell::new(), parameters: OnceCell::new() }
     }
 
     /// Keeps a JSON text.
     pub(crate) fn keep(&self, tape: OwnedTape) -> json::Value<'_> {
-        let kept: &OwnedTape = self.tapes.alloc(tape);
+        let kept: &OwnedTape = self.tapes.get_or_init(typed_arena::Arena::new).alloc(tape);
         kept.root()
     }
 
     /// Keeps the values of a profile's parameters.
     pub(crate) fn keep_parameters(&self, parameters: Parameters) -> &Parameters {
-        self.parameters.alloc(parameters)
+        self.parameters.get_or_init(typed_arena::Arena::new).alloc(parameters)
     }
 }
 
 impl<'v> Computation<'v> {
     pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, profile: &'v CompiledProfile) -> Self {
         let values = RefCell::new(vec![None; profile.variables.len()]);
-        Self { world, parameters, profile, ours: None, values, locals: RefCell::default() }
+        let containers = OnceCell::new();
+        Self { world, parameters, profile, ours: None, values, containers, locals: RefCell::default() }
     }
 
     /// The same for an object as it is, in which these containers were injected.
@@ -253,7 +257,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
             "oldObject" => Ok(self.world.request.get("oldObject").map_or(Value::Null, Value::from)),
             "request" => Ok(Value::from(self.world.request)),
             "namespaceObject" => Ok(self.namespace()),
-            "containers" => Ok(Value::list(self.containers().collect())),
+            "containers" => Ok(self.containers.get_or_init(|| Value::list(self.containers().collect())).clone()),
             "primary" => self.primary(),
             "overlays" => Ok(self.overlays()),
             _ => match self.local(name) {

@@ -16,9 +16,12 @@ use crate::json::{
     BorrowedTape, Content, Document, Key, Kind, Limits, Malformed, SlotId, State, SyntaxError, Value, write_escaped,
 };
 
+/// How many bytes are made room for: the patch of a sidecar or two.
+const CAPACITY: usize = 4096;
+
 /// The patch that makes the document of what it was made from; `None` if nothing was changed.
 pub(crate) fn write(document: &Document<'_>) -> Option<Vec<u8>> {
-    let mut writer = Writer { document, out: Vec::with_capacity(1024), path: Vec::with_capacity(128) };
+    let mut writer = Writer { document, out: Vec::with_capacity(CAPACITY), path: Vec::with_capacity(128) };
     writer.out.push(b'[');
     writer.slot(Document::ROOT);
     if writer.out.len() == 1 {
@@ -232,9 +235,11 @@ fn last_token(path: &str) -> Option<&str> {
     path.rsplit_once('/').map(|(_, last)| last)
 }
 
-/// Whether a token of a pointer names a key. Nothing is unescaped for it: most keys differ in their first letters.
-fn names(token: &str, key: &str) -> bool {
-    let mut key = key.chars();
+/// Whether a token of a pointer that has escapes names a key. Nothing is unescaped for it: most keys differ in their first
+/// letters.
+fn names(token: &str, key: Key<'_>) -> bool {
+    let text = key.text();
+    let mut key = text.chars();
     let mut token = token.chars();
     loop {
         let wanted = match token.next() {
@@ -255,7 +260,9 @@ fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Opt
     match document.kind(parent) {
         Kind::Object => {
             document.open(parent)?;
-            let is_named = |child: &SlotId| document.key(*child).is_some_and(|key| names(token, &key.text()));
+            let has_escapes = token.contains('~');
+            let is_meant = |key: Key<'_>| if has_escapes { names(token, key) } else { key.is(token) };
+            let is_named = |child: &SlotId| document.key(*child).is_some_and(is_meant);
             Ok(document.children(parent).find(is_named))
         }
         Kind::Array => {
@@ -277,6 +284,8 @@ fn list_index(token: &str) -> Option<usize> {
 fn same(left: &mut Document<'_>, l: SlotId, right: &mut Document<'_>, r: SlotId) -> Result<bool, Malformed> {
     match (left.content(l), right.content(r)) {
         (Content::Value(a), Content::Value(b)) if a.same_place(b) => return Ok(true),
+        // What a patch adds was written from what is meant, so it need not be taken apart.
+        (Content::Value(a), Content::Map | Content::List) if right.is_written_as(r, a.raw()) => return Ok(true),
         (Content::Map | Content::List, _) | (_, Content::Map | Content::List) => {}
         _ if left.raw(l) == right.raw(r) => return Ok(true),
         _ => {}
@@ -290,8 +299,11 @@ fn same(left: &mut Document<'_>, l: SlotId, right: &mut Document<'_>, r: SlotId)
     // keys: in an object of a hundred thousand that would take ten thousand million looks.
     let mut pairs = (live(left, left.first(l)), live(right, right.first(r)));
     while let (Some(a), Some(b)) = pairs {
-        let keys = (left.key(a).map(Key::text), right.key(b).map(Key::text));
-        if keys.0 != keys.1 || !same(left, a, right, b)? {
+        let is_one_key = match (left.key(a), right.key(b)) {
+            (Some(a), Some(b)) => a.escaped() == b.escaped() || a.text() == b.text(),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        if !is_one_key || !same(left, a, right, b)? {
             return Ok(false);
         }
         pairs = (live(left, left.next(a)), live(right, right.next(b)));
@@ -401,6 +413,33 @@ mod tests {
             assert_eq!(check(tape.root(), other.as_bytes(), &mut document.clone()), Err(CheckFault::Result), "{other}");
         }
         assert_eq!(check(tape.root(), br#"[{"op":"replace","path":"/a/b","value":2}]"#, &mut document), Ok(()));
+    }
+
+    #[test]
+    fn an_addition_of_something_else_is_found() {
+        let tape = OwnedTape::parse("{}").unwrap();
+        let mut document = Document::new(tape.root());
+        document.open(Document::ROOT).unwrap();
+        let map = document.add_member(Document::ROOT, Key::new("m"), Content::Map);
+        document.add_member(map, Key::new("a"), Content::Scalar("1"));
+        document.add_member(map, Key::new("b"), Content::Scalar("2"));
+        let checked = |value: &str| {
+            let patch = format!(r#"[{{"op":"add","path":"/m","value":{value}}}]"#);
+            check(tape.root(), patch.as_bytes(), &mut document.clone())
+        };
+        for same in [r#"{"a":1,"b":2}"#, r#"{"a": 1, "b": 2}"#] {
+            assert_eq!(checked(same), Ok(()), "{same}");
+        }
+        for other in [
+            r#"{"a":1}"#,
+            r#"{"a":1,"b":3}"#,
+            r#"{"a":1,"b":22}"#,
+            r#"{"a":1,"b":2,"c":3}"#,
+            r#"{"x":1,"b":2}"#,
+            "[1,2]",
+        ] {
+            assert_eq!(checked(other), Err(CheckFault::Result), "{other}");
+        }
     }
 
     /// An edit that a test makes: where, and what.

@@ -1,5 +1,6 @@
 //! Evaluates compiled expressions.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::budget::Budget;
@@ -63,7 +64,8 @@ impl Expression {
         bindings: &dyn Bindings<'v>,
         budget: &mut Budget,
     ) -> Result<String, EvaluationError> {
-        self.evaluate(bindings, budget)?.to_text().map_err(|error| error.within(self.root().span))
+        let value = self.evaluate(bindings, budget)?;
+        value.to_text().map(Cow::into_owned).map_err(|error| error.within(self.root().span))
     }
 
     /// Evaluates it for a field or an element.
@@ -489,7 +491,7 @@ fn no_field(value: &Value<'_>, field: &str) -> EvaluationError {
 
 #[cold]
 fn no_index(operand: &Value<'_>, key: &Value<'_>) -> EvaluationError {
-    let wanted = key.to_text().unwrap_or_else(|_| key.described().to_owned());
+    let wanted = key.to_text().unwrap_or_else(|_| Cow::Borrowed(key.described()));
     if operand.is_list() {
         let count = operand.count().unwrap_or(0);
         return EvaluationError::new(format!("there is no item {wanted} in a list of {count}"))

@@ -1,5 +1,7 @@
 //! What an expression gave, as JSON and as text.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Number};
 
 use super::error::EvaluationError;
@@ -116,13 +118,13 @@ impl Value<'_> {
     ///
     /// # Errors
     /// Any other value.
-    pub fn to_text(&self) -> Result<String, EvaluationError> {
+    pub fn to_text(&self) -> Result<Cow<'_, str>, EvaluationError> {
         Ok(match self {
-            Self::String(text) => text.to_string(),
-            Self::Bool(value) => value.to_string(),
-            Self::Int(number) => number.to_string(),
-            Self::UInt(number) => number.to_string(),
-            Self::Double(number) => operators::double_text(*number),
+            Self::String(text) => Cow::Borrowed(text),
+            Self::Bool(value) => Cow::Borrowed(if *value { "true" } else { "false" }),
+            Self::Int(number) => number.to_string().into(),
+            Self::UInt(number) => number.to_string().into(),
+            Self::Double(number) => operators::double_text(*number).into(),
             _ => {
                 let error = EvaluationError::new(format!("{} cannot be put into a text", self.described()));
                 return Err(match self {

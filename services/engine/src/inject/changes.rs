@@ -1,6 +1,6 @@
 //! Elements and entries that are there, changed or removed: `$each` and `$prune`.
 
-use crate::expression::{EvaluationError, Expression, Value as Computed};
+use crate::expression::{Expression, Value as Computed};
 use crate::json::SlotId;
 use crate::profile::template::{Kind, Node};
 use crate::schema::{self, KeyedList};
@@ -24,6 +24,12 @@ impl<'a> Merge<'_, 'a> {
                 (None, Some(prune)) => (prune, true),
                 (None, None) => continue,
             };
+            if !prunes && keyed.is_some_and(|keyed| gives_keys(node, keyed)) {
+                // By another key the record could not name an element, so it has the list as a whole.
+                let node = std::slice::from_ref(node);
+                self.as_one(list, |merge| merge.change_elements(list, node, element, None))?;
+                continue;
+            }
             let elements: Vec<_> = self.document.children(list).collect();
             for (index, slot) in elements.into_iter().enumerate() {
                 self.charge(ITEM_COST)?;
@@ -39,7 +45,7 @@ impl<'a> Merge<'_, 'a> {
                 }
                 self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
                 self.computation.know("item", Computed::from(item));
-                let result = self.change_element(list, slot, node, condition, prunes, (element, keyed));
+                let result = self.change_element(list, slot, node, condition, prunes, element);
                 self.computation.forget(known);
                 self.pointer.truncate(length);
                 self.manner = around;
@@ -56,7 +62,7 @@ impl<'a> Merge<'_, 'a> {
         node: &'a Node,
         condition: &'a Expression,
         prunes: bool,
-        (element, keyed): (&'static schema::Type, Option<&'static KeyedList>),
+        element: &'static schema::Type,
     ) -> Result<(), Fault> {
         if !self.truth(condition)? {
             return Ok(());
@@ -69,14 +75,6 @@ impl<'a> Merge<'_, 'a> {
             self.note_replaced(slot);
             self.document.remove(slot, list);
             return Ok(());
-        }
-        let names = keyed.map(|keyed| keyed.keys).unwrap_or_default();
-        if let Kind::Map(fields) = &node.kind
-            && let Some(name) = names.iter().find(|name| fields.iter().any(|(field, _)| **field == ***name))
-        {
-            // The record could not name it any more.
-            let message = format!("$each cannot give an element another {name}: by it elements are told apart");
-            return Err(self.failed(&EvaluationError::new(message)));
         }
         let directives = self.directives(node)?;
         self.follow(directives);
@@ -118,4 +116,10 @@ impl<'a> Merge<'_, 'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a part sets fields by which the elements of a list are told apart.
+fn gives_keys(node: &Node, keyed: &KeyedList) -> bool {
+    let Kind::Map(fields) = &node.kind else { return false };
+    fields.iter().any(|(field, _)| keyed.keys.contains(&&**field))
 }

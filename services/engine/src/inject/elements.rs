@@ -286,7 +286,7 @@ impl<'a> Merge<'_, 'a> {
         self.charge_content(content)?;
         let slot = self.insert(list, element, content, keyed, list_pointer)?;
         self.own.push(slot);
-        if !keyed.siblings.is_empty() {
+        if self.collects_containers && !keyed.siblings.is_empty() {
             self.containers.push(self.pointer.as_str().into());
         }
         if matches!(content, Content::Map) {
@@ -448,12 +448,14 @@ impl<'a> Merge<'_, 'a> {
 
     /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
     pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
+        let wanted: [Option<Cow<'_, str>>; 2] =
+            std::array::from_fn(|place| keyed.keys.get(place).and_then(|key| key_of(keys.get(key), key, keyed)));
         let mut looks = 0;
         let has_keys = |candidate: &SlotId| {
             looks += 1;
-            keyed.keys.iter().all(|key| {
-                let found = self.document.value_of(*candidate, key);
-                key_of(keys.get(key), key, keyed) == key_of(found, key, keyed)
+            keyed.keys.iter().zip(&wanted).all(|(key, wanted)| match self.document.value_of(*candidate, key) {
+                Some(found) => wanted.as_deref().is_some_and(|wanted| is_key(found, wanted)),
+                None => key_of(None, key, keyed) == *wanted,
             })
         };
         let found = self.document.children(list).filter(has_keys).last();
@@ -486,10 +488,22 @@ fn pairs<'v>(list: &Computed<'v>) -> Option<Vec<(Computed<'v>, Computed<'v>)>> {
 /// The value of a key field, as text: strings by what they stand for, anything else as it stands.
 fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
     if let Some(value) = value {
-        return Some(value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw())));
+        return Some(key_text(value));
     }
     let default = keyed.defaults.iter().find(|(field, _)| *field == key);
     default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
+}
+
+/// Whether the value of a key field is a text.
+fn is_key(value: Value<'_>, text: &str) -> bool {
+    match value.kind() {
+        JsonKind::String | JsonKind::EscapedString => value.is(text),
+        _ => value.raw() == text,
+    }
+}
+
+fn key_text(value: Value<'_>) -> Cow<'_, str> {
+    value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
 }
 
 /// Writes the token of an element by the values of its key fields.

@@ -84,6 +84,8 @@ pub(super) struct Surroundings<'d, 'a> {
     pub(super) authors: Authors<'a>,
     /// What is known of the whole object.
     pub(super) type_: &'static Type,
+    /// Whether anybody asks which containers were added.
+    pub(super) collects_containers: bool,
 }
 
 /// One template's merge.
@@ -110,7 +112,8 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) env: Vec<SlotId>,
     /// Elements that were added in this pass. Later ones have higher numbers, so it is in order.
     pub(super) own: Vec<SlotId>,
-    /// Containers that were added in this pass, by their pointers.
+    pub(super) collects_containers: bool,
+    /// Containers that were added in this pass, by their pointers, if anybody asks.
     pub(super) containers: Vec<Box<str>>,
     /// What the author is told.
     pub(super) notes: Vec<Box<str>>,
@@ -118,7 +121,8 @@ pub(super) struct Merge<'d, 'a> {
 
 impl<'d, 'a> Merge<'d, 'a> {
     pub(super) fn new(surroundings: Surroundings<'d, 'a>, earlier: &'d Earlier<'a>) -> Self {
-        let Surroundings { document, places, record, computation, arena, authors, type_ } = surroundings;
+        let Surroundings { document, places, record, computation, arena, authors, type_, collects_containers } =
+            surroundings;
         Self {
             document,
             computation,
@@ -132,6 +136,7 @@ impl<'d, 'a> Merge<'d, 'a> {
             manner: Manner { conflict: ConflictRule::Merge, settled: false, within_added: false, overlay: false },
             changes: 0,
             edits: 0,
+            collects_containers,
             pointer: String::with_capacity(128),
             env: Vec::new(),
             own: Vec::new(),
@@ -541,6 +546,10 @@ pub(super) fn push_token(pointer: &mut String, token: &str) {
 }
 
 pub(super) fn push_escaped(pointer: &mut String, token: &str) {
+    if !token.bytes().any(|byte| matches!(byte, b'~' | b'/')) {
+        pointer.push_str(token);
+        return;
+    }
     for character in token.chars() {
         match character {
             '~' => pointer.push_str("~0"),

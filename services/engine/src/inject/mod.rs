@@ -65,14 +65,16 @@ pub(crate) fn apply<'a>(
 ) -> Result<Vec<Option<Verdict>>, Malformed> {
     let mut verdicts = Vec::with_capacity(profiles.len());
     let mut places = Places::default();
-    let mut injected = Injected::default();
+    let mut injected = Injected::wanted_by(profiles);
+    // While the object is as it came in, there is nothing to copy to come back to it.
+    let mut is_touched = false;
     for selected in profiles {
         if selected.decision.outcome != ProfileOutcome::Unchanged {
             verdicts.push(None);
             continue;
         }
         let profile = selected.profile;
-        let before = (document.clone(), places.clone());
+        let before = is_touched.then(|| (document.clone(), places.clone()));
         if subject.earlier.is_some() {
             injected.profiles.push(profile.display_name().into());
         }
@@ -80,7 +82,8 @@ pub(crate) fn apply<'a>(
         let changes = match lay(document, selected, subject, &mut places, &mut injected, record) {
             Ok(_) if !record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
             Ok(changes @ (1.., _)) if profile.is_limited() => {
-                let checked = bounds.check(&before.0, document, record.at(mark).as_ref());
+                let before = before.as_ref().map(|(document, _)| document);
+                let checked = bounds.check(subject.object, before, document, record.at(mark).as_ref());
                 let refused = |excess: Excess| (Conflict::new(Reason::LimitExceeded, &excess.to_string()), false);
                 checked.map(|()| changes).map_err(refused)
             }
@@ -95,6 +98,7 @@ pub(crate) fn apply<'a>(
         }
         verdicts.push(Some(match changes {
             Ok((changes, notes)) => {
+                is_touched = true;
                 let (outcome, reason) = match changes {
                     0 => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
                     _ => (ProfileOutcome::Applied, Reason::Injected),
@@ -102,7 +106,7 @@ pub(crate) fn apply<'a>(
                 Verdict { outcome, reason, detail: None, notes }
             }
             Err((Conflict { reason, place }, denies)) => {
-                (*document, places) = before;
+                (*document, places) = before.unwrap_or_else(|| (Document::new(subject.object), Places::default()));
                 let outcome = match profile.on_error {
                     OnError::Skip if !denies => ProfileOutcome::Skipped,
                     OnError::Skip | OnError::Deny => ProfileOutcome::Denied,
@@ -138,6 +142,7 @@ fn lay<'a>(
         arena: subject.arena,
         authors: Authors::of(subject.object),
         type_: profile.object_type(),
+        collects_containers: injected.is_wanted,
     };
     let mut merge = Merge::new(surroundings, &earlier);
     if let Some(template) = &profile.template {
@@ -145,10 +150,14 @@ fn lay<'a>(
     }
     let is_cluster = profile.name().namespace.is_none();
     if !profile.rules.is_empty() {
-        let own = merge.containers.iter().map(|pointer| &**pointer).chain(earlier.added.iter().map(|at| &**at));
-        let own: Vec<Box<str>> = own.map(Box::from).collect();
-        let is_injected = |pointer: &str| own.iter().any(|own| **own == *pointer) || injected.has(pointer, is_cluster);
+        let own = std::mem::take(&mut merge.containers);
+        let is_injected = |pointer: &str| {
+            own.iter().any(|own| **own == *pointer)
+                || earlier.added.iter().any(|added| *added == pointer)
+                || injected.has(pointer, is_cluster)
+        };
         merge.rules(&profile.rules, subject.world.object, &is_injected)?;
+        merge.containers = own;
     }
     let (changes, notes, containers) = merge.finish();
     for volume in &profile.foreign_volumes {
@@ -157,14 +166,18 @@ fn lay<'a>(
             return Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume)));
         }
     }
-    injected.extend(containers, is_cluster);
-    injected.extend(earlier.added.iter().map(|at| Box::from(&**at)), is_cluster);
+    if injected.is_wanted {
+        injected.extend(containers, is_cluster);
+        injected.extend(earlier.added.iter().map(|at| Box::from(&**at)), is_cluster);
+    }
     Ok((changes, notes))
 }
 
 /// What profiles have done so far.
 #[derive(Default)]
 struct Injected {
+    /// Whether a profile has rules on containers, and so asks which of them were injected.
+    is_wanted: bool,
     /// The places that were added, and whether a cluster profile did.
     places: Vec<(Box<str>, bool)>,
     /// The profiles.
@@ -172,6 +185,10 @@ struct Injected {
 }
 
 impl Injected {
+    fn wanted_by(profiles: &[Selected<'_>]) -> Self {
+        Self { is_wanted: profiles.iter().any(|selected| !selected.profile.rules.is_empty()), ..Self::default() }
+    }
+
     fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_cluster: bool) {
         self.places.extend(places.into_iter().map(|place| (place, is_cluster)));
     }

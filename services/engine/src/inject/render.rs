@@ -1,10 +1,11 @@
 //! From a part of a template to the value that it stands for here: expressions evaluated, directives asked.
 
+use std::borrow::Cow;
+
 use pillion_api::names::INJECTED_ANNOTATION;
-use serde_json::Value as Json;
 
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
-use crate::json::{Content, OwnedTape, SlotId, Value, write_string};
+use crate::json::{Content, OwnedTape, SlotId, Value};
 use crate::lookup;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
 use crate::report::Reason;
@@ -64,9 +65,7 @@ impl<'a> Merge<'_, 'a> {
             }
             Text::Mixed(_) => {
                 let text = self.plain_text(text)?;
-                let mut out = Vec::with_capacity(text.len() + 2);
-                write_string(&mut out, &text);
-                self.keep(out).map(Some)
+                Ok(Some(self.arena.keep(OwnedTape::of_string(&text))))
             }
         }
     }
@@ -76,10 +75,10 @@ impl<'a> Merge<'_, 'a> {
         match text {
             Text::Whole(expression) => {
                 let value = self.evaluate(expression)?;
-                value.to_text().map_err(|error| self.failed(&error))
+                value.to_text().map(Cow::into_owned).map_err(|error| self.failed(&error))
             }
             Text::Mixed(pieces) => {
-                let mut out = String::new();
+                let mut out = String::with_capacity(64);
                 for piece in pieces {
                     match piece {
                         Piece::Literal(text) => out.push_str(text),
@@ -111,6 +110,7 @@ impl<'a> Merge<'_, 'a> {
             arena: self.arena,
             authors: self.authors,
             type_: self.type_,
+            collects_containers: false,
         };
         let mut merge = Merge::new(surroundings, &earlier);
         merge.pointer.clone_from(&self.pointer);
@@ -268,17 +268,18 @@ impl<'a> Merge<'_, 'a> {
         if let Computed::Tape(value) = value {
             return Ok((!value.is_null()).then_some(*value));
         }
-        let mut out = Vec::new();
-        match value {
-            Computed::String(text) => write_string(&mut out, text),
-            _ => match value.to_outcome().map_err(|error| self.failed(&error))? {
-                Outcome::Absent => return Ok(None),
-                Outcome::Value(Json::String(text)) => write_string(&mut out, &text),
-                Outcome::Value(value) => out.extend_from_slice(value.to_string().as_bytes()),
-            },
+        if let Computed::String(text) = value {
+            self.charge(text.len())?;
+            return Ok(Some(self.arena.keep(OwnedTape::of_string(text))));
         }
-        self.charge(out.len())?;
-        self.keep(out).map(Some)
+        match value.to_outcome().map_err(|error| self.failed(&error))? {
+            Outcome::Absent => Ok(None),
+            Outcome::Value(value) => {
+                let text = value.to_string();
+                self.charge(text.len())?;
+                self.keep(text.into()).map(Some)
+            }
+        }
     }
 
     /// Brings what the object has at a place into scope, if a part asks for it.

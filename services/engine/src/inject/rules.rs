@@ -1,7 +1,5 @@
 //! The rules of a profile on containers that are there: which of them each is for, and laying its template over those.
 
-use std::collections::HashMap;
-
 use pillion_api::profile::{ContainerType, Otherwise};
 
 use crate::compute;
@@ -39,7 +37,8 @@ impl<'a> Merge<'_, 'a> {
         if rules.is_empty() {
             return Ok(());
         }
-        let targets = self.targets(author, is_injected)?;
+        let wants_injected = rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected));
+        let targets = self.targets(author, is_injected, wants_injected)?;
         for rule in rules {
             for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
                 self.charge(ITEM_COST)?;
@@ -53,20 +52,21 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    fn targets(&mut self, author: Value<'a>, is_injected: &dyn Fn(&str) -> bool) -> Result<Vec<Target<'a>>, Fault> {
+    fn targets(
+        &mut self,
+        author: Value<'a>,
+        is_injected: &dyn Fn(&str) -> bool,
+        wants_injected: bool,
+    ) -> Result<Vec<Target<'a>>, Fault> {
         let mut targets = Vec::new();
         let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(targets) };
         for list in LISTS {
             let Some(slot) = self.document.member(spec, list)? else { continue };
             self.document.open(slot)?;
+            let authors_list = author.at(&["spec", list]);
             let containers: Vec<_> = self.document.children(slot).collect();
-            let written = author.at(&["spec", list]).into_iter().flat_map(Value::items);
-            let mut written_by_name = HashMap::with_capacity(containers.len());
-            for container in written {
-                if let Some(name) = container.get("name").and_then(Value::as_str) {
-                    written_by_name.entry(name).or_insert(container);
-                }
-            }
+            // Nearly always both are in the same order.
+            let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
             for slot in containers {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 let mut pointer = String::with_capacity(64);
@@ -76,7 +76,19 @@ impl<'a> Merge<'_, 'a> {
                 let is_own = self.computation.adds(&name);
                 let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
                 let is_seen = is_own || is_injected(&pointer);
-                let authors = written_by_name.get(&*name).copied();
+                let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
+                let authors = if let Some(next) = in_order.next_if(has_name) {
+                    Some(next)
+                } else {
+                    let mut looks = 0;
+                    let mut all = authors_list.into_iter().flat_map(Value::items);
+                    let found = all.find(|container| {
+                        looks += 1;
+                        has_name(container)
+                    });
+                    self.charge_looks(looks)?;
+                    found
+                };
                 let (kind, value) = match authors {
                     Some(value) if !is_added => {
                         let kind = match compute::init_kind(value) {
@@ -86,8 +98,8 @@ impl<'a> Merge<'_, 'a> {
                         };
                         (kind, value)
                     }
-                    _ if is_seen => (ContainerType::Injected, self.current(slot)?),
-                    // Another profile's, which this one does not see.
+                    _ if is_seen && wants_injected => (ContainerType::Injected, self.current(slot)?),
+                    // Another profile's, which this one does not see, or one that no rule is for.
                     _ => continue,
                 };
                 targets.push(Target { slot, list, name: name.into(), kind, value });

@@ -5,15 +5,17 @@
 //! beginning, so what was changed can be read off the tree (see [`crate::patch`]). All slots live in one vector: opening
 //! and adding cost no allocation of their own, and a document is copied, to come back to it, by copying that vector.
 
+use std::num::NonZeroU32;
+
 use thiserror::Error;
 
 use super::string::Key;
 use super::tape::{Kind, Value};
 
-/// A slot of a document. It stays valid for as long as the document is there; on a copy it means the same slot. Slots that
-/// were made later are greater.
+/// A slot of a document, by its number, the first of which is 1. It stays valid for as long as the document is there; on a
+/// copy it means the same slot. Slots that were made later are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SlotId(u32);
+pub(crate) struct SlotId(NonZeroU32);
 
 /// A text that a document keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +70,14 @@ struct Slot<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Document<'a> {
     slots: Vec<Slot<'a>>,
-    texts: Vec<Box<str>>,
+    texts: Vec<String>,
     /// What the slots that were replaced held.
     originals: Vec<(SlotId, Value<'a>)>,
 }
 
 impl<'a> Document<'a> {
     /// The slot of the whole value.
-    pub(crate) const ROOT: SlotId = SlotId(0);
+    pub(crate) const ROOT: SlotId = SlotId(NonZeroU32::MIN);
 
     /// How many slots are made room for. A pod with one sidecar opens about fifty.
     const CAPACITY: usize = 96;
@@ -90,7 +92,7 @@ impl<'a> Document<'a> {
     }
 
     /// Keeps a scalar that was made for this document, as JSON text.
-    pub(crate) fn keep(&mut self, text: impl Into<Box<str>>) -> Content<'a> {
+    pub(crate) fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
         let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
         self.texts.push(text.into());
         Content::Made(id)
@@ -107,7 +109,7 @@ impl<'a> Document<'a> {
     }
 
     fn made(&self, id: TextId) -> Option<&str> {
-        self.texts.get(id.0 as usize).map(|text| &**text)
+        self.texts.get(id.0 as usize).map(String::as_str)
     }
 
     pub(crate) fn content(&self, id: SlotId) -> Content<'a> {
@@ -342,6 +344,33 @@ impl<'a> Document<'a> {
         out.push(close);
     }
 
+    /// Whether a text is exactly what [`Document::write`] writes of a slot.
+    pub(crate) fn is_written_as(&self, id: SlotId, text: &str) -> bool {
+        self.without_written(id, text) == Some("")
+    }
+
+    /// What is left of a text behind that which would be written of a slot; `None` if it begins otherwise.
+    fn without_written<'t>(&self, id: SlotId, text: &'t str) -> Option<&'t str> {
+        let (open, close) = match self.content(id) {
+            Content::Value(value) => return text.strip_prefix(value.raw()),
+            Content::Scalar(scalar) => return text.strip_prefix(scalar),
+            Content::Made(made) => return text.strip_prefix(self.made(made).unwrap_or_default()),
+            Content::Map => ('{', '}'),
+            Content::List => ('[', ']'),
+        };
+        let mut rest = text.strip_prefix(open)?;
+        for (index, child) in self.children(id).enumerate() {
+            if index > 0 {
+                rest = rest.strip_prefix(',')?;
+            }
+            if let Some(key) = self.key(child) {
+                rest = rest.strip_prefix('"')?.strip_prefix(key.escaped())?.strip_prefix("\":")?;
+            }
+            rest = self.without_written(child, rest)?;
+        }
+        rest.strip_prefix(close)
+    }
+
     fn append(&mut self, parent: SlotId, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
         let added = self.make(key, content, state);
         let last = self.slot(parent).and_then(|slot| slot.last);
@@ -361,9 +390,8 @@ impl<'a> Document<'a> {
 
     fn make(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
         // A document has fewer slots than a tape has nodes, and those fit.
-        let id = SlotId(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
         self.slots.push(Slot::new(key, content, state));
-        id
+        SlotId(u32::try_from(self.slots.len()).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
     }
 
     fn link(&mut self, id: SlotId, next: SlotId) {
@@ -417,11 +445,11 @@ impl<'a> Document<'a> {
     }
 
     fn slot(&self, id: SlotId) -> Option<&Slot<'a>> {
-        self.slots.get(id.0 as usize)
+        self.slots.get(id.0.get() as usize - 1)
     }
 
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
-        self.slots.get_mut(id.0 as usize)
+        self.slots.get_mut(id.0.get() as usize - 1)
     }
 }
 

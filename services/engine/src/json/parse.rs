@@ -46,12 +46,10 @@ pub(super) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxErro
     }
     // A value of a Kubernetes object takes about nine bytes with its key; too much is better than growing once.
     let nodes = Vec::with_capacity((text.len() / 7 + 4).min(limits.nodes));
-    let mut parser = Parser { text, at: 0, nodes, limits };
-    parser.value(0)?;
-    parser.space();
-    match parser.peek() {
-        None => Ok(parser.nodes),
-        Some(_) => Err(parser.fault("something behind the end of the value")),
+    let mut parser = Parser { text, at: 0, nodes, limits, fault: None };
+    match parser.whole() {
+        Some(()) => Ok(parser.nodes),
+        None => Err(parser.fault.unwrap_or_else(|| fault("a text that cannot be read"))),
     }
 }
 
@@ -60,10 +58,19 @@ struct Parser<'t> {
     at: usize,
     nodes: Vec<Node>,
     limits: Limits,
+    /// Why reading ended, where a function gives `None`. Here and not in every result, because a result that is one bit
+    /// is cheaper to look at, and one is looked at for every few bytes.
+    fault: Option<SyntaxError>,
 }
 
 impl Parser<'_> {
-    fn value(&mut self, depth: usize) -> Result<(), SyntaxError> {
+    fn whole(&mut self) -> Option<()> {
+        self.value(0)?;
+        self.space();
+        if self.peek().is_some() { self.fail("something behind the end of the value") } else { Some(()) }
+    }
+
+    fn value(&mut self, depth: usize) -> Option<()> {
         self.space();
         match self.peek() {
             Some(b'"') => self.string(),
@@ -73,12 +80,12 @@ impl Parser<'_> {
             Some(b'f') => self.word(b"false", Kind::False),
             Some(b'n') => self.word(b"null", Kind::Null),
             Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(_) => Err(self.fault("expected a value")),
-            None => Err(self.fault("the text ends where a value was expected")),
+            Some(_) => self.fail("expected a value"),
+            None => self.fail("the text ends where a value was expected"),
         }
     }
 
-    fn object(&mut self, depth: usize) -> Result<(), SyntaxError> {
+    fn object(&mut self, depth: usize) -> Option<()> {
         let index = self.enter(Kind::Object, depth)?;
         self.space();
         if self.peek() == Some(b'}') {
@@ -87,7 +94,7 @@ impl Parser<'_> {
         loop {
             self.space();
             if self.peek() != Some(b'"') {
-                return Err(self.fault("expected a key in quotes"));
+                return self.fail("expected a key in quotes");
             }
             self.string()?;
             self.space();
@@ -97,12 +104,12 @@ impl Parser<'_> {
             match self.peek() {
                 Some(b',') => self.at += 1,
                 Some(b'}') => return self.leave(index),
-                _ => return Err(self.fault("expected a comma or the end of the object")),
+                _ => return self.fail("expected a comma or the end of the object"),
             }
         }
     }
 
-    fn array(&mut self, depth: usize) -> Result<(), SyntaxError> {
+    fn array(&mut self, depth: usize) -> Option<()> {
         let index = self.enter(Kind::Array, depth)?;
         self.space();
         if self.peek() == Some(b']') {
@@ -114,34 +121,33 @@ impl Parser<'_> {
             match self.peek() {
                 Some(b',') => self.at += 1,
                 Some(b']') => return self.leave(index),
-                _ => return Err(self.fault("expected a comma or the end of the list")),
+                _ => return self.fail("expected a comma or the end of the list"),
             }
         }
     }
 
-    fn enter(&mut self, kind: Kind, depth: usize) -> Result<usize, SyntaxError> {
+    fn enter(&mut self, kind: Kind, depth: usize) -> Option<usize> {
         if depth >= self.limits.depth {
-            return Err(self.fault("nested too deeply"));
+            return self.fail("nested too deeply");
         }
         let index = self.nodes.len();
         let start = self.at;
         self.at += 1;
         self.push(kind, start)?;
-        Ok(index)
+        Some(index)
     }
 
     /// Notes the end of an object or list, now that it is known.
-    fn leave(&mut self, index: usize) -> Result<(), SyntaxError> {
+    fn leave(&mut self, index: usize) -> Option<()> {
         self.at += 1;
         let (end, next) = (narrow(self.at), narrow(self.nodes.len()));
-        let fault = self.fault("the table of values is broken");
-        let node = self.nodes.get_mut(index).ok_or(fault)?;
+        let Some(node) = self.nodes.get_mut(index) else { return self.fail("the table of values is broken") };
         node.end = end;
         node.next = next;
-        Ok(())
+        Some(())
     }
 
-    fn string(&mut self) -> Result<(), SyntaxError> {
+    fn string(&mut self) -> Option<()> {
         let start = self.at;
         self.at += 1;
         let mut kind = Kind::String;
@@ -156,8 +162,8 @@ impl Parser<'_> {
                     kind = Kind::EscapedString;
                     self.escape()?;
                 }
-                Some(_) => return Err(self.fault("a control character in a string")),
-                None => return Err(self.fault("the text ends in a string")),
+                Some(_) => return self.fail("a control character in a string"),
+                None => return self.fail("the text ends in a string"),
             }
         }
     }
@@ -167,46 +173,47 @@ impl Parser<'_> {
         self.at += self.text.get(self.at..).map_or(0, plain_length);
     }
 
-    fn escape(&mut self) -> Result<(), SyntaxError> {
+    fn escape(&mut self) -> Option<()> {
         self.at += 1;
         match self.peek() {
             Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => {
                 self.at += 1;
-                Ok(())
+                Some(())
             }
             Some(b'u') => {
                 self.at += 1;
                 match self.unit()? {
                     0xD800..=0xDBFF => {
                         if self.text.get(self.at..self.at + 2) != Some(b"\\u") {
-                            return Err(self.fault("half of a surrogate pair"));
+                            return self.fail("half of a surrogate pair");
                         }
                         self.at += 2;
                         match self.unit()? {
-                            0xDC00..=0xDFFF => Ok(()),
-                            _ => Err(self.fault("half of a surrogate pair")),
+                            0xDC00..=0xDFFF => Some(()),
+                            _ => self.fail("half of a surrogate pair"),
                         }
                     }
-                    0xDC00..=0xDFFF => Err(self.fault("half of a surrogate pair")),
-                    _ => Ok(()),
+                    0xDC00..=0xDFFF => self.fail("half of a surrogate pair"),
+                    _ => Some(()),
                 }
             }
-            _ => Err(self.fault("an unknown escape in a string")),
+            _ => self.fail("an unknown escape in a string"),
         }
     }
 
     /// Four hexadecimal digits.
-    fn unit(&mut self) -> Result<u32, SyntaxError> {
+    fn unit(&mut self) -> Option<u32> {
         let mut unit = 0;
         for _ in 0..4 {
             let digit = self.peek().and_then(|byte| char::from(byte).to_digit(16));
-            unit = unit * 16 + digit.ok_or_else(|| self.fault("expected four hexadecimal digits"))?;
+            let Some(digit) = digit else { return self.fail("expected four hexadecimal digits") };
+            unit = unit * 16 + digit;
             self.at += 1;
         }
-        Ok(unit)
+        Some(unit)
     }
 
-    fn number(&mut self) -> Result<(), SyntaxError> {
+    fn number(&mut self) -> Option<()> {
         let start = self.at;
         if self.peek() == Some(b'-') {
             self.at += 1;
@@ -229,38 +236,38 @@ impl Parser<'_> {
         self.push(Kind::Number, start)
     }
 
-    fn digits(&mut self) -> Result<(), SyntaxError> {
+    fn digits(&mut self) -> Option<()> {
         let start = self.at;
         while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
             self.at += 1;
         }
-        if self.at == start { Err(self.fault("expected a digit")) } else { Ok(()) }
+        if self.at == start { self.fail("expected a digit") } else { Some(()) }
     }
 
-    fn word(&mut self, word: &[u8], kind: Kind) -> Result<(), SyntaxError> {
+    fn word(&mut self, word: &[u8], kind: Kind) -> Option<()> {
         let start = self.at;
         if !self.text.get(start..).is_some_and(|rest| rest.starts_with(word)) {
-            return Err(self.fault("expected a value"));
+            return self.fail("expected a value");
         }
         self.at += word.len();
         self.push(kind, start)
     }
 
-    fn push(&mut self, kind: Kind, start: usize) -> Result<(), SyntaxError> {
+    fn push(&mut self, kind: Kind, start: usize) -> Option<()> {
         if self.nodes.len() >= self.limits.nodes {
-            return Err(self.fault("too many values"));
+            return self.fail("too many values");
         }
         let next = narrow(self.nodes.len() + 1);
         self.nodes.push(Node { start: narrow(start), end: narrow(self.at), next, kind });
-        Ok(())
+        Some(())
     }
 
-    fn expect(&mut self, byte: u8, what: &'static str) -> Result<(), SyntaxError> {
+    fn expect(&mut self, byte: u8, what: &'static str) -> Option<()> {
         if self.peek() != Some(byte) {
-            return Err(self.fault(what));
+            return self.fail(what);
         }
         self.at += 1;
-        Ok(())
+        Some(())
     }
 
     fn space(&mut self) {
@@ -273,8 +280,11 @@ impl Parser<'_> {
         self.text.get(self.at).copied()
     }
 
-    const fn fault(&self, what: &'static str) -> SyntaxError {
-        SyntaxError { offset: self.at, what }
+    /// Notes what is wrong at the place at hand.
+    #[cold]
+    fn fail<T>(&mut self, what: &'static str) -> Option<T> {
+        self.fault = Some(SyntaxError { offset: self.at, what });
+        None
     }
 }
 

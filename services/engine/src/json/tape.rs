@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::parse::{self, Limits, SyntaxError};
-use super::string::{Key, unescape};
+use super::string::{Key, unescape, write_string};
 
 /// What a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,15 @@ pub struct Tape<'t> {
 #[derive(Clone, Debug)]
 pub struct OwnedTape {
     text: Box<str>,
-    nodes: Box<[Node]>,
+    nodes: Nodes,
+}
+
+/// The table of an [`OwnedTape`].
+#[derive(Clone, Debug)]
+enum Nodes {
+    /// Of a scalar. Most of what expressions give is one, and asks for no memory of its own.
+    One([Node; 1]),
+    Many(Box<[Node]>),
 }
 
 /// The table of a text that somebody else owns: a request's.
@@ -71,19 +79,45 @@ pub struct Value<'t> {
 
 impl OwnedTape {
     pub(super) fn from_parts(text: Box<str>, nodes: Vec<Node>) -> Self {
-        Self { text, nodes: nodes.into_boxed_slice() }
+        let nodes = match <[Node; 1]>::try_from(nodes) {
+            Ok(node) => Nodes::One(node),
+            Err(nodes) => Nodes::Many(nodes.into_boxed_slice()),
+        };
+        Self { text, nodes }
+    }
+
+    /// A string that stands for a text.
+    pub(crate) fn of_string(text: &str) -> Self {
+        let mut out = Vec::with_capacity(text.len() + 2);
+        write_string(&mut out, text);
+        let kind = if out.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
+        // What is escaped is a text again; the lengths of texts are bounded long before they are.
+        let text: Box<str> = String::from_utf8(out).unwrap_or_default().into();
+        let node = Node { start: 0, end: u32::try_from(text.len()).unwrap_or(0), next: 1, kind };
+        Self { text, nodes: Nodes::One([node]) }
     }
 
     /// The text's one value.
     #[must_use]
     pub fn root(&self) -> Value<'_> {
-        Value { tape: Tape { text: &self.text, nodes: &self.nodes }, index: 0 }
+        Value { tape: Tape { text: &self.text, nodes: self.nodes() }, index: 0 }
+    }
+
+    fn nodes(&self) -> &[Node] {
+        match &self.nodes {
+            Nodes::One(node) => node,
+            Nodes::Many(nodes) => nodes,
+        }
     }
 
     /// Bytes of memory that it takes, apart from the struct itself.
     #[must_use]
     pub fn memory(&self) -> usize {
-        self.text.len() + size_of_val(&*self.nodes)
+        let nodes = match &self.nodes {
+            Nodes::One(_) => 0,
+            Nodes::Many(nodes) => size_of_val(&**nodes),
+        };
+        self.text.len() + nodes
     }
 }
 
@@ -168,22 +202,22 @@ impl<'t> Value<'t> {
     #[must_use]
     pub fn get(self, key: &str) -> Option<Self> {
         let object = self.node().filter(|node| node.kind == Kind::Object)?;
+        let nodes = self.tape.nodes.get(..object.next as usize)?;
         let length = key.len() + 2;
-        let mut index = self.index + 1;
+        let mut index = self.index as usize + 1;
         let mut found = None;
-        while index < object.next {
-            let name = self.tape.nodes.get(index as usize)?;
-            let value = Self { tape: self.tape, index: index + 1 };
+        while let Some([name, value, ..]) = nodes.get(index..) {
             // Most keys are of another length, and their text is not looked at.
-            if (name.end - name.start) as usize == length || name.kind == Kind::EscapedString {
-                let candidate = Self { tape: self.tape, index };
-                if Key::read(candidate.inner(), name.kind == Kind::EscapedString).is(key) {
-                    found = Some(value);
+            let has_escapes = name.kind == Kind::EscapedString;
+            if name.end.wrapping_sub(name.start) as usize == length || has_escapes {
+                let inner = self.tape.text.get(name.start as usize + 1..(name.end as usize).checked_sub(1)?)?;
+                if Key::read(inner, has_escapes).is(key) {
+                    found = Some(index + 1);
                 }
             }
-            index = value.node()?.next;
+            index = value.next as usize;
         }
-        found
+        Some(Self { tape: self.tape, index: u32::try_from(found?).ok()? })
     }
 
     /// The value below a path of keys.
@@ -306,6 +340,16 @@ mod tests {
     #[test]
     fn of_two_members_with_one_key_the_last_counts() {
         assert_eq!(tape(r#"{"a":1,"b":0,"\u0061":2}"#).root().get("a").unwrap().raw(), "2");
+    }
+
+    #[test]
+    fn a_string_that_is_made_is_one_that_is_read() {
+        for text in ["", "plain", "\"q\" \\ \n \u{1} é 😀"] {
+            let made = OwnedTape::of_string(text);
+            let read = tape(made.root().raw());
+            assert_eq!((made.root().kind(), made.root().as_str()), (read.root().kind(), read.root().as_str()));
+            assert_eq!(made.root().as_str().unwrap(), text);
+        }
     }
 
     #[test]

@@ -39,19 +39,23 @@ pub(crate) struct Bounds<'b> {
 }
 
 impl Bounds<'_> {
-    /// Checks what a namespaced profile made of a document. `record` is what all profiles before it did; without it
-    /// nothing is known of what the platform's did, and the profile is not applied.
+    /// Checks what a namespaced profile made of an object. `before` is what other profiles had made of it, if they had made
+    /// anything of it. `record` is what all profiles before it did; without it nothing is known of what the platform's did,
+    /// and the profile is not applied.
     pub(crate) fn check(
         &self,
-        before: &Document<'_>,
+        object: Value<'_>,
+        before: Option<&Document<'_>>,
         after: &Document<'_>,
         record: Option<&Record>,
     ) -> Result<(), Excess> {
         let unreadable =
             || Excess::new(Limit::Unreadable, "/", "the pod or its record cannot be read, so no limit can be checked");
         let protected = Protected::new(record.ok_or_else(unreadable)?.of_the_platform());
-        let (before, after) = (read(before).ok_or_else(unreadable)?, read(after).ok_or_else(unreadable)?);
-        check(before.root(), after.root(), &protected, self.namespace, self.guardrails)
+        let read = |document| read(document).ok_or_else(unreadable);
+        let (before, after) = (before.map(read).transpose()?, read(after)?);
+        let before = before.as_ref().map_or(object, OwnedTape::root);
+        check(before, after.root(), &protected, self.namespace, self.guardrails)
     }
 }
 

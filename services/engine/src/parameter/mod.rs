@@ -18,7 +18,7 @@ use serde_json::Value as Json;
 pub(crate) use compile::compile;
 pub(crate) use default::Default;
 pub(crate) use resolve::{Invalid, Metadata, Resolved, Sources, resolve};
-pub(crate) use values::Values;
+pub(crate) use values::{NONE as NO_VALUES, Values};
 
 /// A parameter that was found to be right.
 #[derive(Debug)]

@@ -16,6 +16,9 @@ pub(crate) struct Values {
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
+/// The values of a profile that has neither parameters nor look-ups, as most have none.
+pub(crate) static NONE: Values = Values { parameters: Vec::new(), lookups: Vec::new() };
+
 impl Values {
     /// No parameters yet, and what the declared look-ups brought for an object of this namespace.
     pub(crate) fn new(declared: &[Declared], looked_up: &LookedUp, namespace: &str) -> Self {

@@ -115,12 +115,14 @@ fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
 }
 
 fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
-    let start = out.len();
-    out.resize(start + bytes.len().div_ceil(3) * 4, b'=');
-    if let Some(room) = out.get_mut(start..) {
-        // The room is the length of the result, so writing it cannot fail.
-        let written = STANDARD.encode_slice(bytes, room);
+    /// A multiple of three, so that only the last piece is filled up.
+    const PIECE: usize = 768;
+    let mut encoded = [0; PIECE / 3 * 4];
+    for piece in bytes.chunks(PIECE) {
+        // The room is enough for a piece, so writing it cannot fail.
+        let written = STANDARD.encode_slice(piece, &mut encoded);
         debug_assert!(written.is_ok());
+        out.extend_from_slice(encoded.get(..written.unwrap_or(0)).unwrap_or_default());
     }
 }
 

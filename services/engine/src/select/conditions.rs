@@ -7,6 +7,7 @@ use super::parameters;
 use crate::compute::{Arena, Computation, World};
 use crate::expression::Budget;
 use crate::lookup;
+use crate::parameter;
 use crate::profile::CompiledProfile;
 use crate::report::{Notice, ProfileOutcome, Reason};
 
@@ -18,7 +19,11 @@ pub(super) fn check<'v>(
     arena: &'v Arena,
     notices: &mut Vec<Notice>,
 ) -> Result<Computation<'v>, Refusal> {
-    let parameters = arena.keep_parameters(parameters::resolve(profile, world, notices)?);
+    let parameters = if profile.parameters.is_empty() && profile.lookups.is_empty() {
+        &parameter::NO_VALUES
+    } else {
+        arena.keep_parameters(parameters::resolve(profile, world, notices)?)
+    };
     let computation = Computation::new(world, parameters, profile);
     let mut budget = Budget::new();
     let mut refusals: Vec<Refusal> = Vec::new();

@@ -76,7 +76,7 @@ pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
         Value::Bytes(bytes) => std::str::from_utf8(bytes).ok()?.to_owned(),
         Value::Null => "null".to_owned(),
         Value::Type(name) => (*name).to_owned(),
-        _ => value.to_text().ok()?,
+        _ => value.to_text().ok()?.into_owned(),
     })
 }
 
