@@ -210,8 +210,8 @@ impl Loader<'_> {
             return self.report(here.with_help(help));
         }
         self.seen.insert(name.clone(), here);
-        let (source, object) = (Arc::clone(source), object.clone());
-        self.found.push(Found::Profile(Box::new(Text { source, object, name, spec })));
+        let (source, start) = (Arc::clone(source), object.span.start);
+        self.found.push(Found::Profile(Box::new(Text { source, start, name, spec })));
     }
 }
 

@@ -10,7 +10,7 @@ use pillion_engine::profile::{
 };
 
 use super::problem::{Problem, Source};
-use super::yaml::Node;
+use super::yaml::{self, Node};
 use super::{Loaded, place};
 
 /// What stands in the files, in their order.
@@ -26,7 +26,8 @@ pub(super) enum Found {
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) source: Arc<Source>,
-    pub(super) object: Node,
+    /// Where its object begins in the source. Thousands of profiles are held at once, so their nodes are not.
+    pub(super) start: usize,
     pub(super) name: ProfileName,
     pub(super) spec: ProfileSpec,
 }
@@ -73,12 +74,13 @@ pub(super) fn compile(found: Vec<Found>, unreadable: &BTreeSet<String>) -> Loade
         compiled.insert(text.name.clone(), profile);
     }
     let mut loaded = Loaded::default();
+    let mut reader = Reader::default();
     for found in found {
         match found {
             Found::Problem(problem) => loaded.problems.push(problem),
             Found::Profile(text) => {
                 if let Some(compiled) = compiled.remove(&text.name) {
-                    loaded.add(&text, compiled);
+                    loaded.add(&text, compiled, &mut reader);
                 }
             }
         }
@@ -95,29 +97,67 @@ impl Found {
     }
 }
 
+/// The file that was read last, so that a file with many mistakes is not read for each.
+#[derive(Default)]
+struct Reader {
+    source: Option<Arc<Source>>,
+    documents: Vec<Node>,
+}
+
+impl Reader {
+    /// The object of a profile, read once more.
+    fn object(&mut self, text: &Text) -> Option<&Node> {
+        if !self.source.as_ref().is_some_and(|source| Arc::ptr_eq(source, &text.source)) {
+            self.documents = yaml::documents(&text.source.text).ok()?;
+            self.source = Some(Arc::clone(&text.source));
+        }
+        self.documents.iter().find_map(|document| find(document, text.start))
+    }
+}
+
+/// The object that begins at a byte: a document, or an item of a list of objects.
+fn find(node: &Node, start: usize) -> Option<&Node> {
+    if node.text("kind") == Some("List") {
+        return node.get("items").map(Node::items).into_iter().flatten().find_map(|item| find(item, start));
+    }
+    (node.span.start == start).then_some(node)
+}
+
 impl Loaded {
-    fn add(&mut self, text: &Text, compiled: Result<CompiledProfile, Vec<Diagnostic>>) {
-        let told = |diagnostic: Diagnostic| {
-            let at = match &diagnostic.part {
-                Part::Value => place::of(&text.object, &diagnostic.path),
-                Part::Name => place::of_name(&text.object, &diagnostic.path),
-                Part::Bytes(part) => place::of_part(&text.source.text, &text.object, &diagnostic.path, part),
-            };
-            Problem::at(&text.source, at, diagnostic.message).of_field(diagnostic.path).with_help(diagnostic.help)
-        };
+    fn add(&mut self, text: &Text, compiled: Result<CompiledProfile, Vec<Diagnostic>>, reader: &mut Reader) {
         match compiled {
             Ok(profile) => {
                 self.profiles.push(Arc::new(profile));
+                let advice = advise(&text.spec);
+                if !advice.is_empty() {
+                    self.warnings.extend(told(text, advice, reader).map(Problem::harmless));
+                }
                 self.specs.push(text.spec.clone());
-                self.warnings.extend(advise(&text.spec).into_iter().map(|advice| told(advice).harmless()));
             }
             Err(diagnostics) => {
-                let mut problems: Vec<_> = diagnostics.into_iter().map(told).collect();
+                let mut problems: Vec<_> = told(text, diagnostics, reader).collect();
                 problems.sort_by_key(|problem| problem.span.as_ref().map(|span| span.start));
                 self.problems.extend(problems);
             }
         }
     }
+}
+
+/// Mistakes with their places.
+fn told(text: &Text, diagnostics: Vec<Diagnostic>, reader: &mut Reader) -> impl Iterator<Item = Problem> {
+    let object = reader.object(text);
+    let problems: Vec<_> = diagnostics
+        .into_iter()
+        .map(|diagnostic| {
+            let at = object.map_or(text.start..text.start, |object| match &diagnostic.part {
+                Part::Value => place::of(object, &diagnostic.path),
+                Part::Name => place::of_name(object, &diagnostic.path),
+                Part::Bytes(part) => place::of_part(&text.source.text, object, &diagnostic.path, part),
+            });
+            Problem::at(&text.source, at, diagnostic.message).of_field(diagnostic.path).with_help(diagnostic.help)
+        })
+        .collect();
+    problems.into_iter()
 }
 
 /// How many profiles a profile extends, as far as that is of interest: of a longer chain, or of one that is a circle, the

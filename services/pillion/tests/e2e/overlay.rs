@@ -1,7 +1,7 @@
-//! A mesh's proxy that an author of a pod changes, in a namespace whose LimitRange changes it too: what the author wrote
+//! A mesh's proxy that an author of a pod changes, in a namespace whose `LimitRange` changes it too: what the author wrote
 //! wins, what admission added does not, and a webhook behind us finds it done when the API server calls again.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use pillion_testkit::{eventually, isolated};
 use serde_json::{Value as Json, json};
 
