@@ -176,7 +176,9 @@ fn assert_unique(value: &Json, at: &str) {
             let count = names.len();
             names.dedup();
             assert!(names.len() == count || at.ends_with("/volumeMounts"), "{at}: {items:#?}");
-            items.iter().for_each(|item| assert_unique(item, at));
+            for item in items {
+                assert_unique(item, at);
+            }
         }
         _ => {}
     }
