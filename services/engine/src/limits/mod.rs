@@ -3,11 +3,11 @@
 //! A tenant stores a profile, and it acts on everybody's pods in the namespace. The text of the profile says little of what
 //! it will do, because values may come from expressions; so the pod behind the profile is compared with the pod before it:
 //!
-//! * [`scope`]: which places may change at all, how many may be added, and what was the platform's stays;
-//! * [`pod_security`]: what the Pod Security Standards ([`Control`]) do not allow, and was not there before.
+//! * `scope`: which places may change at all, how many may be added, and what was the platform's stays;
+//! * `pod_security`: what the Pod Security Standards ([`Control`]) do not allow, and was not there before.
 //!
 //! [`Guardrails`] are what the platform says beside that: registries, kinds of volumes, numbers. The first thing that is
-//! wrong is the [`Excess`]; the profile is then not applied. Cluster profiles are the platform's own, and have no limits.
+//! wrong is the `Excess`; the profile is then not applied. Cluster profiles are the platform's own, and have no limits.
 
 mod control;
 mod difference;
