@@ -130,6 +130,7 @@ fn every_shell_command_is_known_to_a_test() {
         ("pillion inject -f deployment.yaml --profile profiles/nginx", "tests/inject.rs"),
         ("just bench", "it measures, and needs h2load and valgrind; run by hand"),
         ("just bench --quick", "as above"),
+        ("cargo bench -p pillion-engine --bench answers", "the same program runs as a test of the engine"),
     ];
     for document in documents() {
         for block in blocks(&document).into_iter().filter(|block| block.language == "sh") {

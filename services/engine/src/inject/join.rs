@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use serde_json::Value as Json;
 
-use crate::json::{Kind, OwnedTape, write_string};
+use crate::json::{Kind, OwnedTape, Value, write_string};
 use crate::profile::template::{Join, JoinFormat};
 
 /// The text that a JSON string stands for; `None` if it is not a string.
@@ -74,12 +74,16 @@ fn united(there: &str, value: &str) -> Option<String> {
     // What is there stays to the byte: numbers may be longer than any type of ours.
     let (is_empty, missing): (bool, Vec<String>) = match (theirs.kind(), ours.kind()) {
         (Kind::Object, Kind::Object) => {
-            let missing = ours.members().filter(|(key, _)| theirs.get(&key.text()).is_none());
+            let there: HashSet<_> = theirs.members().map(|(key, _)| key.text()).collect();
+            let missing = ours.members().filter(|(key, _)| !there.contains(&key.text()));
             let written = missing.map(|(key, value)| format!("\"{}\":{}", key.escaped(), value.raw()));
             (theirs.members().next().is_none(), written.collect())
         }
         (Kind::Array, Kind::Array) => {
-            let missing = ours.items().filter(|item| !theirs.items().any(|other| other.means(*item)));
+            // A number that is too long to be read is known by how it is written.
+            let read = |item: Value<'_>| serde_json::from_str(item.raw()).unwrap_or_else(|_| Json::from(item.raw()));
+            let there: HashSet<_> = theirs.items().map(read).collect();
+            let missing = ours.items().filter(|item| !there.contains(&read(*item)));
             (theirs.items().next().is_none(), missing.map(|item| item.raw().to_owned()).collect())
         }
         _ => return None,

@@ -85,8 +85,13 @@ fn the_definitions_show_and_refuse_what_they_can() {
         let all = rig.control_plane.kubectl_ok(&["get", "pillion", "-A"]).await?;
         ensure!(all.contains("clusterinjectionprofile.pillion.dev/nginx"), "{all}");
         ensure!(rig.control_plane.kubectl_ok(&["get", "iprof", "-A"]).await?.is_empty());
-        let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.request.truthy"]).await?;
-        ensure!(explained.contains("Words that ask for the default profile"), "{explained}");
+        // Discovery and the schema come a moment after the definitions.
+        eventually(SOON, "the definitions are explained", async || {
+            let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.request.truthy"]).await?;
+            ensure!(explained.contains("Words that ask for the default profile"), "{explained}");
+            Ok(())
+        })
+        .await?;
 
         let refused = |kind: &str, spec: &str| {
             let yaml = format!(
