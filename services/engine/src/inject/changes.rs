@@ -1,7 +1,7 @@
 //! Elements and entries that are there, changed or removed: `$each` and `$prune`.
 
 use crate::expression::{Expression, Value as Computed};
-use crate::json::SlotId;
+use crate::json::{Content, SlotId};
 use crate::profile::template::{Kind, Node};
 use crate::schema::{self, KeyedList};
 
@@ -81,13 +81,39 @@ impl<'a> Merge<'_, 'a> {
         self.object(slot, Part::Node(node), element, None)
     }
 
-    /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole.
+    /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole. Other elements
+    /// beside them are added where the list lacks them.
     pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         self.as_one(list, |merge| {
             merge.document.open(list)?;
-            merge.change_elements(list, nodes, &schema::ANY, None)
+            merge.change_elements(list, nodes, &schema::ANY, None)?;
+            merge.expand(nodes, None, &schema::ANY, &mut |merge, element| {
+                for node in element.asks() {
+                    merge.know_nothing_exists(node);
+                    if !merge.is_wanted(node)? {
+                        return Ok(());
+                    }
+                }
+                merge.add_item(list, element.part)
+            })
         })
+    }
+
+    fn add_item(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
+        let Some(value) = self.value_of(part)? else { return Ok(()) };
+        let items: Vec<_> = self.document.children(list).collect();
+        self.charge_looks(items.len())?;
+        for item in items {
+            if self.current(item)?.means(value) {
+                return Ok(());
+            }
+        }
+        let content = Content::Value(value);
+        self.charge_content(content)?;
+        self.document.push_item(list, content);
+        self.note_added();
+        Ok(())
     }
 
     /// Removes the entries of a map for which a condition is true.
