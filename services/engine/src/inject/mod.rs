@@ -129,9 +129,7 @@ fn lay<'a>(
 ) -> Result<(usize, Vec<Box<str>>), Fault> {
     let profile: &'a CompiledProfile = selected.profile;
     let Some(computation) = &selected.computation else { return Ok((0, Vec::new())) };
-    if profile.adds_linux_containers && is_for_windows(document)? {
-        return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
-    }
+    let refuses_containers = profile.adds_linux_containers && is_for_windows(document)?;
     let earlier = subject.earlier.map(|record| record.of(profile.display_name(), |other| injected.knows(other)));
     let earlier = earlier.unwrap_or_default();
     let surroundings = Surroundings {
@@ -142,11 +140,15 @@ fn lay<'a>(
         arena: subject.arena,
         authors: Authors::of(subject.object),
         type_: profile.object_type(),
-        collects_containers: injected.is_wanted,
+        collects_containers: injected.is_wanted || refuses_containers,
     };
     let mut merge = Merge::new(surroundings, &earlier);
     if let Some(template) = &profile.template {
         merge.whole(template, profile.object_type())?;
+    }
+    // Whether a container that hangs on a condition is added is known only now.
+    if refuses_containers && !merge.containers.is_empty() {
+        return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
     }
     let is_cluster = profile.name().namespace.is_none();
     if !profile.rules.is_empty() {

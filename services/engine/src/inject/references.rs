@@ -25,6 +25,11 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         };
         let moved_name = format!("{PREFIX}{name}");
+        let is_taken = |entry: SlotId| self.document.value_of(entry, "name").is_some_and(|name| name.is(&moved_name));
+        if self.document.children(list).any(is_taken) {
+            self.notes.push(format!("{}: {moved_name} is taken, so nothing was joined to it", self.pointer).into());
+            return Ok(());
+        }
         let original = self.current(entry)?;
         let mut moved = Vec::with_capacity(original.raw().len() + PREFIX.len());
         moved.push(b'{');
