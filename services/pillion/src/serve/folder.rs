@@ -45,7 +45,11 @@ impl Folder {
     /// It cannot be written.
     pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
         let path = self.path.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        // Somebody may be reading it just now: they see the one text or the other, and never a half.
+        let fresh = self.path.join(format!(".{name}.new"));
+        std::fs::write(&fresh, text)
+            .and_then(|()| std::fs::rename(&fresh, &path))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
 
