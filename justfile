@@ -21,7 +21,7 @@ test: tools fmt-check lint doc deny
 e2e filter="": tools
     cargo test {{ cargo_flags }} -p pillion --test e2e {{ filter }}
 
-# Builds etcd, kube-apiserver and kubectl once into a cache outside the checkout
+# Builds the programs that the tests drive (a control plane, Prometheus, k6, a collector) once into a cache outside the checkout
 tools:
     @services/testkit/tools/build.sh
 
