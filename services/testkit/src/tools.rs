@@ -37,6 +37,14 @@ pub fn dir() -> anyhow::Result<PathBuf> {
     Ok(found.insert(dir).clone())
 }
 
+/// The path of one program.
+///
+/// # Errors
+/// As [`dir`].
+pub fn program(name: &str) -> anyhow::Result<PathBuf> {
+    Ok(dir()?.join(name))
+}
+
 fn check(dir: &Path) -> anyhow::Result<()> {
     for program in PROGRAMS {
         let path = dir.join(program);

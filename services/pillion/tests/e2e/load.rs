@@ -25,6 +25,9 @@ use crate::rig::{Rig, annotation, deployment_pod, names};
 
 /// Pods a second, unless `PILLION_RATE` says otherwise.
 const RATE: u64 = 200;
+/// Pods that are created at once, as by the controller of a ReplicaSet: so the API server holds more connections than one
+/// pod after the other would need, and most of them are idle at any time.
+const BATCH: u64 = 10;
 /// Creations at one time. One more waits, so that a webhook which hangs does not pile up pods without an end.
 const IN_FLIGHT: usize = 400;
 /// How long one creation may take: more than any timeout on its way.
@@ -130,11 +133,11 @@ async fn send_all(client: Client, rate: u64, answered: Arc<AtomicU64>, stop: Can
     let body = Arc::new(deployment_pod().to_string().into_bytes());
     let (results, mut all) = tokio::sync::mpsc::unbounded_channel();
     let (slots, tracker) = (Arc::new(Semaphore::new(IN_FLIGHT)), TaskTracker::new());
-    let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 / rate));
+    let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 * BATCH / rate));
     // A moment in which this process does not run is made up for: the rate is what the pods' authors ask for.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    for level in Level::ALL.into_iter().cycle() {
-        if stop.run_until_cancelled(ticks.tick()).await.is_none() {
+    for (level, number) in Level::ALL.into_iter().cycle().zip(0_u64..) {
+        if number % BATCH == 0 && stop.run_until_cancelled(ticks.tick()).await.is_none() {
             break;
         }
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { break };
