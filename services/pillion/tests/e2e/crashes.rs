@@ -19,6 +19,8 @@ const REPLICAS: u8 = 3;
 const KILLS: u64 = 3;
 /// Pods between two faults.
 const BETWEEN: u64 = 400;
+/// By how much later after a batch of pods was sent each kill comes than the one before.
+const STEP: Duration = Duration::from_millis(3);
 /// How long kubelet takes to see that a container has ended.
 const END_IS_SEEN: Duration = Duration::from_secs(1);
 /// How long it takes to see by its probes that one does not answer, and then to kill it.
@@ -31,6 +33,8 @@ const POOL: usize = 25;
 /// What a replica suffered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    /// SIGKILL, and started again before anybody saw it: the slice says all the while that it is ready.
+    Restarted,
     /// SIGKILL.
     Killed,
     /// SIGSTOP, and SIGKILL later.
@@ -65,6 +69,16 @@ impl Fault {
         let over = Instant::now() + SLICE_IS_SEEN;
         restart(rig, victim).await?;
         Ok(Self { kind: Kind::Killed, at, done, over })
+    }
+
+    /// Kills a replica, which is started again at once.
+    async fn restart(rig: &mut Rig, victim: usize) -> Result<Self> {
+        let at = Instant::now();
+        rig.replicas[victim].kill()?;
+        let done = Instant::now();
+        restart(rig, victim).await?;
+        let over = Instant::now() + SLICE_IS_SEEN;
+        Ok(Self { kind: Kind::Restarted, at, done, over })
     }
 
     /// Stops one where it stands; its probes fail, it is taken out, and killed when it still does not answer.
@@ -156,9 +170,15 @@ fn a_replica_that_dies_takes_with_it_only_what_it_had() {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let load = Load::start(&rig).await?;
         let mut faults = Vec::new();
-        for (victim, _) in (0..usize::from(REPLICAS)).cycle().zip(0..kills) {
+        let victims = (0..usize::from(REPLICAS)).cycle().zip((0..6).cycle());
+        for ((victim, steps), _) in victims.zip(0..kills) {
             load.answers(BETWEEN).await?;
+            // At another moment of the pods' way each time.
+            load.into_a_batch(STEP * steps).await;
             faults.push(Fault::kill(&mut rig, victim).await?);
+            load.answers(BETWEEN).await?;
+            load.into_a_batch(STEP * steps).await;
+            faults.push(Fault::restart(&mut rig, victim).await?);
         }
         load.answers(BETWEEN).await?;
         faults.push(Fault::hang(&mut rig, 0).await?);

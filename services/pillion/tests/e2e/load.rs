@@ -15,7 +15,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use pillion_testkit::eventually;
 use serde_json::Value as Json;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -75,9 +75,10 @@ pub(crate) enum Ended {
 /// A load that runs.
 pub(crate) struct Load {
     answered: Arc<AtomicU64>,
+    /// Told of each batch when it is on its way.
+    batches: Arc<Notify>,
     stop: CancellationToken,
     running: JoinHandle<Vec<Created>>,
-    /// One reading of a whole run.
     began: Instant,
 }
 
@@ -96,9 +97,16 @@ impl Load {
             rig.is_called(level.name()).await?;
         }
         let rate = count_from("PILLION_RATE", RATE, 1..=2_000)?;
-        let (answered, stop) = (Arc::<AtomicU64>::default(), CancellationToken::new());
-        let send = send_all(client(rig).await?, rate, Arc::clone(&answered), stop.clone());
-        Ok(Self { answered, stop, running: tokio::spawn(send), began: Instant::now() })
+        let (answered, batches, stop) =
+            (Arc::<AtomicU64>::default(), Arc::<Notify>::default(), CancellationToken::new());
+        let sender = Sender {
+            client: client(rig).await?,
+            rate,
+            answered: Arc::clone(&answered),
+            batches: Arc::clone(&batches),
+            stop: stop.clone(),
+        };
+        Ok(Self { answered, batches, stop, running: tokio::spawn(sender.send_all()), began: Instant::now() })
     }
 
     /// Waits until so many more pods have been answered.
@@ -110,6 +118,12 @@ impl Load {
             Ok(())
         })
         .await
+    }
+
+    /// Waits until the next batch is on its way, and so much longer.
+    pub(crate) async fn into_a_batch(&self, by: Duration) {
+        self.batches.notified().await;
+        tokio::time::sleep(by).await;
     }
 
     /// Ends it, and waits for the answers that are still to come.
@@ -129,34 +143,46 @@ async fn client(rig: &Rig) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-async fn send_all(client: Client, rate: u64, answered: Arc<AtomicU64>, stop: CancellationToken) -> Vec<Created> {
-    let body = Arc::new(deployment_pod().to_string().into_bytes());
-    let (results, mut all) = tokio::sync::mpsc::unbounded_channel();
-    let (slots, tracker) = (Arc::new(Semaphore::new(IN_FLIGHT)), TaskTracker::new());
-    let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 * BATCH / rate));
-    // A moment in which this process does not run is made up for: the rate is what the pods' authors ask for.
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    for (level, number) in Level::ALL.into_iter().cycle().zip(0_u64..) {
-        if number % BATCH == 0 && stop.run_until_cancelled(ticks.tick()).await.is_none() {
-            break;
+/// Who creates the pods.
+struct Sender {
+    client: Client,
+    rate: u64,
+    answered: Arc<AtomicU64>,
+    batches: Arc<Notify>,
+    stop: CancellationToken,
+}
+
+impl Sender {
+    async fn send_all(self) -> Vec<Created> {
+        let body = Arc::new(deployment_pod().to_string().into_bytes());
+        let (results, mut all) = tokio::sync::mpsc::unbounded_channel();
+        let (slots, tracker) = (Arc::new(Semaphore::new(IN_FLIGHT)), TaskTracker::new());
+        let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 * BATCH / self.rate));
+        // A moment in which this process does not run is made up for: the rate is what the pods' authors ask for.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        while self.stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            for level in Level::ALL.into_iter().cycle().zip(0..BATCH).map(|(level, _)| level) {
+                let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { break };
+                let (client, body) = (self.client.clone(), Arc::clone(&body));
+                let (results, answered) = (results.clone(), Arc::clone(&self.answered));
+                tracker.spawn(async move {
+                    let created = create(&client, level, &body).await;
+                    answered.fetch_add(1, Ordering::Relaxed);
+                    drop(slot);
+                    let _ = results.send(created);
+                });
+            }
+            self.batches.notify_waiters();
         }
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { break };
-        let (client, body, results, answered) = (client.clone(), body.clone(), results.clone(), answered.clone());
-        tracker.spawn(async move {
-            let created = create(&client, level, &body).await;
-            answered.fetch_add(1, Ordering::Relaxed);
-            drop(slot);
-            let _ = results.send(created);
-        });
+        tracker.close();
+        tracker.wait().await;
+        drop(results);
+        let mut created = Vec::with_capacity(all.len());
+        while let Some(one) = all.recv().await {
+            created.push(one);
+        }
+        created
     }
-    tracker.close();
-    tracker.wait().await;
-    drop(results);
-    let mut created = Vec::with_capacity(all.len());
-    while let Some(one) = all.recv().await {
-        created.push(one);
-    }
-    created
 }
 
 async fn create(client: &Client, level: Level, body: &[u8]) -> Created {
