@@ -1,5 +1,5 @@
-// Many tenants, and one of them who takes fifty times their share. First all are quiet, then one is noisy; the others
-// should hardly notice. Only the noisy one may be shed, and its rate is what RATE says of all others together.
+// Many tenants, and one of them who takes fifty times the share of each. First all are quiet, then one is noisy; the others
+// should hardly notice. RATE is what all others ask for together. Only the noisy one may be shed.
 
 import exec from 'k6/execution';
 import { send } from './lib/answers.js';

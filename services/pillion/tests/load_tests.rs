@@ -1,5 +1,6 @@
 //! The scripts of load-tests/, each run for a moment with the real k6 against a real webhook. What they measure is worth
-//! nothing here; that they run, look at what they get, and fail when it is wrong, is what is tested.
+//! nothing here; that they run, look at what they get, and fail when it is wrong, is what is tested. With
+//! `PILLION_LOAD=full` they run as long and as hard as they say themselves, which takes a quarter of an hour.
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
@@ -15,10 +16,23 @@ use support::Program;
 
 /// The exit code of k6 when a threshold is broken.
 const THRESHOLD_BROKEN: i32 = 99;
-/// Namespaces that are known to the webhook.
-const NAMESPACES: &str = "8";
-/// How long a run may take, beside the seconds of its load.
+/// Namespaces that are known to the webhook: what the scripts use unless they are told otherwise.
+const NAMESPACES: &str = "50";
+/// How long a run may take.
 const LIMIT: Duration = Duration::from_secs(60);
+const FULL_LIMIT: Duration = Duration::from_mins(12);
+
+/// A moment, and a rate and times that a machine can bear which runs other tests as well.
+const SHORT: [(&str, &str); 4] = [("RATE", "40"), ("DURATION", "3s"), ("P99_MS", "5000"), ("MAX_VUS", "200")];
+
+/// Whether the scripts are to run as they are meant for.
+fn full() -> bool {
+    match std::env::var("PILLION_LOAD").as_deref() {
+        Ok("full") => true,
+        Ok(other) if !other.is_empty() => panic!("PILLION_LOAD={other}: expected full, or nothing"),
+        _ => false,
+    }
+}
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../load-tests").canonicalize().unwrap()
@@ -60,7 +74,7 @@ impl Webhook {
         Self { _program: program, folder, url }
     }
 
-    /// Runs a script against it; the environment has the last word.
+    /// Runs a script against it with settings; the last of the same name counts.
     fn run(&self, script: &str, environment: &[(&str, &str)]) -> Run {
         let summary = self.folder.path().join(format!("{script}.json"));
         // What a run before has left is not to be taken for this one's.
@@ -77,26 +91,20 @@ impl Webhook {
             .env("K6_AUTO_EXTENSION_RESOLUTION", "false")
             .env("HOME", self.folder.path())
             .env("PILLION_URL", &self.url)
-            .env("NAMESPACES", NAMESPACES)
-            .env("RATE", "40")
-            .env("DURATION", "3s")
-            // While other tests run, answers take as long as they take.
-            .env("P99_MS", "5000")
             .env("SUMMARY", &summary)
             .envs(environment.iter().copied());
         for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"] {
             command.env_remove(variable);
         }
-        let output = within(LIMIT, &mut command);
+        let output = within(if full() { FULL_LIMIT } else { LIMIT }, &mut command);
         let figures = std::fs::read(&summary).ok().map(|text| serde_json::from_slice(&text).unwrap());
-        Run { script: script.to_owned(), output, figures }
+        Run { output, figures }
     }
 }
 
 /// How a script ended.
 #[derive(Debug)]
 struct Run {
-    script: String,
     output: Output,
     figures: Option<Json>,
 }
@@ -110,6 +118,11 @@ impl Run {
     fn told(&self) -> String {
         String::from_utf8_lossy(&self.output.stdout).into_owned() + &String::from_utf8_lossy(&self.output.stderr)
     }
+}
+
+#[expect(clippy::print_stdout, reason = "figures are what a long run is for")]
+fn tell(figures: &str) {
+    println!("{figures}");
 }
 
 /// Runs a program that has to end by itself.
@@ -139,9 +152,12 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
     assert_eq!(found, ["smoke", "soak", "spike", "steady", "tenants"]);
     for script in found {
         let begun = Instant::now();
-        let run = webhook.run(&script, &[]);
+        let run = webhook.run(&script, if full() { &[] } else { &SHORT });
         assert_eq!(run.output.status.code(), Some(0), "{}", run.told());
-        // Half of it, as a spike is calm for two thirds, and a machine may be busy.
+        if let Some(figures) = run.figures.as_ref().filter(|_| full()) {
+            tell(&figures.to_string());
+        }
+        // A spike is calm for two thirds of its time.
         assert!(run.count("requests") >= 30 && begun.elapsed() >= Duration::from_secs(2), "{run:?}");
         assert_eq!(run.count("checks_passed"), 5 * run.count("requests"), "five checks of each answer: {run:?}");
         for key in ["checks_failed", "failed", "shed", "not_sent"] {
@@ -156,18 +172,19 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
 #[test]
 fn a_run_fails_when_what_is_measured_is_wrong() {
     let webhook = Webhook::start();
-    let short = ("DURATION", "1s");
+    let nowhere = webhook.url.replace("/mutate", "/nowhere");
+    let settings = |wrong| [&SHORT[..], &[("DURATION", "1s"), wrong]].concat();
     for (wrong, setting) in [
         // Nothing injects such a container: the patch is looked into.
         ("checks", ("SIDECAR", "another")),
         // No answer is that fast: times are looked at.
         ("http_req_duration", ("P99_MS", "0.001")),
         // A path that nobody answers at.
-        ("http_req_failed", ("PILLION_URL", &*webhook.url.replace("/mutate", "/nowhere"))),
+        ("http_req_failed", ("PILLION_URL", &*nowhere)),
         // Whom nobody vouches for is not talked to.
         ("http_req_failed", ("SSL_CERT_FILE", "/nonexistent")),
     ] {
-        let run = webhook.run("smoke", &[short, setting]);
+        let run = webhook.run("smoke", &settings(setting));
         assert_eq!(run.output.status.code(), Some(THRESHOLD_BROKEN), "{setting:?}: {}", run.told());
         let figures = run.figures.unwrap();
         assert_eq!(figures["ok"], false, "{figures}");
@@ -175,7 +192,7 @@ fn a_run_fails_when_what_is_measured_is_wrong() {
         assert!(broken.contains(wrong), "{setting:?}: {wrong} is not in {broken}");
     }
     // Settings that make no sense are told before anything is sent.
-    let run = webhook.run("smoke", &[("RATE", "many")]);
+    let run = webhook.run("smoke", &settings(("RATE", "many")));
     assert!(run.told().contains("RATE=many: expected a number"), "{}", run.told());
     assert!(run.figures.is_none() && !run.output.status.success());
 }
