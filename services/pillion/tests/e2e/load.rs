@@ -28,8 +28,8 @@ const RATE: u64 = 200;
 /// Pods that are created at once, as by the controller of a ReplicaSet: so the API server holds more connections than one
 /// pod after the other would need, and most of them are idle at any time.
 const BATCH: u64 = 10;
-/// Creations at one time. One more waits, so that a webhook which hangs does not pile up pods without an end.
-const IN_FLIGHT: usize = 400;
+/// Creations at one time. One more waits: a machine that is too slow for the rate makes fewer, and not all of them too late.
+const IN_FLIGHT: usize = 30;
 /// How long one creation may take: more than any timeout on its way.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -112,7 +112,7 @@ impl Load {
     /// Waits until so many more pods have been answered.
     pub(crate) async fn answers(&self, more: u64) -> Result<()> {
         let goal = self.answered.load(Ordering::Relaxed) + more;
-        eventually(Duration::from_secs(60), "more pods are answered", async || {
+        eventually(Duration::from_mins(1), "more pods are answered", async || {
             let answered = self.answered.load(Ordering::Relaxed);
             anyhow::ensure!(answered >= goal, "{answered} of {goal}");
             Ok(())
@@ -121,7 +121,7 @@ impl Load {
     }
 
     /// Waits until the next batch is on its way, and so much longer.
-    pub(crate) async fn into_a_batch(&self, by: Duration) {
+    pub(crate) async fn amid_a_batch(&self, by: Duration) {
         self.batches.notified().await;
         tokio::time::sleep(by).await;
     }
@@ -224,7 +224,7 @@ impl Outcomes {
     fn percentile(&self, percent: usize) -> Duration {
         let mut took: Vec<_> = self.all.iter().map(|created| created.took).collect();
         took.sort_unstable();
-        took.get(took.len() * percent / 100).or(took.last()).copied().unwrap_or_default()
+        took.get(took.len() * percent / 100).or_else(|| took.last()).copied().unwrap_or_default()
     }
 }
 
