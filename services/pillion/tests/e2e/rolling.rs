@@ -28,6 +28,8 @@ struct Fleet {
     running: VecDeque<Replica>,
     /// Asked to end.
     draining: Vec<Replica>,
+    /// What each of these had answered until then.
+    answered: Vec<u64>,
     next: u8,
 }
 
@@ -36,7 +38,7 @@ impl Fleet {
     fn of(rig: &mut Rig) -> Self {
         let running = std::mem::take(&mut rig.replicas).into();
         let (service, spec) = (rig.service.clone(), rig.spec.clone());
-        Self { service, spec, running, draining: Vec::new(), next: REPLICAS + 1 }
+        Self { service, spec, running, draining: Vec::new(), answered: Vec::new(), next: REPLICAS + 1 }
     }
 
     /// Replaces the oldest: the new one is ready before anybody is sent there, then the old one is deleted.
@@ -46,6 +48,7 @@ impl Fleet {
         self.service.set_ready(new.address(), true).await?;
         self.running.push_back(new);
         let mut old = self.running.pop_front().context("a replica")?;
+        self.answered.push(injected_by(&old).await?);
         old.process().terminate()?;
         tokio::time::sleep(lag).await;
         self.service.remove(old.address()).await?;
@@ -73,6 +76,16 @@ impl Fleet {
         }
         Ok(())
     }
+}
+
+/// Pods that a replica has injected so far.
+async fn injected_by(replica: &Replica) -> Result<u64> {
+    let metrics = replica.metrics_text().await?;
+    let counters = metrics
+        .lines()
+        .filter(|line| line.starts_with("pillion_admission_requests_total{") && line.contains("outcome=\"injected\""));
+    let counts = counters.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    Ok(counts.sum())
 }
 
 #[test]
@@ -103,11 +116,15 @@ fn rolling_restarts_lose_no_pod() {
         let outcomes = load.stop().await?;
         let ended = fleet.ended()?;
         tell(&format!(
-            "{rolls} rolling restarts of {REPLICAS} replicas in {took:.0?} ({ended} of {} have ended meanwhile): {outcomes}",
-            fleet.draining.len()
+            "{rolls} rolling restarts of {REPLICAS} replicas in {took:.0?} ({ended} of {} have ended meanwhile): {outcomes}\n  \
+             injected by each before it was replaced: {:?}",
+            fleet.draining.len(),
+            fleet.answered,
         ));
         nothing_is_lost(&outcomes)?;
         every_change_is_served(&outcomes, &images)?;
+        let used = fleet.answered.iter().filter(|answered| **answered > 0).count();
+        ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before a pod came to them");
 
         // With the API server go its connections, on which those that drain have been waiting.
         rig.control_plane.stop_api_server()?;
