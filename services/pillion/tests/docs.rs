@@ -38,7 +38,7 @@ fn blocks(file: &Path) -> Vec<Block> {
 fn documents() -> Vec<PathBuf> {
     let root = root();
     let mut documents = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
-    for folder in ["docs", "profiles"] {
+    for folder in ["docs", "load-tests", "profiles"] {
         let mut folders = vec![root.join(folder)];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(folder).unwrap() {
@@ -130,6 +130,18 @@ fn every_shell_command_is_known_to_a_test() {
         ("pillion inject -f deployment.yaml --profile profiles/nginx", "tests/inject.rs"),
         ("just bench", "it measures, and needs h2load and valgrind; run by hand"),
         ("just bench --quick", "as above"),
+        ("just bench --gate", "as above"),
+        (
+            "pillion dev --profiles load-tests/profile.yaml --namespaces-file <(load-tests/namespaces.sh) --folder /tmp/pillion-dev",
+            "tests/load_tests.rs",
+        ),
+        (
+            "export PILLION_URL=https://localhost:8443/mutate SSL_CERT_FILE=/tmp/pillion-dev/ca.crt",
+            "tests/load_tests.rs",
+        ),
+        ("just load", "tests/load_tests.rs runs each script, with other settings"),
+        ("RATE=100 DURATION=5m just load steady", "as above"),
+        ("just nightly", "what CI runs, longer"),
         ("cargo bench -p pillion-engine --bench answers", "the same program runs as a test of the engine"),
     ];
     for document in documents() {

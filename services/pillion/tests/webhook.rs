@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::Path;
 
 use pillion_testkit::TestCa;
-use support::{Program, eventually, get};
+use support::{Program, eventually, get, post};
 
 const ANY_PORTS: [&str; 9] = [
     "webhook",
@@ -24,7 +24,9 @@ const ANY_PORTS: [&str; 9] = [
 ];
 
 fn write_files(folder: &Path, api_server: &str) {
-    TestCa::new().unwrap().serving_files(folder, "tls", &["localhost"]).unwrap();
+    let ca = TestCa::new().unwrap();
+    ca.serving_files(folder, "tls", &["localhost"]).unwrap();
+    std::fs::write(folder.join("ca.crt"), ca.bundle_pem()).unwrap();
     let kubeconfig = format!(
         "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"{api_server}\"}}}}]\n\
          users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
@@ -51,6 +53,13 @@ fn a_replica_without_a_cluster_is_alive_not_ready_and_ends_when_asked() {
     assert!(ready.body.contains("profiles and namespaces") && !ready.body.contains("certificate"), "{ready:?}");
     let metrics = get(&operations, "/metrics").body;
     assert!(metrics.contains("pillion_broken_profiles 0"), "{metrics}");
+    // Knowing no profile, it must not say that there is nothing to do.
+    let port = replica.word_behind("listening address=").rsplit(':').next().unwrap().to_owned();
+    let review = include_str!("../../engine/tests/reviews/create-deployment-pod.json");
+    let url = format!("https://localhost:{port}/mutate/required");
+    let answer = post(&url, &folder.path().join("ca.crt"), review);
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(answer.body.contains("waiting for the first lists of profiles and namespaces: try again"), "{answer:?}");
 
     replica.terminate();
     assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());

@@ -11,13 +11,14 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
+use rustls::server::NoServerSessionStorage;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// A TLS configuration that offers HTTP/2 and HTTP/1.1.
+/// A TLS configuration that offers HTTP/2 and HTTP/1.1, and no resumption, as the product's.
 ///
 /// # Errors
 /// The PEM texts hold no certificate or no key, or the two do not belong together.
@@ -32,6 +33,8 @@ pub fn server_config(cert_pem: &[u8], key_pem: &[u8]) -> anyhow::Result<Arc<Serv
         .with_single_cert(chain, key)
         .context("certificate and key are of no use together")?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
 }
 

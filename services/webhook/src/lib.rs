@@ -10,6 +10,7 @@
 mod body;
 mod budget;
 mod connection;
+pub mod first;
 pub mod health;
 pub mod metrics;
 mod refusal;

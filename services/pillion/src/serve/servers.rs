@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use axum::Router;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::snapshot::Snapshot;
+use pillion_webhook::first::once_ready;
 use pillion_webhook::health::{self, Readiness};
 use pillion_webhook::metrics::Metrics;
 use pillion_webhook::router::{self, Admission, LiveNamespace, LookUps, RequestSettings};
@@ -73,8 +74,9 @@ impl Servers {
         let admission_port = bind("--listen", listen).await?;
         // The thread that is to serve it takes it up.
         let listener = bind("--metrics-listen", metrics_listen).await?.into_std()?;
+        let app = once_ready(router::router(admission), readiness.clone());
         let operations = Operations { listener, app: health::router(readiness, Arc::new(registry)) };
-        let admission = Server::tls(admission_port, tls, router::router(admission), settings, connections);
+        let admission = Server::tls(admission_port, tls, app, settings, connections);
         let (address, metrics_address) = (admission.local_addr()?, operations.listener.local_addr()?);
         Ok(Self { admission, operations, address, metrics_address })
     }

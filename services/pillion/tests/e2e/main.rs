@@ -5,13 +5,16 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod crashes;
 mod export;
 mod export_functions;
 mod failures;
 mod injection;
+mod load;
 mod lookups;
 mod overlay;
 mod profiles;
 mod reinvocation;
 mod rig;
+mod rolling;
 mod validation;

@@ -7,7 +7,9 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
-use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, TestCa, eventually, register_service, register_webhook};
+use pillion_testkit::{
+    ControlPlane, RegisteredService, Replica, ReplicaSpec, TestCa, eventually, register_service, register_webhook,
+};
 use serde_json::{Value as Json, json};
 
 /// How long the cluster may take to show what was asked of it.
@@ -24,11 +26,25 @@ pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.
 pub(crate) struct Rig {
     pub(crate) control_plane: ControlPlane,
     pub(crate) replicas: Vec<Replica>,
+    /// What leads the API server to the replicas.
+    pub(crate) service: RegisteredService,
+    /// What the replicas are started from, and more of them can be.
+    pub(crate) spec: ReplicaSpec,
 }
 
 impl Rig {
-    /// Starts it: definitions as the program prints them, the profile, replicas, and the webhook configuration.
+    /// Starts it: definitions as the program prints them, the profile, replicas, and the webhook configuration. The
+    /// replicas log each decision, and end as soon as they can.
     pub(crate) async fn start(replicas: u8) -> Result<Self> {
+        Self::start_with(replicas, &["--drain-minimum", "0"], "info,pillion_webhook=debug").await
+    }
+
+    /// The same with replicas that run as in production.
+    pub(crate) async fn start_as_in_production(replicas: u8) -> Result<Self> {
+        Self::start_with(replicas, &[], "info").await
+    }
+
+    async fn start_with(replicas: u8, args: &[&str], log_level: &str) -> Result<Self> {
         let control_plane = ControlPlane::start().await?;
         let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
         ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
@@ -43,15 +59,15 @@ impl Rig {
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
-        spec.args = ["--drain-minimum", "0"].map(str::to_owned).into();
-        spec.env.push(("PILLION_LOG_LEVEL".to_owned(), "info,pillion_webhook=debug".to_owned()));
+        spec.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        spec.env.push(("PILLION_LOG_LEVEL".to_owned(), log_level.to_owned()));
         let replicas = Replica::start_many(&spec, replicas).await?;
         let addresses: Vec<_> = replicas.iter().map(Replica::address).collect();
-        register_service(&control_plane.client(), &addresses).await?;
+        let service = register_service(&control_plane.client(), &addresses).await?;
         let configuration = webhook_configuration::mutating(&Settings::new(NAMESPACE, ca.bundle_pem()));
         register_webhook(&control_plane.client(), &configuration).await?;
 
-        let rig = Self { control_plane, replicas };
+        let rig = Self { control_plane, replicas, service, spec };
         rig.namespace("team-a", Some("enabled")).await?;
         rig.is_called("team-a").await?;
         Ok(rig)
@@ -64,7 +80,7 @@ impl Rig {
     }
 
     /// Waits until the API server calls the webhook: it learns of a configuration and of a namespace by watching.
-    async fn is_called(&self, namespace: &str) -> Result<()> {
+    pub(crate) async fn is_called(&self, namespace: &str) -> Result<()> {
         eventually(SOON, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");

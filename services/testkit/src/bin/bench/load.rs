@@ -20,6 +20,8 @@ pub(crate) struct Load<'l> {
     pub(crate) body: &'l Path,
     pub(crate) requests: u32,
     pub(crate) connections: u16,
+    /// Requests a second over all connections; `None`: as many as are answered.
+    pub(crate) rate: Option<f64>,
     /// A file that is not there yet.
     pub(crate) log: &'l Path,
 }
@@ -28,7 +30,8 @@ pub(crate) struct Load<'l> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) requests_per_second: f64,
-    /// Microseconds from the first byte of a request to the last of its answer.
+    /// Microseconds from the first byte of a request to the last of its answer. A request that waited for its connection
+    /// has not begun.
     pub(crate) p50_us: u32,
     pub(crate) p99_us: u32,
 }
@@ -42,6 +45,10 @@ impl Load<'_> {
         let mut command = machine.load_command("h2load");
         command.args(["--h1", "--threads=1", "--header=content-type: application/json"]);
         command.arg(format!("--requests={}", self.requests)).arg(format!("--clients={}", self.connections));
+        if let Some(rate) = self.rate {
+            // Each client has its part.
+            command.arg(format!("--rps={:.2}", rate / f64::from(self.connections)));
+        }
         command.arg("--data").arg(self.body).arg("--log-file").arg(self.log).arg(self.url);
         let mut command = Command::from(command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);

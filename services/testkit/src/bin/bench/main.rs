@@ -9,6 +9,7 @@
 //! means. Everything stays on this machine's loopback.
 
 mod client;
+mod gates;
 mod instructions;
 mod load;
 mod machine;
@@ -50,6 +51,9 @@ struct Arguments {
     /// Three rounds of 4,000 requests: good enough to see a gate broken, not to compare two builds.
     #[arg(long, conflicts_with_all = ["rounds", "requests"])]
     quick: bool,
+    /// Ends with exit code 1 if a gate is broken: processor time of one and of three profiles, and memory.
+    #[arg(long)]
+    gate: bool,
 }
 
 impl Arguments {
@@ -98,7 +102,7 @@ fn main() -> ExitCode {
         runtime.block_on(async {
             // Whichever way this ends, what was started is dropped, and so killed.
             tokio::select! {
-                measured = measure(&machine, arguments.effort()) => measured,
+                measured = measure(&machine, &arguments) => measured,
                 asked = asked_to_end() => asked,
             }
         })
@@ -124,7 +128,8 @@ async fn asked_to_end() -> anyhow::Result<()> {
 }
 
 #[expect(clippy::print_stdout, reason = "figures are what it is for")]
-async fn measure(machine: &Machine, effort: Effort) -> anyhow::Result<()> {
+async fn measure(machine: &Machine, arguments: &Arguments) -> anyhow::Result<()> {
+    let effort = arguments.effort();
     let folder = Folder::new()?;
     println!("{}", machine.describe());
     println!("{}", effort.describe());
@@ -134,5 +139,8 @@ async fn measure(machine: &Machine, effort: Effort) -> anyhow::Result<()> {
     let report = Report::new(&works, &counts, &memory)?;
     println!("\n{}", report.table(&works, &counts, &memory));
     println!("{}", report.line()?);
-    Ok(())
+    match report.broken() {
+        Some(broken) if arguments.gate => bail!("{broken}"),
+        _ => Ok(()),
+    }
 }

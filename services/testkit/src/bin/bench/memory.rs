@@ -1,5 +1,7 @@
 //! Memory of a replica: with next to nothing to do, and with a cluster full of tenants.
 
+use std::path::Path;
+
 use anyhow::Context;
 use serde_json::Value;
 
@@ -22,25 +24,41 @@ const THREADS: u32 = 2;
 /// Anonymous memory in MiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
+    /// The floor's, after the same requests as an idle replica.
+    pub(crate) floor: f64,
     pub(crate) idle: f64,
     pub(crate) full: f64,
 }
 
-/// Starts both replicas, one after the other.
+/// Starts the floor and both replicas, one after the other.
 ///
 /// # Errors
 /// One cannot be started, or does not answer what it should.
 pub(crate) async fn measure(machine: &Machine, folder: &Folder) -> anyhow::Result<Memory> {
-    Ok(Memory { idle: idle(machine, folder).await?, full: full(machine, folder).await? })
+    let body = folder.write("review.json", crate::REVIEW)?;
+    Ok(Memory {
+        floor: floor(machine, folder, &body).await?,
+        idle: idle(machine, folder, &body).await?,
+        full: full(machine, folder).await?,
+    })
 }
 
-async fn idle(machine: &Machine, folder: &Folder) -> anyhow::Result<f64> {
-    let body = folder.write("review.json", crate::REVIEW)?;
+async fn floor(machine: &Machine, folder: &Folder, body: &Path) -> anyhow::Result<f64> {
+    let server = Server::floor(machine, folder, THREADS).await?;
+    requests(machine, &server, body, &folder.path("load-floor-memory")).await?;
+    server.anonymous_memory()
+}
+
+async fn requests(machine: &Machine, server: &Server, body: &Path, log: &Path) -> anyhow::Result<()> {
+    let url = &server.url();
+    Load { url, body, requests: REQUESTS, connections: 8, rate: None, log }.run(machine).await.map(drop)
+}
+
+async fn idle(machine: &Machine, folder: &Folder, body: &Path) -> anyhow::Result<f64> {
     let arguments = [format!("--namespace={NAMESPACE}=enabled")];
     let dev = Dev { name: "idle", profiles: profiles::ONE, arguments: &arguments, threads: THREADS };
     let server = Server::dev(machine, folder, dev).await?;
-    let log = folder.path("load-idle");
-    Load { url: &server.url(), body: &body, requests: REQUESTS, connections: 8, log: &log }.run(machine).await?;
+    requests(machine, &server, body, &folder.path("load-idle")).await?;
     server.anonymous_memory()
 }
 

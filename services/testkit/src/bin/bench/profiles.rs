@@ -59,25 +59,30 @@ impl Full {
     }
 }
 
-/// 1.5 KB, as a tenant writes it: a sidecar with its environment, a volume, an annotation.
+/// 1.5 KB and three expressions, as a tenant writes it: a sidecar with its environment, a volume, an annotation.
 fn tenants_profile(number: u32) -> Value {
-    let env =
-        (0..12).map(|index| json!({"name": format!("PROXY_SETTING_{index}"), "value": format!("{number}-{index}")}));
+    let settings =
+        (0..7).map(|index| json!({"name": format!("PROXY_SETTING_{index}"), "value": format!("{number}-{index}")}));
+    let service = "${object.metadata.?labels[?'app.kubernetes.io/name'].orValue(primary.name)}";
+    let env: Vec<_> = settings.chain([json!({"name": "PROXY_SERVICE", "value": service})]).collect();
     json!({
         "apiVersion": "pillion.dev/v1alpha1",
         "kind": "InjectionProfile",
         "metadata": {"name": "proxy", "namespace": Full::namespace(number)},
         "spec": {
             "description": format!("The proxy of tenant {number}, in front of every pod of its own"),
+            "matchConditions": [
+                {"name": "pod-network", "expression": "!object.spec.?hostNetwork.orValue(false)", "otherwise": "Skip"},
+            ],
             "template": {
-                "metadata": {"annotations": {"proxy.example.com/status": "injected"}},
+                "metadata": {"annotations": {"proxy.example.com/status": "injected into ${primary.name}"}},
                 "spec": {
                     "containers": [{
                         "name": "proxy",
                         "image": format!("registry.example.com/tenant-{number}/proxy:2.{}.0", number % 40),
                         "imagePullPolicy": "IfNotPresent",
                         "args": ["--config=/etc/proxy/config.yaml", "--admin=127.0.0.1:9901", "--log-level=warn"],
-                        "env": env.collect::<Vec<_>>(),
+                        "env": env,
                         "ports": [{"name": "proxy", "containerPort": 15_001}],
                         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
                         "readinessProbe": {"httpGet": {"path": "/ready", "port": 15_021}, "periodSeconds": 5},
@@ -106,6 +111,7 @@ mod tests {
         assert_eq!(texts.len(), 2);
         for text in &texts {
             assert!((1_400..1_600).contains(&text.len()), "{} bytes: {text}", text.len());
+            assert_eq!(text.matches("${").count() + text.matches("\"expression\"").count(), 3, "{text}");
         }
         assert_ne!(texts[0], texts[1]);
     }

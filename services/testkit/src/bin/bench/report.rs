@@ -5,24 +5,78 @@ use std::fmt::Write;
 use anyhow::Context;
 use serde::Serialize;
 
+use crate::gates::Gate;
 use crate::instructions::Counts;
 use crate::memory::{FULL, Memory};
-use crate::rounds::{Sample, Works};
+use crate::rounds::{Sample, Work, Works};
 
 /// The line for programs. The names are a contract; docs/benchmarks.md says what they mean.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
-    floor_us: f64,
-    one_us: f64,
-    three_us: f64,
-    ratio_one: f64,
-    ratio_three: f64,
-    scans_one: f64,
-    scans_three: f64,
-    allocs_one: u64,
-    allocs_three: u64,
-    rss_anon_idle_mib: f64,
-    rss_anon_full_mib: f64,
+    pub(crate) floor_us: f64,
+    pub(crate) one_us: f64,
+    pub(crate) three_us: f64,
+    pub(crate) ratio_one: f64,
+    pub(crate) ratio_three: f64,
+    pub(crate) scans_one: f64,
+    pub(crate) scans_three: f64,
+    pub(crate) allocs_one: u64,
+    pub(crate) allocs_three: u64,
+    #[serde(flatten)]
+    pub(crate) clients: Clients,
+    pub(crate) rss_anon_floor_mib: f64,
+    pub(crate) rss_anon_idle_mib: f64,
+    pub(crate) rss_anon_full_mib: f64,
+    pub(crate) ratio_rss_idle: f64,
+    pub(crate) ratio_rss_full: f64,
+}
+
+/// What the clients saw: at full load, and at a quarter of it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Clients {
+    floor_rps: f64,
+    one_rps: f64,
+    three_rps: f64,
+    floor_p50_us: f64,
+    one_p50_us: f64,
+    three_p50_us: f64,
+    floor_p99_us: f64,
+    one_p99_us: f64,
+    three_p99_us: f64,
+    floor_quarter_p50_us: f64,
+    one_quarter_p50_us: f64,
+    three_quarter_p50_us: f64,
+    floor_quarter_p99_us: f64,
+    one_quarter_p99_us: f64,
+    three_quarter_p99_us: f64,
+}
+
+impl Clients {
+    fn new(works: &Works) -> anyhow::Result<Self> {
+        let middle =
+            |samples: &[Sample], value: fn(&Sample) -> f64| median(samples.iter().map(value)).context("no round");
+        let rps = |work: &Work| middle(&work.full, |sample| sample.seen.requests_per_second).map(f64::round);
+        let p50 = |samples: &[Sample]| middle(samples, |sample| f64::from(sample.seen.p50_us));
+        let p99 = |samples: &[Sample]| middle(samples, |sample| f64::from(sample.seen.p99_us));
+        let Works { floor, one, three } = works;
+        Ok(Self {
+            floor_rps: rps(floor)?,
+            one_rps: rps(one)?,
+            three_rps: rps(three)?,
+            floor_p50_us: p50(&floor.full)?,
+            one_p50_us: p50(&one.full)?,
+            three_p50_us: p50(&three.full)?,
+            floor_p99_us: p99(&floor.full)?,
+            one_p99_us: p99(&one.full)?,
+            three_p99_us: p99(&three.full)?,
+            floor_quarter_p50_us: p50(&floor.quarter)?,
+            one_quarter_p50_us: p50(&one.quarter)?,
+            three_quarter_p50_us: p50(&three.quarter)?,
+            floor_quarter_p99_us: p99(&floor.quarter)?,
+            one_quarter_p99_us: p99(&one.quarter)?,
+            three_quarter_p99_us: p99(&three.quarter)?,
+        })
+    }
 }
 
 impl Report {
@@ -31,8 +85,8 @@ impl Report {
     /// # Errors
     /// There was no round.
     pub(crate) fn new(works: &Works, counts: &Counts, memory: &Memory) -> anyhow::Result<Self> {
-        let middle = |samples: &[Sample]| median(samples.iter().map(|sample| sample.us)).context("no round");
-        let ratio = |samples: &[Sample]| median(ratios(samples, &works.floor)).context("no round");
+        let middle = |work: &Work| median(work.full.iter().map(|sample| sample.us)).context("no round");
+        let ratio = |work: &Work| median(ratios(&work.full, &works.floor.full)).context("no round");
         Ok(Self {
             floor_us: rounded(middle(&works.floor)?),
             one_us: rounded(middle(&works.one)?),
@@ -43,8 +97,12 @@ impl Report {
             scans_three: rounded(counts.three.instructions / counts.scan),
             allocs_one: counts.one.allocations,
             allocs_three: counts.three.allocations,
+            clients: Clients::new(works)?,
+            rss_anon_floor_mib: rounded(memory.floor),
             rss_anon_idle_mib: rounded(memory.idle),
             rss_anon_full_mib: rounded(memory.full),
+            ratio_rss_idle: rounded(memory.idle / memory.floor),
+            ratio_rss_full: rounded(memory.full / memory.floor),
         })
     }
 
@@ -70,32 +128,48 @@ impl Report {
             "{:<7} {:>11} {:>15} {:>8} {:>15} {:>10} {:>8} {:>8}",
             "server", "CPU us/req", "over rounds", "x floor", "over rounds", "req/s", "p50 us", "p99 us"
         )?;
-        for (name, samples, us, ratio) in [
-            ("floor", &works.floor, self.floor_us, 1.0),
-            ("one", &works.one, self.one_us, self.ratio_one),
-            ("three", &works.three, self.three_us, self.ratio_three),
-        ] {
-            let seen = |value: fn(&Sample) -> f64| median(samples.iter().map(value)).unwrap_or_default();
-            writeln!(
-                text,
-                "{name:<7} {us:>11.2} {:>15} {ratio:>8.2} {:>15} {:>10.0} {:>8.0} {:>8.0}",
-                spread(samples.iter().map(|sample| sample.us)),
-                spread(ratios(samples, &works.floor)),
-                seen(|sample| sample.seen.requests_per_second),
-                seen(|sample| f64::from(sample.seen.p50_us)),
-                seen(|sample| f64::from(sample.seen.p99_us)),
-            )?;
+        let servers = [("floor", &works.floor), ("one", &works.one), ("three", &works.three)];
+        for (name, work) in servers {
+            row(text, name, &work.full, &works.floor.full)?;
+        }
+        writeln!(text, "\nat a quarter of the rate")?;
+        for (name, work) in servers {
+            row(text, name, &work.quarter, &works.floor.quarter)?;
         }
         writeln!(text, "\n{:<7} {:>14} {:>8} {:>12}", "engine", "instructions", "U", "allocations")?;
         writeln!(text, "{:<7} {:>14.0} {:>8.2} {:>12}", "scan", counts.scan, 1.0, "")?;
         for (name, cost, scans) in [("one", counts.one, self.scans_one), ("three", counts.three, self.scans_three)] {
             writeln!(text, "{name:<7} {:>14.0} {scans:>8.2} {:>12}", cost.instructions, cost.allocations)?;
         }
-        writeln!(text, "\n{:<42} {:>10}", "memory of a replica", "RssAnon MiB")?;
-        writeln!(text, "{:<42} {:>10.1}", "1 namespace, 1 profile", memory.idle)?;
         let full = format!("{} namespaces, {} profiles of 1.5 KB", FULL.namespaces, FULL.profiles);
-        writeln!(text, "{full:<42} {:>10.1}", memory.full)
+        writeln!(text, "\n{:<42} {:>11} {:>8}", "memory", "RssAnon MiB", "x floor")?;
+        for (name, mib) in
+            [("floor", memory.floor), ("1 namespace, 1 profile", memory.idle), (full.as_str(), memory.full)]
+        {
+            writeln!(text, "{name:<42} {mib:>11.1} {:>8.1}", mib / memory.floor)?;
+        }
+        writeln!(text, "\n{:<20} {:>8} {:>8}", "gate", "at most", "is")?;
+        for Gate { name, limit, value } in self.gates() {
+            let told = if value <= limit { "" } else { "  broken" };
+            writeln!(text, "{name:<20} {limit:>8.2} {value:>8.2}{told}")?;
+        }
+        Ok(())
     }
+}
+
+fn row(text: &mut String, name: &str, samples: &[Sample], floor: &[Sample]) -> std::fmt::Result {
+    let middle = |value: fn(&Sample) -> f64| median(samples.iter().map(value)).unwrap_or_default();
+    writeln!(
+        text,
+        "{name:<7} {:>11.2} {:>15} {:>8.2} {:>15} {:>10.0} {:>8.0} {:>8.0}",
+        middle(|sample| sample.us),
+        spread(samples.iter().map(|sample| sample.us)),
+        median(ratios(samples, floor)).unwrap_or_default(),
+        spread(ratios(samples, floor)),
+        middle(|sample| sample.seen.requests_per_second),
+        middle(|sample| f64::from(sample.seen.p50_us)),
+        middle(|sample| f64::from(sample.seen.p99_us)),
+    )
 }
 
 fn ratios(samples: &[Sample], floor: &[Sample]) -> impl Iterator<Item = f64> {
@@ -103,7 +177,7 @@ fn ratios(samples: &[Sample], floor: &[Sample]) -> impl Iterator<Item = f64> {
 }
 
 /// The middle of the values, or the mean of the two in the middle.
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<_> = values.collect();
     sorted.sort_unstable_by(f64::total_cmp);
     let upper = *sorted.get(sorted.len() / 2)?;
@@ -126,28 +200,31 @@ fn rounded(value: f64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::instructions::Cost;
     use crate::load::Seen;
 
-    fn samples(values: &[f64]) -> Vec<Sample> {
-        let seen = Seen { requests_per_second: 1.0, p50_us: 1, p99_us: 1 };
-        values.iter().map(|us| Sample { us: *us, seen }).collect()
+    fn work(values: &[f64], quarter_p99_us: u32) -> Work {
+        let samples = |seen: Seen| values.iter().map(|us| Sample { us: *us, seen }).collect();
+        Work {
+            full: samples(Seen { requests_per_second: 20_000.4, p50_us: 200, p99_us: 400 }),
+            quarter: samples(Seen { requests_per_second: 5_000.0, p50_us: 90, p99_us: quarter_p99_us }),
+        }
     }
 
-    fn report() -> Report {
+    pub(crate) fn report() -> Report {
         let works = Works {
-            floor: samples(&[20.0, 40.0, 22.0]),
-            one: samples(&[50.0, 100.0, 66.0]),
-            three: samples(&[80.0, 160.0, 88.0]),
+            floor: work(&[20.0, 40.0, 22.0], 101),
+            one: work(&[50.0, 100.0, 66.0], 102),
+            three: work(&[80.0, 160.0, 88.0], 103),
         };
         let counts = Counts {
             scan: 100.0,
             one: Cost { instructions: 190.0, allocations: 25 },
             three: Cost { instructions: 350.0, allocations: 40 },
         };
-        Report::new(&works, &counts, &Memory { idle: 8.126, full: 40.0 }).unwrap()
+        Report::new(&works, &counts, &Memory { floor: 4.0, idle: 8.126, full: 40.0 }).unwrap()
     }
 
     #[test]
@@ -161,7 +238,13 @@ mod tests {
     fn the_line_has_its_keys_and_nothing_else() {
         let expected = "{\"floor_us\":22.0,\"one_us\":66.0,\"three_us\":88.0,\"ratio_one\":2.5,\"ratio_three\":4.0,\
                         \"scans_one\":1.9,\"scans_three\":3.5,\"allocs_one\":25,\"allocs_three\":40,\
-                        \"rss_anon_idle_mib\":8.13,\"rss_anon_full_mib\":40.0}";
+                        \"floor_rps\":20000.0,\"one_rps\":20000.0,\"three_rps\":20000.0,\
+                        \"floor_p50_us\":200.0,\"one_p50_us\":200.0,\"three_p50_us\":200.0,\
+                        \"floor_p99_us\":400.0,\"one_p99_us\":400.0,\"three_p99_us\":400.0,\
+                        \"floor_quarter_p50_us\":90.0,\"one_quarter_p50_us\":90.0,\"three_quarter_p50_us\":90.0,\
+                        \"floor_quarter_p99_us\":101.0,\"one_quarter_p99_us\":102.0,\"three_quarter_p99_us\":103.0,\
+                        \"rss_anon_floor_mib\":4.0,\"rss_anon_idle_mib\":8.13,\"rss_anon_full_mib\":40.0,\
+                        \"ratio_rss_idle\":2.03,\"ratio_rss_full\":10.0}";
         assert_eq!(report().line().unwrap(), expected);
     }
 

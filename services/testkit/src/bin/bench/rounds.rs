@@ -3,12 +3,21 @@
 
 use std::path::Path;
 
+use anyhow::Context;
+
 use crate::Folder;
 use crate::client::expect_containers;
 use crate::load::{Load, Seen};
 use crate::machine::Machine;
 use crate::profiles::{self, NAMESPACE, ProfileText};
+use crate::report::median;
 use crate::server::{Dev, Server};
+
+/// Worker threads of each server: as many as its one core can run.
+const THREADS: u32 = 1;
+
+/// The part of its capacity at which a server's latency is looked at: it has time for each request.
+const QUARTER: f64 = 0.25;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +35,28 @@ pub(crate) struct Sample {
     pub(crate) seen: Seen,
 }
 
-/// The samples of each server, round by round.
+/// What was measured of one server, round by round.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    /// As fast as it answers.
+    pub(crate) full: Vec<Sample>,
+    /// At [`QUARTER`] of what it answered then.
+    pub(crate) quarter: Vec<Sample>,
+}
+
+/// The servers.
 #[derive(Debug, Default)]
 pub(crate) struct Works {
-    pub(crate) floor: Vec<Sample>,
-    pub(crate) one: Vec<Sample>,
-    pub(crate) three: Vec<Sample>,
+    pub(crate) floor: Work,
+    pub(crate) one: Work,
+    pub(crate) three: Work,
+}
+
+impl Work {
+    /// Requests a second that it answered, in the middle of its rounds.
+    pub(crate) fn capacity(&self) -> Option<f64> {
+        median(self.full.iter().map(|sample| sample.seen.requests_per_second))
+    }
 }
 
 impl Effort {
@@ -40,7 +65,8 @@ impl Effort {
         let Self { rounds, requests, connections } = self;
         let bytes = crate::REVIEW.len();
         format!(
-            "load: {rounds} rounds of {requests} requests of {bytes} bytes, TLS, HTTP/1.1, {connections} connections"
+            "load: {rounds} rounds of {requests} requests of {bytes} bytes, TLS, HTTP/1.1, {connections} connections; \
+             then a quarter of them at a quarter of the rate"
         )
     }
 }
@@ -51,39 +77,53 @@ impl Effort {
 /// A server cannot be started, does not answer what it should, or fails under the load.
 pub(crate) async fn measure(machine: &Machine, folder: &Folder, effort: Effort) -> anyhow::Result<Works> {
     let body = folder.write("review.json", crate::REVIEW)?;
-    let floor = Server::floor(machine, folder).await?;
+    let floor = Server::floor(machine, folder, THREADS).await?;
     let one = webhook(machine, folder, "one", profiles::ONE).await?;
     let three = webhook(machine, folder, "three", profiles::THREE).await?;
 
     let mut works = Works::default();
-    for (server, name) in [(&floor, "floor"), (&one, "one"), (&three, "three")] {
+    let mut servers =
+        [(&floor, "floor", &mut works.floor), (&one, "one", &mut works.one), (&three, "three", &mut works.three)];
+    for (server, name, _) in &servers {
         let warm_up = Effort { requests: (effort.requests / 5).max(100), ..effort };
-        sample(machine, server, &body, warm_up, &folder.path(&format!("load-{name}-warm-up"))).await?;
+        sample(machine, server, &body, warm_up, None, &folder.path(&format!("load-{name}-warm-up"))).await?;
     }
     for round in 0..effort.rounds {
-        for (server, name, samples) in
-            [(&floor, "floor", &mut works.floor), (&one, "one", &mut works.one), (&three, "three", &mut works.three)]
-        {
+        for (server, name, work) in &mut servers {
             let log = folder.path(&format!("load-{name}-{round}"));
-            samples.push(sample(machine, server, &body, effort, &log).await?);
+            work.full.push(sample(machine, server, &body, effort, None, &log).await?);
+        }
+    }
+    let effort = Effort { requests: (effort.requests / 4).max(100), ..effort };
+    for round in 0..effort.rounds {
+        for (server, name, work) in &mut servers {
+            let rate = QUARTER * work.capacity().context("no round")?;
+            let log = folder.path(&format!("load-{name}-quarter-{round}"));
+            work.quarter.push(sample(machine, server, &body, effort, Some(rate), &log).await?);
         }
     }
     Ok(works)
 }
 
-/// One worker thread, as the floor has and as its one core can run.
 async fn webhook(machine: &Machine, folder: &Folder, name: &str, profiles: &[ProfileText]) -> anyhow::Result<Server> {
     let arguments = [format!("--namespace={NAMESPACE}=enabled")];
-    let server = Server::dev(machine, folder, Dev { name, profiles, arguments: &arguments, threads: 1 }).await?;
+    let server = Server::dev(machine, folder, Dev { name, profiles, arguments: &arguments, threads: THREADS }).await?;
     let sidecars: Vec<_> = profiles.iter().map(|(profile, _)| *profile).collect();
     expect_containers(&server, &serde_json::from_str(crate::REVIEW)?, &sidecars).await?;
     Ok(server)
 }
 
-async fn sample(machine: &Machine, server: &Server, body: &Path, effort: Effort, log: &Path) -> anyhow::Result<Sample> {
+async fn sample(
+    machine: &Machine,
+    server: &Server,
+    body: &Path,
+    effort: Effort,
+    rate: Option<f64>,
+    log: &Path,
+) -> anyhow::Result<Sample> {
     let Effort { requests, connections, .. } = effort;
     let before = server.processor_time()?;
-    let seen = Load { url: &server.url(), body, requests, connections, log }.run(machine).await?;
+    let seen = Load { url: &server.url(), body, requests, connections, rate, log }.run(machine).await?;
     let used = server.processor_time()?.saturating_sub(before);
     Ok(Sample { us: used.as_secs_f64() * 1e6 / f64::from(requests), seen })
 }

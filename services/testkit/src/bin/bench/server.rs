@@ -43,17 +43,17 @@ pub(crate) struct Dev<'d> {
 }
 
 impl Server {
-    /// The floor.
+    /// The floor, with so many worker threads.
     ///
     /// # Errors
     /// It cannot be started, or does not listen in time.
-    pub(crate) async fn floor(machine: &Machine, folder: &Folder) -> anyhow::Result<Self> {
+    pub(crate) async fn floor(machine: &Machine, folder: &Folder, threads: u32) -> anyhow::Result<Self> {
         let authority = TestCa::new()?;
         let bundle = folder.write("floor/ca.crt", authority.bundle_pem())?;
         let tls = authority.serving_files(&folder.path("floor"), "serving", &["localhost", "127.0.0.1"])?;
         let address = free_address()?;
         let mut command = machine.server_command(&machine.floor);
-        command.args(["--threads", "1", "--listen"]).arg(address.to_string());
+        command.arg("--threads").arg(threads.to_string()).arg("--listen").arg(address.to_string());
         command.arg("--tls-cert").arg(tls.cert).arg("--tls-key").arg(tls.key);
         Self::start("floor", command, address, bundle, &folder.path("floor/log")).await
     }

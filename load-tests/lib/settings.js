@@ -1,0 +1,43 @@
+// What the environment says about a run. A value that makes no sense ends the run before a request is sent.
+
+function number(name, fallback, least) {
+  const text = __ENV[name];
+  if (text === undefined || text === '') return fallback;
+  const value = Number(text);
+  if (!Number.isFinite(value) || value < least) {
+    throw new Error(`${name}=${text}: expected a number that is at least ${least}`);
+  }
+  return value;
+}
+
+function seconds(name, fallback) {
+  const text = __ENV[name] || fallback;
+  const match = /^(\d+)(s|m|h)$/.exec(text);
+  if (!match) throw new Error(`${name}=${text}: expected a duration such as 30s, 10m or 24h`);
+  return Number(match[1]) * { s: 1, m: 60, h: 3600 }[match[2]];
+}
+
+// A script's own defaults; the environment has the last word.
+export function settings(defaults) {
+  const given = { rate: 200, duration: '30s', namespaces: 50, p99: 100, ...defaults };
+  return {
+    // Where reviews are taken. The API server's own paths are /mutate/enabled and so on.
+    url: __ENV.PILLION_URL || 'https://localhost:8443/mutate',
+    // Requests a second.
+    rate: Math.max(1, Math.round(number('RATE', given.rate, 1))),
+    // Seconds.
+    duration: seconds('DURATION', given.duration),
+    // The namespaces are load-test-0 and so on.
+    namespaces: Math.max(1, Math.round(number('NAMESPACES', given.namespaces, 1))),
+    // The 99th percentile of an answer's time may be so long, in milliseconds.
+    p99: number('P99_MS', given.p99, 0),
+    // So much of all requests may be shed, from 0 to 1: answered by 503 with Retry-After, upon which the API server tries again.
+    shed: number('SHED', 0, 0),
+    // The container that every pod has to get.
+    sidecar: __ENV.SIDECAR || 'load-test-sidecar',
+    // Requests at one time; more are not sent, which fails the run.
+    maxVus: Math.round(number('MAX_VUS', 400, 1)),
+    // A file for the figures.
+    summary: __ENV.SUMMARY,
+  };
+}

@@ -1,0 +1,278 @@
+//! Pods created at a steady rate, whatever happens to the webhook meanwhile, and every answer looked at.
+//!
+//! They are server-side dry runs: the API server does everything but the write, so that etcd is not what is measured, and
+//! a run of minutes leaves no hundred thousand pods behind.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use axum::http::Request;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use pillion_testkit::eventually;
+use serde_json::Value as Json;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::rig::{Rig, annotation, deployment_pod, names};
+
+/// Pods a second, unless `PILLION_RATE` says otherwise.
+const RATE: u64 = 200;
+/// Pods that are created at once, as by the controller of a ReplicaSet: so the API server holds more connections than one
+/// pod after the other would need, and most of them are idle at any time.
+const BATCH: u64 = 10;
+/// Creations at one time. One more waits: a machine that is too slow for the rate makes fewer, and not all of them too late.
+const IN_FLIGHT: usize = 30;
+/// How long one creation may take: more than any timeout on its way.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What stands for a failure of the webhook: nothing, or the pod's refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    Enabled,
+    Required,
+}
+
+impl Level {
+    pub(crate) const ALL: [Self; 2] = [Self::Enabled, Self::Required];
+
+    /// The label's value, and the name of the namespace that the pods are created in.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Enabled => "enabled",
+            Self::Required => "required",
+        }
+    }
+}
+
+/// One pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Created {
+    pub(crate) level: Level,
+    pub(crate) sent: Instant,
+    pub(crate) took: Duration,
+    pub(crate) ended: Ended,
+}
+
+/// What became of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It has its own containers and the sidecar, which is of this image.
+    Injected(String),
+    /// It was let through without.
+    NotInjected,
+    /// It was not created, or is not what it should be.
+    Failed(String),
+}
+
+/// A load that runs.
+pub(crate) struct Load {
+    answered: Arc<AtomicU64>,
+    /// Told of each batch when it is on its way.
+    batches: Arc<Notify>,
+    stop: CancellationToken,
+    running: JoinHandle<Vec<Created>>,
+    began: Instant,
+}
+
+/// What became of all pods of a load.
+pub(crate) struct Outcomes {
+    pub(crate) all: Vec<Created>,
+    lasted: Duration,
+}
+
+impl Load {
+    /// Creates both namespaces, waits until the webhook is called for them, and begins: one pod in the one, the next in
+    /// the other.
+    pub(crate) async fn start(rig: &Rig) -> Result<Self> {
+        for level in Level::ALL {
+            rig.namespace(level.name(), Some(level.name())).await?;
+            rig.is_called(level.name()).await?;
+        }
+        let rate = count_from("PILLION_RATE", RATE, 1..=2_000)?;
+        let (answered, batches, stop) =
+            (Arc::<AtomicU64>::default(), Arc::<Notify>::default(), CancellationToken::new());
+        let sender = Sender {
+            client: client(rig).await?,
+            rate,
+            answered: Arc::clone(&answered),
+            batches: Arc::clone(&batches),
+            stop: stop.clone(),
+        };
+        Ok(Self { answered, batches, stop, running: tokio::spawn(sender.send_all()), began: Instant::now() })
+    }
+
+    /// Waits until so many more pods have been answered.
+    pub(crate) async fn answers(&self, more: u64) -> Result<()> {
+        let goal = self.answered.load(Ordering::Relaxed) + more;
+        eventually(Duration::from_mins(1), "more pods are answered", async || {
+            let answered = self.answered.load(Ordering::Relaxed);
+            anyhow::ensure!(answered >= goal, "{answered} of {goal}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until the next batch is on its way, and so much longer.
+    pub(crate) async fn amid_a_batch(&self, by: Duration) {
+        self.batches.notified().await;
+        tokio::time::sleep(by).await;
+    }
+
+    /// Ends it, and waits for the answers that are still to come.
+    pub(crate) async fn stop(self) -> Result<Outcomes> {
+        let lasted = self.began.elapsed();
+        self.stop.cancel();
+        let all = tokio::time::timeout(2 * LIMIT, self.running).await.context("answers are missing")??;
+        Ok(Outcomes { all, lasted })
+    }
+}
+
+/// One that does not try again by itself: what the API server answered is what counts.
+async fn client(rig: &Rig) -> Result<Client> {
+    let file = Kubeconfig::read_from(rig.control_plane.kubeconfig())?;
+    let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}
+
+/// Who creates the pods.
+struct Sender {
+    client: Client,
+    rate: u64,
+    answered: Arc<AtomicU64>,
+    batches: Arc<Notify>,
+    stop: CancellationToken,
+}
+
+impl Sender {
+    async fn send_all(self) -> Vec<Created> {
+        let body = Arc::new(deployment_pod().to_string().into_bytes());
+        let (results, mut all) = tokio::sync::mpsc::unbounded_channel();
+        let (slots, tracker) = (Arc::new(Semaphore::new(IN_FLIGHT)), TaskTracker::new());
+        let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 * BATCH / self.rate));
+        // A moment in which this process does not run is made up for: the rate is what the pods' authors ask for.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        while self.stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            for level in Level::ALL.into_iter().cycle().zip(0..BATCH).map(|(level, _)| level) {
+                let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { break };
+                let (client, body) = (self.client.clone(), Arc::clone(&body));
+                let (results, answered) = (results.clone(), Arc::clone(&self.answered));
+                tracker.spawn(async move {
+                    let created = create(&client, level, &body).await;
+                    answered.fetch_add(1, Ordering::Relaxed);
+                    drop(slot);
+                    let _ = results.send(created);
+                });
+            }
+            self.batches.notify_waiters();
+        }
+        tracker.close();
+        tracker.wait().await;
+        drop(results);
+        let mut created = Vec::with_capacity(all.len());
+        while let Some(one) = all.recv().await {
+            created.push(one);
+        }
+        created
+    }
+}
+
+async fn create(client: &Client, level: Level, body: &[u8]) -> Created {
+    let path = format!("/api/v1/namespaces/{}/pods?dryRun=All", level.name());
+    let request = Request::post(path).header("content-type", "application/json").body(body.to_vec()).unwrap();
+    let sent = Instant::now();
+    let answer = tokio::time::timeout(LIMIT, client.request_text(request)).await;
+    let took = sent.elapsed();
+    let ended = match answer {
+        Err(_) => Ended::Failed(format!("no answer within {LIMIT:?}")),
+        Ok(Err(kube::Error::Api(status))) => Ended::Failed(format!("{}: {}", status.code, status.message)),
+        Ok(Err(error)) => Ended::Failed(error.to_string()),
+        Ok(Ok(text)) => looked_at(&text),
+    };
+    Created { level, sent, took, ended }
+}
+
+fn looked_at(text: &str) -> Ended {
+    let Ok(pod) = serde_json::from_str::<Json>(text) else { return Ended::Failed(format!("no pod: {text}")) };
+    let names = names(&pod);
+    let record = annotation(&pod, "pillion.dev/injected");
+    match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["web", "exporter"] if record.is_none() => Ended::NotInjected,
+        ["web", "exporter", "sidecar-nginx"] if record.is_some() => {
+            Ended::Injected(pod["spec"]["containers"][2]["image"].as_str().unwrap_or_default().to_owned())
+        }
+        _ => Ended::Failed(format!("neither as it was nor injected: {text}")),
+    }
+}
+
+impl Outcomes {
+    /// Those that did not get their sidecar, in the order in which they were sent.
+    pub(crate) fn lost(&self) -> Vec<&Created> {
+        let mut lost: Vec<_> = self.all.iter().filter(|created| !matches!(created.ended, Ended::Injected(_))).collect();
+        lost.sort_by_key(|created| created.sent);
+        lost
+    }
+
+    fn percentile(&self, percent: usize) -> Duration {
+        let mut took: Vec<_> = self.all.iter().map(|created| created.took).collect();
+        took.sort_unstable();
+        took.get(took.len() * percent / 100).or_else(|| took.last()).copied().unwrap_or_default()
+    }
+}
+
+impl Display for Outcomes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |wanted: fn(&Ended) -> bool| self.all.iter().filter(|created| wanted(&created.ended)).count();
+        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+        let rate = self.all.len() as f64 / self.lasted.as_secs_f64();
+        write!(
+            f,
+            "{} pods in {:.0?}, {rate:.0} a second: {} failed, {} not injected; p50 {:.1?}, p99 {:.1?}, most {:.1?}",
+            self.all.len(),
+            self.lasted,
+            count(|ended| matches!(ended, Ended::Failed(_))),
+            count(|ended| matches!(ended, Ended::NotInjected)),
+            self.percentile(50),
+            self.percentile(99),
+            self.percentile(100),
+        )?;
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        for created in &self.all {
+            if let Ended::Failed(reason) = &created.ended {
+                *reasons.entry(reason).or_default() += 1;
+            }
+        }
+        for (reason, times) in reasons.iter().take(10) {
+            write!(f, "\n  {times} x {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Holds back the other tests that make a load: two at a time would be twice the load on the same two cores.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static LOADS: Mutex<()> = Mutex::new(());
+    // A test that failed while it held this has left nothing behind that matters here.
+    LOADS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A count that the environment may set.
+pub(crate) fn count_from(variable: &str, default: u64, allowed: std::ops::RangeInclusive<u64>) -> Result<u64> {
+    let Ok(text) = std::env::var(variable) else { return Ok(default) };
+    let count = text.parse().ok().filter(|count| allowed.contains(count));
+    count.with_context(|| format!("{variable}={text}: expected a whole number from {allowed:?}"))
+}
+
+/// Figures of a run, for people.
+#[expect(clippy::print_stdout, reason = "it is what a long test is run for")]
+pub(crate) fn tell(figures: &str) {
+    println!("{figures}");
+}

@@ -1,0 +1,129 @@
+//! Before the first lists of the cluster are there, no request can be decided: a pod that needs its sidecar would be let
+//! through without. Such requests should not come, as the process is not ready; but they do, when a container is started
+//! again at an address that the API server has known all along. They are answered with 503 and `Retry-After`, upon which
+//! the API server tries again within its timeout, on a new connection and so most likely at another replica; after that,
+//! the failure policy decides.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use futures::future::Either;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode, Version};
+use tower::{Layer, Service};
+
+use crate::health::{NotReady, Readiness};
+
+/// Answers 503 for as long as a component of `readiness` has never been ready; then it is `app` for good, also while the
+/// process drains.
+pub fn once_ready(app: Router, readiness: Readiness) -> Router {
+    app.layer(OnceReady { readiness, was_ready: Arc::default() })
+}
+
+#[derive(Clone)]
+struct OnceReady {
+    readiness: Readiness,
+    was_ready: Arc<AtomicBool>,
+}
+
+impl OnceReady {
+    /// Why not yet.
+    fn check(&self) -> Result<(), NotReady> {
+        if self.was_ready.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match self.readiness.check() {
+            Err(why) if !why.waiting_for.is_empty() => Err(why),
+            _ => {
+                self.was_ready.store(true, Ordering::Release);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl<S> Layer<S> for OnceReady {
+    type Service = Gated<S>;
+
+    fn layer(&self, inner: S) -> Gated<S> {
+        Gated { gate: self.clone(), inner }
+    }
+}
+
+#[derive(Clone)]
+struct Gated<S> {
+    gate: OnceReady,
+    inner: S,
+}
+
+impl<S> Service<Request> for Gated<S>
+where
+    S: Service<Request, Response = Response<Body>, Error = Infallible>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, Ready<Result<Response<Body>, Infallible>>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        match self.gate.check() {
+            Ok(()) => Either::Left(self.inner.call(request)),
+            Err(why) => Either::Right(ready(Ok(refusal(&why, request.version())))),
+        }
+    }
+}
+
+fn refusal(why: &NotReady, version: Version) -> Response<Body> {
+    tracing::debug!(%why, "a request was answered with 503");
+    let mut response = Response::new(Body::from(format!("{why}: try again\n")));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    // Not here again. HTTP/2 has no such header.
+    if version < Version::HTTP_2 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::post;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn answer(app: &Router) -> (u16, Option<String>) {
+        let request = Request::post("/mutate").body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        let retry = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(retry.is_some(), response.headers().contains_key(CONNECTION));
+        (response.status().as_u16(), retry)
+    }
+
+    #[tokio::test]
+    async fn nothing_is_decided_before_all_is_known_and_everything_after() {
+        let readiness = Readiness::default();
+        let lists = readiness.component("the first lists");
+        let app = once_ready(Router::new().route("/mutate", post(async || "decided")), readiness.clone());
+        let later = (503, Some("1".to_owned()));
+        assert_eq!(answer(&app).await, later);
+        readiness.drain();
+        assert_eq!(answer(&app).await, later, "a process that is asked to end knows no more");
+        lists.set_ready(true);
+        assert_eq!(answer(&app).await, (200, None), "a process that drains answers what comes");
+        // Whatever is lost later, what was known stays.
+        lists.set_ready(false);
+        assert_eq!(answer(&app).await, (200, None));
+    }
+}
