@@ -56,14 +56,6 @@ fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// The path of one program.
-///
-/// # Errors
-/// As [`dir`].
-pub fn program(name: &str) -> anyhow::Result<PathBuf> {
-    Ok(dir()?.join(name))
-}
-
 fn check(dir: &Path) -> anyhow::Result<()> {
     for program in PROGRAMS {
         let path = dir.join(program);
