@@ -1,18 +1,15 @@
 //! What was decided, counted: by outcome and reason, and what the authors of objects were told.
 
-use std::sync::OnceLock;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pillion_engine::report::{Decision, Notice, Outcome, ProfileOutcome, Reason, ValidationOutcome};
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DecisionLabels {
-    outcome: &'static str,
-    reason: &'static str,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct NoticeLabel {
@@ -27,12 +24,14 @@ struct OutcomeLabel {
 /// The counters of decisions.
 #[derive(Debug)]
 pub(super) struct DecisionCounters {
-    family: Family<DecisionLabels, Counter>,
-    /// One for each outcome and reason. A pair gets its series when it first comes up: most of them never do.
-    cells: Box<[OnceLock<Counter>]>,
+    pairs: Pairs,
     notices: [Counter; NOTICES.len()],
     validations: [Counter; VALIDATIONS.len()],
 }
+
+/// A count for each outcome and reason. A pair has a series once it came up: most of them never do.
+#[derive(Clone, Debug)]
+struct Pairs(Arc<[AtomicU64]>);
 
 /// The kinds of [`Notice`], as they stand in metrics.
 const NOTICES: [&str; 5] = ["record_dropped", "unknown_word", "ambiguous_word", "of_profile", "parameter"];
@@ -40,18 +39,24 @@ const NOTICES: [&str; 5] = ["record_dropped", "unknown_word", "ambiguous_word", 
 const VALIDATIONS: [ValidationOutcome; 3] =
     [ValidationOutcome::Denied, ValidationOutcome::Warned, ValidationOutcome::Audited];
 
-/// How many outcomes a profile can have.
-const OUTCOMES: usize = ProfileOutcome::Denied as usize + 1;
+/// What is done with a profile, in the order of the discriminants.
+const OUTCOMES: [ProfileOutcome; 6] = [
+    ProfileOutcome::Applied,
+    ProfileOutcome::Unchanged,
+    ProfileOutcome::NotMatched,
+    ProfileOutcome::Skipped,
+    ProfileOutcome::Validated,
+    ProfileOutcome::Denied,
+];
 
 impl DecisionCounters {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let family = Family::<DecisionLabels, Counter>::default();
+        let pairs = Pairs((0..OUTCOMES.len() * Reason::ALL.len()).map(|_| AtomicU64::new(0)).collect());
         registry.register(
             "decisions",
             "Decisions: one for each profile that came into question, or one for the request where none did",
-            family.clone(),
+            pairs.clone(),
         );
-        let cells = (0..OUTCOMES * Reason::ALL.len()).map(|_| OnceLock::new()).collect();
 
         let told = Family::<NoticeLabel, Counter>::default();
         registry.register(
@@ -69,16 +74,16 @@ impl DecisionCounters {
         );
         let validations =
             VALIDATIONS.map(|outcome| failed.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }));
-        Self { family, cells, notices, validations }
+        Self { pairs, notices, validations }
     }
 
     #[expect(clippy::indexing_slicing, reason = "both indexes are places in the arrays that they index")]
     pub(super) fn decided(&self, decision: &Decision) {
         if decision.profiles.is_empty() {
-            self.count(as_profile_outcome(decision.outcome), decision.reason);
+            self.pairs.count(as_profile_outcome(decision.outcome), decision.reason);
         }
         for profile in &decision.profiles {
-            self.count(profile.outcome, profile.reason);
+            self.pairs.count(profile.outcome, profile.reason);
         }
         for notice in &decision.notices {
             self.notices[notice_index(notice)].inc();
@@ -87,13 +92,31 @@ impl DecisionCounters {
             self.validations[failed.outcome as usize].inc();
         }
     }
+}
 
+impl Pairs {
     fn count(&self, outcome: ProfileOutcome, reason: Reason) {
-        let index = outcome as usize * Reason::ALL.len() + reason as usize;
-        if let Some(cell) = self.cells.get(index) {
-            let labels = || DecisionLabels { outcome: outcome.as_str(), reason: reason.as_str() };
-            cell.get_or_init(|| self.family.get_or_create_owned(&labels())).inc();
+        if let Some(count) = self.0.get(outcome as usize * Reason::ALL.len() + reason as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+impl EncodeMetric for Pairs {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let pairs = OUTCOMES.iter().flat_map(|outcome| Reason::ALL.iter().map(move |reason| (outcome, reason)));
+        for ((outcome, reason), count) in pairs.zip(&*self.0) {
+            let count = count.load(Ordering::Relaxed);
+            if count > 0 {
+                let labels = [("outcome", outcome.as_str()), ("reason", reason.as_str())];
+                encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
     }
 }
 
@@ -123,7 +146,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn validations_stand_where_their_discriminant_says() {
+    fn outcomes_stand_where_their_discriminant_says() {
+        for (place, outcome) in OUTCOMES.into_iter().enumerate() {
+            assert_eq!(outcome as usize, place);
+        }
         for (place, outcome) in VALIDATIONS.into_iter().enumerate() {
             assert_eq!(outcome as usize, place);
         }

@@ -1,3 +1,6 @@
+use std::fmt::Write;
+use std::sync::mpsc;
+
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::report::{Outcome, ProfileDecision, ProfileOutcome, Reason};
 use pillion_engine::snapshot::Namespace;
@@ -214,4 +217,67 @@ fn a_replica_has_few_series_whatever_happens() {
     assert!(all > 2200 && all + OF_OTHERS <= 3000, "{all}");
     let text = exposition.text(Format::OpenMetrics).unwrap();
     assert!(text.contains(&format!("{{namespace=\"{OTHER}\",outcome=\"injected\"}} 9500\n")), "{text}");
+}
+
+/// Stops at each end of a line until it is told to go on.
+struct Stuck {
+    stopped: mpsc::SyncSender<()>,
+    go_on: mpsc::Receiver<()>,
+}
+
+impl Write for Stuck {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        if text.contains('\n') {
+            self.stopped.send(()).unwrap();
+            self.go_on.recv().unwrap();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_scrape_that_is_stuck_stops_nobody_who_counts() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register_with(&mut registry, &tenants(10));
+    metrics.register_snapshot(&mut registry, Arc::default());
+    let metrics = Arc::new(metrics);
+    let (stopped, is_stopped) = mpsc::sync_channel(0);
+    let (go_on, goes_on) = mpsc::channel();
+    let (count, wanted) = mpsc::channel::<usize>();
+    let (counted, is_counted) = mpsc::channel();
+
+    let scrape = std::thread::spawn(move || {
+        let mut writer = Stuck { stopped, go_on: goes_on };
+        prometheus_client::encoding::text::encode(&mut writer, &registry).unwrap();
+    });
+    let counting = Arc::clone(&metrics);
+    let profiles: Vec<_> = (0..20).map(|number| applied(&format!("p{number}"))).collect();
+    std::thread::spawn(move || {
+        for round in wanted {
+            // Each time something that has not been counted before, too.
+            let decision = Decision::skipped(Reason::ALL[round % Reason::ALL.len()]);
+            counting.decided(&decision, true);
+            counting.decided(&injected(vec![profiles[round % profiles.len()].clone()]), false);
+            let tenant = Tenant::default();
+            counting.tenants.found(&tenant, &format!("team-{round}"), true);
+            let (trace, took) = (Some(TraceId::from_bytes([1; 16])), Duration::from_micros(30));
+            for outcome in RequestOutcome::ALL {
+                counting.answered(Endpoint::Any, outcome, took, trace, &tenant);
+            }
+            counting.request_bytes.observe_bytes(10);
+            counting.patch_bytes.observe_bytes(10);
+            counting.connections.handshake_ended(HandshakeResult::Ok, took);
+            counted.send(()).unwrap();
+        }
+    });
+    let mut lines = 0;
+    while is_stopped.recv().is_ok() {
+        count.send(lines).unwrap();
+        let patience = Duration::from_secs(20);
+        assert!(is_counted.recv_timeout(patience).is_ok(), "who counts waits for a scrape at its line {lines}");
+        go_on.send(()).unwrap();
+        lines += 1;
+    }
+    scrape.join().unwrap();
+    assert!(lines > 300, "{lines}");
 }
