@@ -1,7 +1,5 @@
 //! `docs/metrics.md` has every metric, label, value and bucket that the program exports, and no other.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
-
 mod support;
 
 use std::collections::BTreeSet;

@@ -68,14 +68,16 @@ impl Prometheus {
     fn api(&self, path: &str, query: &str) -> Result<Value, String> {
         let (_, body) = self.get(&format!("/api/v1/{path}query={}", encoded(query))).unwrap();
         let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
-        if answer["status"] == "success" { Ok(answer["data"].clone()) } else { Err(answer["error"].to_string()) }
+        let part = |name| answer.get(name).cloned().unwrap_or_default();
+        if part("status") == "success" { Ok(part("data")) } else { Err(part("error").to_string()) }
     }
 
     /// The values that a query finds.
     fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         let data = self.api("query?", query)?;
-        let found = data["result"].as_array().ok_or_else(|| format!("no vector: {data}"))?;
-        Ok(found.iter().map(|sample| sample["value"][1].as_str().unwrap().parse().unwrap()).collect())
+        let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("no vector: {data}"))?;
+        let value = |sample: &Value| sample.pointer("/value/1")?.as_str()?.parse().ok();
+        found.iter().map(|sample| value(sample).ok_or_else(|| format!("no number: {sample}"))).collect()
     }
 
     fn log(&self) -> String {
