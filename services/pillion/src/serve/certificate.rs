@@ -179,4 +179,29 @@ mod tests {
         let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
         assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
     }
+
+    #[tokio::test]
+    async fn what_came_of_each_look_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path());
+        let files = load(dir.path()).await.unwrap();
+        let mut registry = prometheus_client::registry::Registry::default();
+        let reloads = ReloadMetrics::register(&mut registry);
+        let stop = CancellationToken::new();
+        let following = tokio::spawn(files.follow(Duration::from_millis(5), reloads.clone(), stop.clone()));
+        let times = async |result, expected: u64| {
+            let counted = async {
+                while reloads.times(result) < expected {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), counted).await.unwrap();
+        };
+        write(dir.path());
+        times(ReloadResult::Served, 1).await;
+        std::fs::remove_file(dir.path().join("tls.key")).unwrap();
+        times(ReloadResult::Unreadable, 2).await;
+        stop.cancel();
+        following.await.unwrap();
+    }
 }
