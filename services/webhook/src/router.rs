@@ -136,7 +136,7 @@ impl Service {
         let _inflight = InFlight::new(&metrics.inflight);
         let version = request.version();
         let span = RequestSpan::begin(endpoint, request.headers());
-        let tenant = Tenant::default();
+        let tenant = metrics.tenants.request();
         // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
         let result = AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await;
         let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
@@ -171,7 +171,7 @@ impl Service {
         // One state of the cluster from here to the answer, also across a look-up.
         let snapshot = snapshot.load();
         let known = snapshot.namespace(review.namespace());
-        metrics.tenants.found(tenant, review.namespace(), known.is_some());
+        tenant.found(review.namespace(), known.is_some());
         let namespace = match known {
             Some(known) => Some(known),
             None => self.admission.look_up(review.namespace()).instrument(decide.clone()).await,

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwapOption;
 use opentelemetry::trace::TraceId;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 
 /// What is measured: bytes, or time.
 #[derive(Clone, Debug)]
@@ -114,6 +114,10 @@ fn as_shown(value: u64, scale: f64) -> f64 {
     value as f64 / scale
 }
 
+impl TypedMetric for Histogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
 impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let sum = as_shown(self.0.sum.load(Ordering::Relaxed), self.0.scale);
@@ -123,7 +127,7 @@ impl EncodeMetric for Histogram {
     }
 
     fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
+        Self::TYPE
     }
 }
 

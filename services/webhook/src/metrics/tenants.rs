@@ -74,20 +74,27 @@ type Counters = [AtomicU64; TenantOutcome::ALL.len()];
 #[derive(Clone, Debug)]
 pub struct Tenants(Option<Arc<Slots<Counters>>>);
 
-/// The namespace that a request turned out to be about. Empty as long as that is not known.
-#[derive(Debug, Default)]
-pub struct Tenant(OnceLock<Arc<Slot<Counters>>>);
+/// The namespace that a request turns out to be about. `None`: nobody wants to know. Clones are of the same request.
+#[derive(Clone, Debug, Default)]
+pub struct Tenant(Option<Arc<Pending>>);
+
+#[derive(Debug)]
+struct Pending {
+    slots: Arc<Slots<Counters>>,
+    /// Empty as long as it is not known.
+    found: OnceLock<Arc<Slot<Counters>>>,
+}
 
 impl Tenants {
     pub(super) fn new(settings: &TenantSettings) -> Self {
         Self(settings.enabled.then(|| Arc::new(Slots::new(settings.max_namespaces))))
     }
 
-    /// Says which namespace a request is about, and whether the snapshot knows it.
-    pub fn found(&self, tenant: &Tenant, namespace: &str, known: bool) {
-        if let Some(slots) = &self.0 {
-            tenant.0.get_or_init(|| if known { slots.of(namespace) } else { slots.other() });
-        }
+    /// A request whose namespace is not known yet.
+    #[must_use]
+    pub fn request(&self) -> Tenant {
+        let pending = |slots| Arc::new(Pending { slots, found: OnceLock::new() });
+        Tenant(self.0.clone().map(pending))
     }
 
     pub(super) fn release(&self, now: Instant, exists: impl Fn(&str) -> bool) {
@@ -98,10 +105,17 @@ impl Tenants {
 }
 
 impl Tenant {
+    /// Says which namespace the request is about, and whether the snapshot knows it. What is said first counts.
+    pub fn found(&self, namespace: &str, known: bool) {
+        if let Some(Pending { slots, found }) = self.0.as_deref() {
+            found.get_or_init(|| if known { slots.of(namespace) } else { slots.other() });
+        }
+    }
+
     /// Counts the request. Nothing, if its namespace was not found or nobody wants to know.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub(super) fn answered(&self, outcome: RequestOutcome) {
-        if let Some(slot) = self.0.get() {
+        if let Some(slot) = self.0.as_deref().and_then(|pending| pending.found.get()) {
             slot.counters[TenantOutcome::from(outcome) as usize].fetch_add(1, Ordering::Relaxed);
         }
     }

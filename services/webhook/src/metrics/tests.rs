@@ -33,8 +33,9 @@ fn tenants(max_namespaces: usize) -> MetricsSettings {
 
 /// A request about this namespace.
 fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutcome) {
-    let tenant = Tenant::default();
-    metrics.tenants.found(&tenant, namespace, known);
+    let tenant = metrics.tenants.request();
+    tenant.found(namespace, known);
+    tenant.clone().found("somebody-else", true);
     metrics.answered(Endpoint::Any, outcome, Duration::from_micros(30), None, &tenant);
 }
 
@@ -153,7 +154,7 @@ fn a_tenant_is_a_namespace_that_is_known_and_only_if_somebody_asks() {
     }
     answer(&metrics, "team-a", true, RequestOutcome::Shed);
     // Nobody found out which namespace it was about.
-    metrics.answered(Endpoint::Any, RequestOutcome::BadRequest, Duration::ZERO, None, &Tenant::default());
+    metrics.answered(Endpoint::Any, RequestOutcome::BadRequest, Duration::ZERO, None, &metrics.tenants.request());
     let text = text(&registry);
     let mut shown: Vec<_> =
         text.lines().filter_map(|line| line.strip_prefix("pillion_tenant_requests_total")?.split_once(' ')).collect();
@@ -258,8 +259,8 @@ fn a_scrape_that_is_stuck_stops_nobody_who_counts() {
             let decision = Decision::skipped(Reason::ALL[round % Reason::ALL.len()]);
             counting.decided(&decision, true);
             counting.decided(&injected(vec![profiles[round % profiles.len()].clone()]), false);
-            let tenant = Tenant::default();
-            counting.tenants.found(&tenant, &format!("team-{round}"), true);
+            let tenant = counting.tenants.request();
+            tenant.found(&format!("team-{round}"), true);
             let (trace, took) = (Some(TraceId::from_bytes([1; 16])), Duration::from_micros(30));
             for outcome in RequestOutcome::ALL {
                 counting.answered(Endpoint::Any, outcome, took, trace, &tenant);
