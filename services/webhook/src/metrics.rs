@@ -4,12 +4,12 @@
 //!
 //! `docs/metrics.md` has all of them, with what they answer.
 //!
-//! - [`requests`], [`outcome`]: how many requests ended how, and how long they took.
-//! - [`decisions`], [`profiles`]: what was decided, and which profiles were applied.
-//! - [`tenants`]: requests by namespace, for who wants them. [`slots`]: how a name gets a series, and loses it.
-//! - [`tls`]: connections, and the certificate that they are answered with.
-//! - [`cluster`], [`process`]: what is known of the cluster, and what the system says of this process.
-//! - [`histogram`]: histograms without a lock; [`exposition`]: what `/metrics` answers.
+//! - `requests`, `outcome`: how many requests ended how, and how long they took.
+//! - `decisions`, `profiles`: what was decided, and which profiles were applied.
+//! - `tenants`: requests by namespace, for who wants them. `slots`: how a name gets a series, and loses it.
+//! - `tls`: connections, and the certificate that they are answered with.
+//! - `cluster`, `process`: what is known of the cluster, and what the system says of this process.
+//! - `histogram`: histograms without a lock; `exposition`: what `/metrics` answers.
 
 mod cluster;
 mod decisions;
