@@ -77,4 +77,4 @@ fuzz-tools:
 
 # The program as it is shipped, in target/dist
 dist:
-    cargo build --locked --profile dist -p pillion
+    PILLION_REVISION="$(git rev-parse --verify --quiet HEAD || true)" cargo build --locked --profile dist -p pillion

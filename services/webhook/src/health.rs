@@ -12,16 +12,19 @@ use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use http::StatusCode;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, VARY};
+use http::{HeaderMap, StatusCode};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tower::ServiceBuilder;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 
-/// The content type of the text that `/metrics` answers.
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use crate::metrics::Exposition;
+use crate::metrics::exposition::Format;
 
 /// How long an answer may take. The longest, a scrape of everything, takes milliseconds; what takes longer is stuck, and
 /// whoever asks had better hear it.
@@ -87,8 +90,28 @@ impl Readiness {
         if draining || !waiting_for.is_empty() { Err(NotReady { draining, waiting_for }) } else { Ok(()) }
     }
 
+    /// Adds whether the process is ready, and whether it is to end.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.sub_registry_with_prefix("pillion").register_collector(Box::new(self.clone()));
+    }
+
     fn components(&self) -> std::sync::MutexGuard<'_, Vec<Arc<ComponentState>>> {
         self.shared.components.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector for Readiness {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let state = self.check();
+        let draining = state.as_ref().is_err_and(|why| why.draining);
+        for (name, help, value) in [
+            ("ready", "Whether requests may come: 1 if so", state.is_ok()),
+            ("draining", "Whether the process was asked to end and answers what still comes: 1 if so", draining),
+        ] {
+            let gauge = ConstGauge::new(i64::from(value));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        Ok(())
     }
 }
 
@@ -116,16 +139,16 @@ impl fmt::Display for NotReady {
 #[derive(Clone)]
 struct Ops {
     readiness: Readiness,
-    registry: Arc<Registry>,
+    exposition: Arc<Exposition>,
 }
 
 /// The routes of the operations port: `/livez`, `/readyz`, `/metrics`.
-pub fn router(readiness: Readiness, registry: Arc<Registry>) -> Router {
+pub fn router(readiness: Readiness, exposition: Arc<Exposition>) -> Router {
     Router::new()
         .route("/livez", get(async || "alive\n"))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .with_state(Ops { readiness, registry })
+        .with_state(Ops { readiness, exposition })
         .layer(
             ServiceBuilder::new()
                 .layer(CompressionLayer::new())
@@ -141,10 +164,10 @@ async fn readyz(State(ops): State<Ops>) -> Response {
     }
 }
 
-async fn metrics(State(ops): State<Ops>) -> Response {
-    let mut text = String::with_capacity(16 * 1024);
-    match prometheus_client::encoding::text::encode(&mut text, &ops.registry) {
-        Ok(()) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
+    let format = Format::wanted(&headers);
+    match ops.exposition.text(format) {
+        Ok(text) => ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], text).into_response(),
         Err(error) => {
             tracing::error!(%error, "the metrics cannot be written as text");
             (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written as text\n").into_response()
@@ -195,21 +218,48 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_openmetrics_text() {
+    async fn metrics_are_openmetrics_for_who_asks_for_it() {
         let mut registry = Registry::with_prefix("pillion");
         let counter = Counter::<u64>::default();
         registry.register("things", "Things that were counted", counter.clone());
         counter.inc_by(3);
-        let (status, content_type, text) = get(&router(Readiness::default(), Arc::new(registry)), "/metrics").await;
-        assert_eq!((status, &*content_type), (StatusCode::OK, OPENMETRICS));
-        assert!(text.contains("pillion_things_total 3\n") && text.ends_with("# EOF\n"), "{text}");
+        let router = router(Readiness::default(), Arc::new(registry.into()));
+        let (status, content_type, text) = get(&router, "/metrics").await;
+        assert_eq!((status, &*content_type), (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8"));
+        assert!(text.contains("# TYPE pillion_things_total counter\npillion_things_total 3\n"), "{text}");
+
+        let request = Request::get("/metrics").header("accept", "application/openmetrics-text;version=1.0.0");
+        let response = router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/openmetrics-text; version=1.0.0; charset=utf-8");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        assert!(text.contains("# TYPE pillion_things counter\n") && text.ends_with("# EOF\n"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn readiness_and_drain_are_measured() {
+        let readiness = Readiness::default();
+        let mut registry = Registry::default();
+        readiness.register(&mut registry);
+        let router = router(readiness.clone(), Arc::new(registry.into()));
+        let component = readiness.component("something");
+        let shown = async |ready: u8, draining: u8| {
+            let text = get(&router, "/metrics").await.2;
+            assert!(text.contains(&format!("pillion_ready {ready}\n")), "{text}");
+            assert!(text.contains(&format!("pillion_draining {draining}\n")), "{text}");
+        };
+        shown(0, 0).await;
+        component.set_ready(true);
+        shown(1, 0).await;
+        readiness.drain();
+        shown(0, 1).await;
     }
 
     #[tokio::test]
     async fn a_scraper_that_takes_gzip_gets_it() {
         let mut registry = Registry::default();
         registry.register("counted", "Something that is counted, at some length", Counter::<u64>::default());
-        let router = router(Readiness::default(), Arc::new(registry));
+        let router = router(Readiness::default(), Arc::new(registry.into()));
         let request = Request::get("/metrics").header("accept-encoding", "gzip").body(Body::empty()).unwrap();
         let response = router.oneshot(request).await.unwrap();
         assert_eq!(response.headers()["content-encoding"], "gzip");
@@ -221,14 +271,14 @@ mod tests {
     async fn a_panic_is_an_answer_and_the_next_request_is_served() {
         #[derive(Debug)]
         struct Broken;
-        impl prometheus_client::collector::Collector for Broken {
-            fn encode(&self, _: prometheus_client::encoding::DescriptorEncoder<'_>) -> fmt::Result {
+        impl Collector for Broken {
+            fn encode(&self, _: DescriptorEncoder<'_>) -> fmt::Result {
                 panic!("a collector that is broken")
             }
         }
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Broken));
-        let router = router(Readiness::default(), Arc::new(registry));
+        let router = router(Readiness::default(), Arc::new(registry.into()));
         assert_eq!(get(&router, "/metrics").await.0, StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(get(&router, "/livez").await.0, StatusCode::OK);
     }

@@ -1,149 +1,83 @@
-//! What the webhook measures. Every label comes from a closed set, and every handle that a request needs is resolved
-//! before the first one comes: counting takes no lock and no look-up by name.
+//! What the webhook measures. Every label comes from a closed or a bounded set, and every handle that a request needs is
+//! resolved before the first one comes: counting takes no lock and no look-up by name, but for names of tenants and
+//! profiles, which are found in a map that is replaced as a whole.
+//!
+//! `docs/metrics.md` has all of them, with what they answer.
+//!
+//! - `requests`, `outcome`: how many requests ended how, and how long they took.
+//! - `decisions`, `profiles`: what was decided, and which profiles were applied.
+//! - `tenants`: requests by namespace, for who wants them. `slots`: how a name gets a series, and loses it.
+//! - `tls`: connections, and the certificate that they are answered with.
+//! - `cluster`, `process`: what is known of the cluster, and what the system says of this process.
+//! - `histogram`: histograms without a lock; `exposition`: what `/metrics` answers.
 
-use std::fmt;
-use std::sync::{Arc, OnceLock};
+mod cluster;
+mod decisions;
+pub(crate) mod exposition;
+mod histogram;
+mod outcome;
+mod process;
+mod profiles;
+mod requests;
+mod slots;
+mod tenants;
+mod tls;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use pillion_engine::report::{Decision, Outcome, ProfileOutcome, Reason};
-use pillion_engine::review::Endpoint;
+use opentelemetry::trace::TraceId;
+use pillion_engine::report::Decision;
+use pillion_engine::review::{CheckStage, Endpoint, Fault};
 use pillion_engine::snapshot::Snapshot;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
-use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-/// Seconds. A decision takes some 30 us; the API server waits up to 30 s.
-const DURATION_BUCKETS: [f64; 15] =
-    [0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
+pub use exposition::Exposition;
+pub use histogram::Histogram;
+pub use outcome::RequestOutcome;
+pub use profiles::MAX_PROFILES;
+pub use tenants::{Tenant, TenantSettings, Tenants};
+pub use tls::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
+
+use cluster::Cluster;
+use decisions::DecisionCounters;
+use process::Process;
+use profiles::ProfileCounters;
+use requests::{Durations, RequestCounters};
+
 /// Bytes. A pod's review is some 8 KB; 7 MiB are the limit.
-const REQUEST_BUCKETS: [f64; 9] =
-    [2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 262_144.0, 1_048_576.0, 7_340_032.0];
+const REQUEST_BUCKETS: [u64; 9] = [2048, 4096, 8192, 16384, 32768, 65536, 262_144, 1_048_576, 7_340_032];
 /// Bytes.
-const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
-
-/// How a request ended, as it stands in metrics and logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RequestOutcome {
-    /// A decision was made and answered.
-    Decided(Outcome),
-    /// The request is not an admission review that can be decided: HTTP 4xx.
-    BadRequest,
-    /// Pillion failed: HTTP 500.
-    Error,
-    /// There was no memory for the request's body: HTTP 503.
-    Shed,
-}
-
-impl RequestOutcome {
-    /// All outcomes.
-    pub const ALL: [Self; 8] = [
-        Self::Decided(Outcome::Injected),
-        Self::Decided(Outcome::Unchanged),
-        Self::Decided(Outcome::Skipped),
-        Self::Decided(Outcome::Validated),
-        Self::Decided(Outcome::Denied),
-        Self::BadRequest,
-        Self::Error,
-        Self::Shed,
-    ];
-
-    /// The outcome as it stands in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Decided(outcome) => outcome.as_str(),
-            Self::BadRequest => "bad_request",
-            Self::Error => "error",
-            Self::Shed => "shed",
-        }
-    }
-
-    /// Its place in [`Self::ALL`].
-    const fn index(self) -> usize {
-        match self {
-            Self::Decided(Outcome::Injected) => 0,
-            Self::Decided(Outcome::Unchanged) => 1,
-            Self::Decided(Outcome::Skipped) => 2,
-            Self::Decided(Outcome::Validated) => 3,
-            Self::Decided(Outcome::Denied) => 4,
-            Self::BadRequest => 5,
-            Self::Error => 6,
-            Self::Shed => 7,
-        }
-    }
-}
-
-/// How a TLS handshake ended, or why there was none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HandshakeResult {
-    /// The connection is served.
-    Ok,
-    /// The client spoke no TLS, or none that is offered, or went away.
-    Failed,
-    /// It was not done in time.
-    TimedOut,
-    /// There were as many connections as are allowed.
-    Refused,
-}
-
-impl HandshakeResult {
-    /// All results.
-    pub const ALL: [Self; 4] = [Self::Ok, Self::Failed, Self::TimedOut, Self::Refused];
-
-    /// The result as it stands in metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Refused => "refused",
-        }
-    }
-}
+const PATCH_BUCKETS: [u64; 8] = [256, 1024, 2048, 4096, 8192, 16384, 65536, 262_144];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    endpoint: &'static str,
-    outcome: &'static str,
+struct StageLabel {
+    stage: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DecisionLabels {
-    outcome: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-/// The metrics of the TLS connections.
-#[derive(Clone, Debug)]
-pub struct ConnectionMetrics {
-    /// Connections that are open, those in their handshake too.
-    pub connections: Gauge,
-    handshakes: [Counter; HandshakeResult::ALL.len()],
+/// What is measured besides what always is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MetricsSettings {
+    /// Requests by namespace.
+    pub tenants: TenantSettings,
 }
 
 /// The metrics of the admission requests and of their connections.
 #[derive(Debug)]
 pub struct Metrics {
-    requests: [[Counter; RequestOutcome::ALL.len()]; Endpoint::ALL.len()],
-    durations: [Histogram; RequestOutcome::ALL.len()],
+    requests: RequestCounters,
+    durations: Durations,
     decisions: DecisionCounters,
+    profiles: ProfileCounters,
+    self_checks: [Counter; CheckStage::ALL.len()],
+    dry_runs: Counter,
     /// Bytes of the bodies that were read whole.
     pub request_bytes: Histogram,
     /// Bytes of the patches, before base64.
@@ -156,41 +90,45 @@ pub struct Metrics {
     pub panics: Counter,
     /// The connections.
     pub connections: ConnectionMetrics,
+    /// The namespaces that requests are about.
+    pub tenants: Tenants,
 }
 
 impl Metrics {
-    /// Makes the metrics and registers them, with the prefix `pillion_`.
+    /// [`Metrics::register_with`] what is measured unless somebody asks for more.
     pub fn register(registry: &mut Registry) -> Self {
+        Self::register_with(registry, &MetricsSettings::default())
+    }
+
+    /// Makes the metrics and registers them: those of the process by the names that they have everywhere, all others
+    /// with the prefix `pillion_`.
+    pub fn register_with(registry: &mut Registry, settings: &MetricsSettings) -> Self {
+        registry.register_collector(Box::new(Process));
         let registry = registry.sub_registry_with_prefix("pillion");
 
-        let family = Family::<RequestLabels, Counter>::default();
-        registry.register("admission_requests", "Admission requests, by path and by how they ended", family.clone());
-        let requests = Endpoint::ALL.map(|endpoint| {
-            RequestOutcome::ALL.map(|outcome| {
-                let labels = RequestLabels { endpoint: endpoint.as_str(), outcome: outcome.as_str() };
-                family.get_or_create_owned(&labels)
-            })
-        });
+        let requests = RequestCounters::register(registry);
+        let durations = Durations::register(registry);
+        let decisions = DecisionCounters::register(registry);
+        let profiles = ProfileCounters::new();
+        registry.register_collector(Box::new(profiles.clone()));
+        let tenants = Tenants::new(&settings.tenants);
+        registry.register_collector(Box::new(tenants.clone()));
 
-        let family = Family::<OutcomeLabel, Histogram>::new_with_constructor(|| Histogram::new(DURATION_BUCKETS));
+        let family = Family::<StageLabel, Counter>::default();
         registry.register(
-            "admission_duration_seconds",
-            "Time from the head of a request to its answer, in seconds",
+            "selfcheck_failures",
+            "Patches that did not pass the check before they would have been sent, by where they failed; each was \
+             answered with HTTP 500",
             family.clone(),
         );
-        let durations =
-            RequestOutcome::ALL.map(|outcome| family.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }));
+        let self_checks =
+            CheckStage::ALL.map(|stage| family.get_or_create_owned(&StageLabel { stage: stage.as_str() }));
+        let dry_runs = Counter::default();
+        registry.register("dry_runs", "Decisions about requests that change nothing in the cluster", dry_runs.clone());
 
-        let decisions = DecisionCounters::new();
-        registry.register(
-            "decisions",
-            "Decisions: one for each profile that came into question, or one for the request where none did",
-            decisions.family.clone(),
-        );
-
-        let request_bytes = Histogram::new(REQUEST_BUCKETS);
+        let request_bytes = Histogram::bytes(&REQUEST_BUCKETS);
         registry.register("request_bytes", "Size of the requests' bodies, in bytes", request_bytes.clone());
-        let patch_bytes = Histogram::new(PATCH_BUCKETS);
+        let patch_bytes = Histogram::bytes(&PATCH_BUCKETS);
         registry.register("patch_bytes", "Size of the patches before base64, in bytes", patch_bytes.clone());
         let body_bytes = Gauge::default();
         registry.register(
@@ -202,204 +140,71 @@ impl Metrics {
         registry.register("inflight", "Admission requests that are being answered", inflight.clone());
         let panics = Counter::default();
         registry.register("panics", "Panics that were caught while answering", panics.clone());
-
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "The version of Pillion", build);
+        registry.register("build", "What this program was built from, and by which compiler", build());
 
         let connections = ConnectionMetrics::register(registry);
-        Self { requests, durations, decisions, request_bytes, patch_bytes, body_bytes, inflight, panics, connections }
+        Self {
+            requests,
+            durations,
+            decisions,
+            profiles,
+            self_checks,
+            dry_runs,
+            request_bytes,
+            patch_bytes,
+            body_bytes,
+            inflight,
+            panics,
+            connections,
+            tenants,
+        }
     }
 
-    /// Adds the sizes of the snapshot, computed at each scrape.
-    pub fn register_snapshot(registry: &mut Registry, snapshot: Arc<ArcSwap<Snapshot>>) {
-        registry.sub_registry_with_prefix("pillion").register_collector(Box::new(SnapshotSizes(snapshot)));
+    /// Adds the sizes of the snapshot, computed at each scrape; profiles and namespaces that it does not know any more
+    /// lose their series some time later.
+    pub fn register_snapshot(&self, registry: &mut Registry, snapshot: Arc<ArcSwap<Snapshot>>) {
+        let cluster = Cluster { snapshot, tenants: self.tenants.clone(), profiles: self.profiles.clone() };
+        registry.sub_registry_with_prefix("pillion").register_collector(Box::new(cluster));
     }
 
-    /// Counts a request that was answered.
-    #[expect(
-        clippy::indexing_slicing,
-        reason = "both indexes are the places in the arrays that the handles were made from"
-    )]
-    pub fn answered(&self, endpoint: Endpoint, outcome: RequestOutcome, elapsed: Duration) {
-        self.requests[endpoint_index(endpoint)][outcome.index()].inc();
-        self.durations[outcome.index()].observe(elapsed.as_secs_f64());
+    /// Counts a request that was answered, and remembers its trace if it has one that is kept.
+    pub fn answered(
+        &self,
+        endpoint: Endpoint,
+        outcome: RequestOutcome,
+        elapsed: Duration,
+        trace: Option<TraceId>,
+        tenant: &Tenant,
+    ) {
+        self.requests.count(endpoint, outcome);
+        self.durations.observe(outcome, elapsed, trace);
+        tenant.answered(outcome);
     }
 
     /// Counts what was decided.
-    pub fn decided(&self, decision: &Decision) {
-        if decision.profiles.is_empty() {
-            self.decisions.count(as_profile_outcome(decision.outcome), decision.reason);
-        }
-        for profile in &decision.profiles {
-            self.decisions.count(profile.outcome, profile.reason);
+    pub fn decided(&self, decision: &Decision, dry_run: bool) {
+        self.decisions.decided(decision);
+        self.profiles.decided(decision);
+        if dry_run {
+            self.dry_runs.inc();
         }
     }
-}
 
-impl ConnectionMetrics {
-    fn register(registry: &mut Registry) -> Self {
-        let connections = Gauge::default();
-        registry.register("tls_connections", "TLS connections that are open", connections.clone());
-        let family = Family::<ResultLabel, Counter>::default();
-        registry.register("tls_handshakes", "TLS handshakes, by how they ended", family.clone());
-        let handshakes =
-            HandshakeResult::ALL.map(|result| family.get_or_create_owned(&ResultLabel { result: result.as_str() }));
-        Self { connections, handshakes }
-    }
-
-    /// Counts a handshake.
+    /// Counts a fault of the engine.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub fn handshake(&self, result: HandshakeResult) {
-        self.handshakes[result as usize].inc();
+    pub fn failed(&self, fault: &Fault) {
+        self.self_checks[fault.stage() as usize].inc();
     }
 }
 
-/// A counter for each outcome and reason. A pair gets its series when it first comes up: most of them never do.
-#[derive(Debug)]
-struct DecisionCounters {
-    family: Family<DecisionLabels, Counter>,
-    cells: Box<[OnceLock<Counter>]>,
-}
-
-impl DecisionCounters {
-    /// How many outcomes a profile can have.
-    const OUTCOMES: usize = ProfileOutcome::Denied as usize + 1;
-
-    fn new() -> Self {
-        let cells = (0..Self::OUTCOMES * Reason::ALL.len()).map(|_| OnceLock::new()).collect();
-        Self { family: Family::default(), cells }
-    }
-
-    fn count(&self, outcome: ProfileOutcome, reason: Reason) {
-        let index = outcome as usize * Reason::ALL.len() + reason as usize;
-        if let Some(cell) = self.cells.get(index) {
-            let labels = || DecisionLabels { outcome: outcome.as_str(), reason: reason.as_str() };
-            cell.get_or_init(|| self.family.get_or_create_owned(&labels())).inc();
-        }
-    }
-}
-
-fn as_profile_outcome(outcome: Outcome) -> ProfileOutcome {
-    match outcome {
-        Outcome::Injected => ProfileOutcome::Applied,
-        Outcome::Unchanged => ProfileOutcome::Unchanged,
-        Outcome::Skipped => ProfileOutcome::Skipped,
-        Outcome::Validated => ProfileOutcome::Validated,
-        Outcome::Denied => ProfileOutcome::Denied,
-    }
-}
-
-/// The place of an endpoint in [`Endpoint::ALL`].
-fn endpoint_index(endpoint: Endpoint) -> usize {
-    Endpoint::ALL.iter().position(|candidate| *candidate == endpoint).unwrap_or(0)
-}
-
-struct SnapshotSizes(Arc<ArcSwap<Snapshot>>);
-
-impl fmt::Debug for SnapshotSizes {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("SnapshotSizes")
-    }
-}
-
-impl Collector for SnapshotSizes {
-    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let snapshot = self.0.load();
-        for (name, help, count) in [
-            ("profiles", "Profiles that are served", snapshot.profiles().len()),
-            ("namespaces", "Namespaces that are known", snapshot.namespace_count()),
-        ] {
-            let gauge = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
-            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
-        }
-        Ok(())
-    }
+fn build() -> Info<[(&'static str, &'static str); 3]> {
+    let known = |text: &'static str| if text.is_empty() { "unknown" } else { text };
+    Info::new([
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("revision", known(env!("PILLION_REVISION"))),
+        ("rustc", known(env!("PILLION_RUSTC"))),
+    ])
 }
 
 #[cfg(test)]
-mod tests {
-    use pillion_engine::snapshot::Namespace;
-
-    use super::*;
-
-    fn text(registry: &Registry) -> String {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-        text
-    }
-
-    #[test]
-    fn each_outcome_is_counted_under_its_own_name() {
-        let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
-        for (times, outcome) in RequestOutcome::ALL.into_iter().enumerate() {
-            for _ in 0..=times {
-                for endpoint in Endpoint::ALL {
-                    metrics.answered(endpoint, outcome, Duration::from_micros(300));
-                }
-            }
-        }
-        let text = text(&registry);
-        for (times, outcome) in RequestOutcome::ALL.into_iter().enumerate() {
-            for endpoint in Endpoint::ALL {
-                let (endpoint, outcome) = (endpoint.as_str(), outcome.as_str());
-                let line = format!(
-                    "pillion_admission_requests_total{{endpoint=\"{endpoint}\",outcome=\"{outcome}\"}} {}\n",
-                    times + 1
-                );
-                assert!(text.contains(&line), "{line} is not in\n{text}");
-            }
-            let count = (times + 1) * Endpoint::ALL.len();
-            let line =
-                format!("pillion_admission_duration_seconds_count{{outcome=\"{}\"}} {count}\n", outcome.as_str());
-            assert!(text.contains(&line), "{line} is not in\n{text}");
-        }
-        assert!(
-            text.contains(concat!("pillion_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1\n")),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn each_handshake_result_is_counted_under_its_own_name() {
-        let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
-        for result in HandshakeResult::ALL {
-            metrics.connections.handshake(result);
-            let line = format!("pillion_tls_handshakes_total{{result=\"{}\"}} 1\n", result.as_str());
-            let text = text(&registry);
-            assert!(text.contains(&line), "{line} is not in\n{text}");
-        }
-    }
-
-    #[test]
-    fn a_decision_is_counted_by_outcome_and_reason_and_others_have_no_series() {
-        let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
-        assert!(!text(&registry).contains("pillion_decisions_total{"));
-        for reason in Reason::ALL {
-            metrics.decided(&Decision::skipped(*reason));
-            metrics.decided(&Decision::denied(*reason, "for a test"));
-            metrics.decided(&Decision::denied(*reason, "for a test"));
-            let text = text(&registry);
-            let reason = reason.as_str();
-            for (outcome, times) in [("skipped", 1), ("denied", 2)] {
-                let line = format!("pillion_decisions_total{{outcome=\"{outcome}\",reason=\"{reason}\"}} {times}\n");
-                assert!(text.contains(&line), "{line} is not in\n{text}");
-            }
-        }
-        let series = text(&registry).lines().filter(|line| line.starts_with("pillion_decisions_total{")).count();
-        assert_eq!(series, 2 * Reason::ALL.len());
-    }
-
-    #[test]
-    fn the_snapshot_is_measured_when_it_is_scraped() {
-        let mut registry = Registry::default();
-        let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-        Metrics::register_snapshot(&mut registry, Arc::clone(&snapshot));
-        assert!(text(&registry).contains("pillion_namespaces 0\n"), "{}", text(&registry));
-        snapshot.store(Arc::new(Snapshot::default().with_namespace("team-a", Some(Namespace::default()))));
-        let text = text(&registry);
-        assert!(text.contains("pillion_namespaces 1\n") && text.contains("pillion_profiles 0\n"), "{text}");
-    }
-}
+mod tests;

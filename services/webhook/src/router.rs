@@ -28,7 +28,7 @@ use tracing::Instrument;
 
 use crate::body::{self, Limits, Whole};
 use crate::budget::Budget;
-use crate::metrics::{Metrics, RequestOutcome};
+use crate::metrics::{Metrics, RequestOutcome, Tenant};
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 use crate::trace::RequestSpan;
 
@@ -136,8 +136,9 @@ impl Service {
         let _inflight = InFlight::new(&metrics.inflight);
         let version = request.version();
         let span = RequestSpan::begin(endpoint, request.headers());
+        let tenant = metrics.tenants.request();
         // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
-        let result = AssertUnwindSafe(self.decide(endpoint, request, &span)).catch_unwind().await;
+        let result = AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await;
         let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
         let (outcome, response) = match result {
             Ok((outcome, body)) => (outcome, review_answer(body)),
@@ -148,7 +149,7 @@ impl Service {
             }
         };
         span.answered(outcome, response.status());
-        metrics.answered(endpoint, outcome, began.elapsed());
+        metrics.answered(endpoint, outcome, began.elapsed(), span.sampled_trace(), &tenant);
         response
     }
 
@@ -157,6 +158,7 @@ impl Service {
         endpoint: Endpoint,
         request: Request,
         span: &RequestSpan,
+        tenant: &Tenant,
     ) -> Result<(RequestOutcome, Vec<u8>), Refusal> {
         let Admission { snapshot, metrics, .. } = &self.admission;
         let receive = span.receive();
@@ -168,7 +170,9 @@ impl Service {
         let decide = span.decide();
         // One state of the cluster from here to the answer, also across a look-up.
         let snapshot = snapshot.load();
-        let namespace = match snapshot.namespace(review.namespace()) {
+        let known = snapshot.namespace(review.namespace());
+        tenant.found(review.namespace(), known.is_some());
+        let namespace = match known {
             Some(known) => Some(known),
             None => self.admission.look_up(review.namespace()).instrument(decide.clone()).await,
         };
@@ -181,10 +185,9 @@ impl Service {
         let decided = decide.in_scope(|| review.decide(endpoint, &snapshot, &facts)).map_err(Refusal::Fault)?;
         drop(decide);
         span.decided(&decided.decision);
-        metrics.decided(&decided.decision);
+        metrics.decided(&decided.decision, review.dry_run());
         if let Some(patch) = &decided.patch {
-            #[expect(clippy::cast_precision_loss, reason = "a patch is far smaller than 2^52 bytes")]
-            metrics.patch_bytes.observe(patch.len() as f64);
+            metrics.patch_bytes.observe_bytes(patch.len());
         }
         log(endpoint, &review, &decided);
         let answer = span.respond().in_scope(|| review.respond(&decided));
@@ -199,8 +202,7 @@ impl Service {
         let limits = Limits { bytes: settings.body_limit, time: settings.body_timeout };
         let body = body::read(request.into_body(), limits, &self.budget, waits).await;
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;
-        #[expect(clippy::cast_precision_loss, reason = "a body is far smaller than 2^52 bytes")]
-        metrics.request_bytes.observe(body.bytes.len() as f64);
+        metrics.request_bytes.observe_bytes(body.bytes.len());
         Ok(body)
     }
 }
@@ -239,6 +241,7 @@ impl Admission {
                 tracing::error!(endpoint, panic = %Bounded(text, LOGGED_BYTES), "a request was answered with 500: a panic");
             }
             Refusal::Fault(fault) => {
+                self.metrics.failed(fault);
                 let fault = fault.to_string();
                 tracing::error!(endpoint, fault = %Bounded(&fault, 4 * LOGGED_BYTES), "a request was answered with 500");
             }

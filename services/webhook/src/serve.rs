@@ -297,6 +297,7 @@ impl Shared {
         config: &Arc<ServerConfig>,
         metrics: &ConnectionMetrics,
     ) -> Option<TlsStream<TcpStream>> {
+        let began = Instant::now();
         let handshake = async {
             let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
             // Only now, so that clients that say nothing keep nobody waiting.
@@ -314,7 +315,7 @@ impl Shared {
                 (HandshakeResult::TimedOut, None)
             }
         };
-        metrics.handshake(result);
+        metrics.handshake_ended(result, began.elapsed());
         stream
     }
 

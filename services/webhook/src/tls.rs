@@ -111,6 +111,12 @@ impl ServingCertificate {
         Ok(changed)
     }
 
+    /// The certificate that is served, without its intermediates.
+    #[must_use]
+    pub fn leaf(&self) -> Option<CertificateDer<'static>> {
+        self.current.load().cert.first().cloned()
+    }
+
     /// A TLS configuration that serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and
     /// HTTP/1.1 offered.
     ///

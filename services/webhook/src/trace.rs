@@ -6,7 +6,7 @@
 
 use http::HeaderMap;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
-use opentelemetry::trace::TraceContextExt;
+use opentelemetry::trace::{TraceContextExt, TraceId};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use pillion_engine::report::Decision;
 use pillion_engine::review::{Endpoint, Review};
@@ -102,6 +102,17 @@ impl RequestSpan {
     pub(crate) fn answered(&self, outcome: RequestOutcome, status: http::StatusCode) {
         self.0.record("outcome", outcome.as_str());
         self.0.record("http.response.status_code", status.as_u16());
+    }
+
+    /// The trace that the request belongs to, if what is told of it is kept.
+    pub(crate) fn sampled_trace(&self) -> Option<TraceId> {
+        if self.0.is_disabled() {
+            return None;
+        }
+        let context = self.0.context();
+        let span = context.span();
+        let found = span.span_context();
+        (found.is_valid() && found.is_sampled()).then(|| found.trace_id())
     }
 
     /// The span of reading the body and the envelope.

@@ -150,6 +150,44 @@ pub enum ReviewError {
 #[error("the patch did not pass its check before it was sent: {0}")]
 pub struct Fault(#[from] CheckFault);
 
+/// Where the check of a patch failed. A closed set: each is a label value of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CheckStage {
+    /// It could not be read as a JSON patch.
+    Read,
+    /// It could not be applied to the object.
+    Apply,
+    /// The patched object is not the one that was meant.
+    Compare,
+}
+
+impl CheckStage {
+    /// All stages.
+    pub const ALL: [Self; 3] = [Self::Read, Self::Apply, Self::Compare];
+
+    /// The stage as it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Apply => "apply",
+            Self::Compare => "compare",
+        }
+    }
+}
+
+impl Fault {
+    /// Where the check failed.
+    #[must_use]
+    pub const fn stage(&self) -> CheckStage {
+        match self.0 {
+            CheckFault::Syntax(_) | CheckFault::Operation(_) => CheckStage::Read,
+            CheckFault::Path { .. } | CheckFault::Malformed(_) => CheckStage::Apply,
+            CheckFault::Result => CheckStage::Compare,
+        }
+    }
+}
+
 /// A decision with the patch that carries it out.
 #[derive(Clone, Debug)]
 pub struct Decided {

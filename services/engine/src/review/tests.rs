@@ -577,3 +577,16 @@ fn warnings_are_short_and_few() {
     assert_eq!(warnings.len(), 2);
     assert!(warnings.iter().all(|warning| warning.as_str().unwrap().chars().count() <= 200));
 }
+
+#[test]
+fn a_fault_says_where_the_check_failed() {
+    let stages = [
+        (CheckFault::Operation(1), "read"),
+        (CheckFault::Path { index: 0, path: "/a".into() }, "apply"),
+        (CheckFault::Result, "compare"),
+    ];
+    for (place, (fault, stage)) in stages.into_iter().enumerate() {
+        let found = Fault(fault).stage();
+        assert_eq!((found.as_str(), found as usize, CheckStage::ALL[place]), (stage, place, found));
+    }
+}

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use pillion_webhook::metrics::{ReloadMetrics, ReloadResult};
 use pillion_webhook::tls::{PemText, ServingCertificate};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -57,39 +58,49 @@ impl CertificateFiles {
     }
 
     /// Reads the files every so often until `stop`. What cannot be served leaves the last good certificate in place.
-    pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
+    pub(crate) async fn follow(mut self, every: Duration, reloads: ReloadMetrics, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = ticks.tick() => self.look().await,
+                _ = ticks.tick() => {
+                    if let Some(result) = self.look().await {
+                        reloads.looked(result);
+                    }
+                }
             }
         }
     }
 
-    async fn look(&mut self) {
+    /// What came of it; `None` if there was nothing new.
+    async fn look(&mut self) -> Option<ReloadResult> {
         let fresh = match read(&self.certificate, &self.key).await {
             Ok(fresh) => fresh,
             Err(error) => {
-                return warn!(
-                    "the serving certificate cannot be read, the last good one stays: {}",
-                    causes::told(&error)
-                );
+                warn!("the serving certificate cannot be read, the last good one stays: {}", causes::told(&error));
+                return Some(ReloadResult::Unreadable);
             }
         };
         // What could not be served is not tried again until a file changes, so it is said once. A certificate that was
         // read before its key was replaced mends itself that way too.
         if fresh == self.seen {
-            return;
+            return None;
         }
         let (certificate, key) = pem(&self.certificate, &self.key, &fresh);
-        match self.serving.swap(certificate.as_text(), key.as_text()) {
-            Ok(true) => info!(certificate = %self.certificate.display(), "a new serving certificate is served"),
-            Ok(false) => {}
-            Err(error) => warn!("the new serving certificate cannot be served, the last good one stays: {error}"),
-        }
+        let result = match self.serving.swap(certificate.as_text(), key.as_text()) {
+            Ok(true) => {
+                info!(certificate = %self.certificate.display(), "a new serving certificate is served");
+                ReloadResult::Served
+            }
+            Ok(false) => ReloadResult::Unchanged,
+            Err(error) => {
+                warn!("the new serving certificate cannot be served, the last good one stays: {error}");
+                ReloadResult::Invalid
+            }
+        };
         self.seen = fresh;
+        Some(result)
     }
 }
 
@@ -146,21 +157,51 @@ mod tests {
         let mut files = load(dir.path()).await.unwrap();
         let taken = |files: &CertificateFiles| files.seen.certificate.clone();
 
+        assert_eq!(files.look().await, None, "nothing is new");
         let second = write(dir.path());
-        files.look().await;
+        assert_eq!(files.look().await, Some(ReloadResult::Served));
         assert_eq!(taken(&files), second.into_bytes());
         // A swap to what is served already is no change: so this tells that the second one was taken.
         let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
         assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
 
         std::fs::write(dir.path().join("tls.key"), "broken").unwrap();
-        files.look().await;
+        assert_eq!(files.look().await, Some(ReloadResult::Invalid));
         std::fs::remove_file(dir.path().join("tls.crt")).unwrap();
-        files.look().await;
+        assert_eq!(files.look().await, Some(ReloadResult::Unreadable));
         let third = write(dir.path());
-        files.look().await;
+        assert_eq!(files.look().await, Some(ReloadResult::Served));
+        std::fs::write(dir.path().join("tls.crt"), format!("{third}\n")).unwrap();
+        assert_eq!(files.look().await, Some(ReloadResult::Unchanged));
+        std::fs::write(dir.path().join("tls.crt"), &third).unwrap();
+        assert_eq!(files.look().await, Some(ReloadResult::Unchanged));
         assert_eq!(taken(&files), third.into_bytes());
         let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
         assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
+    }
+
+    #[tokio::test]
+    async fn what_came_of_each_look_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path());
+        let files = load(dir.path()).await.unwrap();
+        let mut registry = prometheus_client::registry::Registry::default();
+        let reloads = ReloadMetrics::register(&mut registry);
+        let stop = CancellationToken::new();
+        let following = tokio::spawn(files.follow(Duration::from_millis(5), reloads.clone(), stop.clone()));
+        let times = async |result, expected: u64| {
+            let counted = async {
+                while reloads.times(result) < expected {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), counted).await.unwrap();
+        };
+        write(dir.path());
+        times(ReloadResult::Served, 1).await;
+        std::fs::remove_file(dir.path().join("tls.key")).unwrap();
+        times(ReloadResult::Unreadable, 2).await;
+        stop.cancel();
+        following.await.unwrap();
     }
 }

@@ -21,6 +21,7 @@ use tracing::{error, info};
 
 use super::announce::{self, Service};
 use super::folder::Folder;
+use super::measure::MeasureArgs;
 use super::namespaces::{self, NamespaceArg, Namespaces};
 use super::own_path;
 use super::profile_files::{Loaded, ProfileFiles};
@@ -72,6 +73,8 @@ pub(crate) struct DevArgs {
     #[command(flatten)]
     pub(crate) guardrails: GuardrailsArg,
     #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -112,6 +115,7 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         cluster: args.cluster_facts.load()?,
         readiness: readiness.clone(),
         registry: Registry::default(),
+        measure: args.measure.settings(),
         settings,
         requests: RequestSettings::default(),
     })

@@ -7,6 +7,7 @@
 //! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
 //! * [`profile_files`]: profiles from files that change.
 //! * [`namespaces`]: namespaces without a cluster.
+//! * [`measure`]: what is measured besides what always is.
 //! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told;
 //!   [`own_path`]: how they call this program.
 
@@ -14,6 +15,7 @@ mod announce;
 mod certificate;
 pub(crate) mod dev;
 mod folder;
+pub(crate) mod measure;
 mod namespaces;
 mod own_path;
 mod profile_files;

@@ -14,7 +14,7 @@ use pillion_engine::json::OwnedTape;
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::first::once_ready;
 use pillion_webhook::health::{self, Readiness};
-use pillion_webhook::metrics::Metrics;
+use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
 use pillion_webhook::router::{self, Admission, LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::serve::{Server, ServerSettings};
 use pillion_webhook::tls::ServingCertificate;
@@ -34,6 +34,7 @@ pub(crate) struct Parts {
     pub(crate) cluster: Option<Arc<OwnedTape>>,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
+    pub(crate) measure: MetricsSettings,
     pub(crate) settings: ServerSettings,
     pub(crate) requests: RequestSettings,
 }
@@ -64,10 +65,13 @@ impl Servers {
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
-        let Parts { look_ups, cluster, mut registry, settings, requests, .. } = parts;
+        let Parts { look_ups, cluster, mut registry, measure, settings, requests, .. } = parts;
         let tls = certificate.server_config().context("TLS cannot be set up")?;
-        let metrics = Arc::new(Metrics::register(&mut registry));
-        Metrics::register_snapshot(&mut registry, Arc::clone(&snapshot));
+        let metrics = Arc::new(Metrics::register_with(&mut registry, &measure));
+        metrics.register_snapshot(&mut registry, Arc::clone(&snapshot));
+        metrics::register_certificate(&mut registry, certificate);
+        readiness.register(&mut registry);
+        let exposition = Exposition::from(registry).with_exemplars(&metrics);
         let connections = metrics.connections.clone();
         let admission = Admission { snapshot, live_namespace, look_ups, cluster, metrics, settings: requests };
 
@@ -75,7 +79,7 @@ impl Servers {
         // The thread that is to serve it takes it up.
         let listener = bind("--metrics-listen", metrics_listen).await?.into_std()?;
         let app = once_ready(router::router(admission), readiness.clone());
-        let operations = Operations { listener, app: health::router(readiness, Arc::new(registry)) };
+        let operations = Operations { listener, app: health::router(readiness, Arc::new(exposition)) };
         let admission = Server::tls(admission_port, tls, app, settings, connections);
         let (address, metrics_address) = (admission.local_addr()?, operations.listener.local_addr()?);
         Ok(Self { admission, operations, address, metrics_address })
@@ -156,6 +160,7 @@ mod tests {
             cluster: None,
             readiness: Readiness::default(),
             registry: Registry::default(),
+            measure: MetricsSettings::default(),
             settings,
             requests: RequestSettings::default(),
         })

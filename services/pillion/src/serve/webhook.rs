@@ -15,6 +15,7 @@ use pillion_control::live::LookupMetrics;
 use pillion_control::{LiveNamespaces, Lookups, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
+use pillion_webhook::metrics::ReloadMetrics;
 use pillion_webhook::router::{LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
 use prometheus_client::metrics::gauge::Gauge;
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::certificate::{self, CertificateFiles};
+use super::measure::MeasureArgs;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
@@ -63,6 +65,8 @@ pub(crate) struct WebhookArgs {
     #[command(flatten)]
     pub(crate) guardrails: GuardrailsArg,
     #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -96,6 +100,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let known = readiness.component("the first lists of profiles and namespaces");
     let mut registry = Registry::default();
     let broken = broken_profiles(&mut registry);
+    let reloads = ReloadMetrics::register(&mut registry);
     let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry));
     let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut registry));
     let mut settings = ServerSettings::default();
@@ -113,6 +118,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
         cluster,
         readiness: readiness.clone(),
         registry,
+        measure: args.measure.settings(),
         settings,
         requests,
     })
@@ -123,7 +129,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     let watching = publisher.run(client, stop.clone());
     tasks.spawn(async move { watching.await.context("the cluster is not watched any more") });
-    let following = files.follow(certificate::POLL, stop.clone());
+    let following = files.follow(certificate::POLL, reloads, stop.clone());
     tasks.spawn(following.map(Ok));
     tokio::spawn(show(status, known, broken));
     let mut serving = tokio::spawn(servers.run(drain.clone()));

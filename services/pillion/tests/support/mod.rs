@@ -3,6 +3,9 @@
 #![allow(dead_code, reason = "each test file is a crate of its own and uses a part of this")]
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
+pub(crate) mod metrics_page;
+pub(crate) mod replicas;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;

@@ -1,0 +1,176 @@
+//! A real Prometheus scrapes real replicas: it takes what they export, answers every query of `docs/metrics.md`, and finds
+//! the trace of a request by its exemplar.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use pillion_testkit::tools;
+use serde_json::Value;
+use support::eventually;
+use support::metrics_page::page;
+use support::replicas::{Dev, Webhook};
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+/// Its sender does not keep it, so nor do we.
+const UNSAMPLED: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+/// A running Prometheus. Dropping it kills it.
+struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+    folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    /// Scrapes these addresses every second.
+    fn scraping(targets: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
+             scrape_configs: [{{job_name: pillion, static_configs: [{{targets: {targets:?}}}]}}]\n"
+        );
+        std::fs::write(folder.path().join("prometheus.yml"), config).unwrap();
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let child = Command::new(tools::program("prometheus").unwrap())
+            .args(["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--enable-feature=exemplar-storage"])
+            .arg(format!("--web.listen-address={address}"))
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let prometheus = Self { child, address, folder };
+        eventually("Prometheus is ready", || prometheus.get("/-/ready").filter(|(status, _)| *status == 200));
+        prometheus
+    }
+
+    /// Status and body; `None` if it does not answer.
+    fn get(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.address).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
+        // HTTP/1.0: the body is all that comes until the end.
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: {}\r\n\r\n", self.address).as_bytes()).ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    /// What the API says; an error of its own as text.
+    fn api(&self, path: &str, query: &str) -> Result<Value, String> {
+        let (_, body) = self.get(&format!("/api/v1/{path}query={}", encoded(query))).unwrap();
+        let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
+        let part = |name| answer.get(name).cloned().unwrap_or_default();
+        if part("status") == "success" { Ok(part("data")) } else { Err(part("error").to_string()) }
+    }
+
+    /// The values that a query finds.
+    fn query(&self, query: &str) -> Result<Vec<f64>, String> {
+        let data = self.api("query?", query)?;
+        let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("no vector: {data}"))?;
+        let value = |sample: &Value| sample.pointer("/value/1")?.as_str()?.parse().ok();
+        found.iter().map(|sample| value(sample).ok_or_else(|| format!("no number: {sample}"))).collect()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |text, byte| {
+        if byte.is_ascii_alphanumeric() {
+            text + char::from(byte).encode_utf8(&mut [0])
+        } else {
+            text + &format!("%{byte:02X}")
+        }
+    })
+}
+
+fn traced(trace: &str, kept: bool) -> String {
+    format!("traceparent: 00-{trace}-b7ad6b7169203331-0{}\r\n", u8::from(kept))
+}
+
+#[test]
+fn prometheus_answers_every_query_of_the_page_and_finds_the_trace_of_a_request() {
+    // Whose traces are kept is the senders' to say. Nobody receives them here.
+    let collector = ["--tenant-metrics", "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
+    let (dev, webhook) = (Dev::start(&collector), Webhook::start(&["--tenant-metrics"]));
+    let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
+    eventually("both are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
+
+    let load = || {
+        dev.inject(&traced(TRACE, true));
+        dev.inject(&traced(UNSAMPLED, false));
+        dev.inject("");
+        dev.send_nonsense();
+    };
+    let queries = page().queries;
+    assert!(queries.len() > 30, "the page has {} queries", queries.len());
+    for query in &queries {
+        let mut last = Err("never asked".to_owned());
+        eventually(&format!("{query}\nfinds something that is a number"), || {
+            load();
+            last = prometheus.query(query);
+            // What it does not understand it will not understand later.
+            let values = last.as_ref().unwrap_or_else(|error| panic!("{query}\n{error}"));
+            (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
+        });
+    }
+
+    let found = eventually("the exemplar is there", || {
+        let window = format!("start={}&end={}&", 0, 1e10);
+        let selector = "pillion_admission_duration_seconds_bucket";
+        let data = prometheus.api(&format!("query_exemplars?{window}"), selector).unwrap();
+        data.as_array().filter(|series| !series.is_empty()).map(|_| data.clone())
+    });
+    let series = found.as_array().unwrap();
+    let exemplars = || series.iter().flat_map(|series| series["exemplars"].as_array().unwrap());
+    assert!(exemplars().all(|exemplar| exemplar["labels"]["trace_id"] == TRACE), "{found:#}");
+    assert!(series.iter().all(|series| series["seriesLabels"]["outcome"] == "injected"), "{found:#}");
+    for level in ["level=error", "level=ERROR", "level=warn", "level=WARN"] {
+        assert!(!prometheus.log().contains(level), "{}", prometheus.log());
+    }
+}
+
+/// What promtool says against metrics of this text; empty if nothing.
+fn lint(scrape: &str) -> String {
+    let mut child = Command::new(tools::program("promtool").unwrap())
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(scrape.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.success(), said.is_empty(), "{said}");
+    said
+}
+
+#[test]
+fn promtool_has_nothing_to_say_against_the_metrics() {
+    let (dev, webhook) = (Dev::start(&["--tenant-metrics"]), Webhook::start(&["--tenant-metrics"]));
+    dev.inject("");
+    for scrape in [dev.scrape(), webhook.scrape()] {
+        let said = lint(&scrape);
+        assert!(said.is_empty(), "{said}");
+    }
+    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads what it is given");
+}

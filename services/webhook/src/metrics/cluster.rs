@@ -1,0 +1,45 @@
+//! What is known of the cluster, measured when it is scraped; and what is not known any more loses its series.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use pillion_engine::snapshot::Snapshot;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::profiles::ProfileCounters;
+use super::tenants::Tenants;
+
+pub(super) struct Cluster {
+    pub(super) snapshot: Arc<ArcSwap<Snapshot>>,
+    pub(super) tenants: Tenants,
+    pub(super) profiles: ProfileCounters,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Cluster")
+    }
+}
+
+impl Collector for Cluster {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let snapshot = self.snapshot.load();
+        let now = Instant::now();
+        self.tenants.release(now, |name| snapshot.namespace(name).is_some());
+        let profiles: HashSet<_> = snapshot.profiles().iter().map(|profile| profile.display_name()).collect();
+        self.profiles.release(now, |name| profiles.contains(name));
+        for (name, help, count) in [
+            ("profiles", "Profiles that are served", snapshot.profiles().len()),
+            ("namespaces", "Namespaces that are known", snapshot.namespace_count()),
+        ] {
+            let gauge = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        Ok(())
+    }
+}

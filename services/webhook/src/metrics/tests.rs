@@ -1,0 +1,291 @@
+use std::fmt::Write;
+use std::sync::mpsc;
+
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::report::{Outcome, ProfileDecision, ProfileOutcome, Reason};
+use pillion_engine::snapshot::Namespace;
+
+use super::exposition::Format;
+use super::slots::OTHER;
+use super::*;
+
+fn text(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text
+}
+
+/// A profile of this name that was applied.
+fn applied(name: &str) -> ProfileDecision {
+    let spec = serde_json::json!({"template": {"metadata": {"annotations": {"a": "b"}}}});
+    let spec = serde_json::from_value(spec).unwrap();
+    let profile = Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap());
+    ProfileDecision { profile, outcome: ProfileOutcome::Applied, reason: Reason::Injected, detail: None }
+}
+
+fn injected(profiles: Vec<ProfileDecision>) -> Decision {
+    Decision { outcome: Outcome::Injected, profiles, ..Decision::skipped(Reason::Injected) }
+}
+
+fn tenants(max_namespaces: usize) -> MetricsSettings {
+    MetricsSettings { tenants: TenantSettings { enabled: true, max_namespaces } }
+}
+
+/// A request about this namespace.
+fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutcome) {
+    let tenant = metrics.tenants.request();
+    tenant.found(namespace, known);
+    tenant.clone().found("somebody-else", true);
+    metrics.answered(Endpoint::Any, outcome, Duration::from_micros(30), None, &tenant);
+}
+
+/// Makes everything happen that has a series of its own: each outcome on each path, each reason, more profiles and more
+/// namespaces than have series of their own.
+fn drive_everything(metrics: &Metrics, profiles: usize, namespaces: usize) {
+    for outcome in RequestOutcome::ALL {
+        for endpoint in Endpoint::ALL {
+            metrics.answered(endpoint, outcome, Duration::from_secs(9), None, &Tenant::default());
+        }
+        for number in 0..namespaces {
+            answer(metrics, &format!("team-{number}"), true, outcome);
+        }
+    }
+    for reason in Reason::ALL {
+        metrics.decided(&Decision::skipped(*reason), true);
+    }
+    let template = applied("p");
+    for number in 0..profiles {
+        metrics.decided(&injected(vec![ProfileDecision { ..applied(&format!("p{number}")) }]), false);
+    }
+    metrics.decided(&injected(vec![template]), false);
+}
+
+/// All metrics of this crate, as the program registers them.
+fn everything(settings: &MetricsSettings) -> (Metrics, Exposition) {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register_with(&mut registry, settings);
+    metrics.register_snapshot(&mut registry, Arc::default());
+    drop(ReloadMetrics::register(&mut registry));
+    crate::health::Readiness::default().register(&mut registry);
+    let exposition = Exposition::from(registry).with_exemplars(&metrics);
+    (metrics, exposition)
+}
+
+fn series(exposition: &Exposition) -> usize {
+    let text = exposition.text(Format::OpenMetrics).unwrap();
+    text.lines().filter(|line| !line.starts_with('#')).count()
+}
+
+#[test]
+fn each_outcome_is_counted_under_its_own_name() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    for (times, outcome) in RequestOutcome::ALL.into_iter().enumerate() {
+        for _ in 0..=times {
+            for endpoint in Endpoint::ALL {
+                metrics.answered(endpoint, outcome, Duration::from_micros(300), None, &Tenant::default());
+            }
+        }
+    }
+    let text = text(&registry);
+    for (times, outcome) in RequestOutcome::ALL.into_iter().enumerate() {
+        for endpoint in Endpoint::ALL {
+            let (endpoint, outcome) = (endpoint.as_str(), outcome.as_str());
+            let line = format!(
+                "pillion_admission_requests_total{{endpoint=\"{endpoint}\",outcome=\"{outcome}\"}} {}\n",
+                times + 1
+            );
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
+        if let RequestOutcome::Decided(outcome) = outcome {
+            let count = (times + 1) * Endpoint::ALL.len();
+            let line =
+                format!("pillion_admission_duration_seconds_count{{outcome=\"{}\"}} {count}\n", outcome.as_str());
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
+    }
+    // A bad request, an error, and one that was turned away: as many as their places say.
+    let failed = (6 + 7 + 8) * Endpoint::ALL.len();
+    let line = format!("pillion_admission_duration_seconds_count{{outcome=\"failed\"}} {failed}\n");
+    assert!(text.contains(&line), "{line} is not in\n{text}");
+    let build = concat!("pillion_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",revision=\"");
+    assert!(text.contains(build) && text.contains(",rustc=\"1."), "{text}");
+}
+
+#[test]
+fn a_decision_is_counted_by_outcome_and_reason_and_others_have_no_series() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    assert!(!text(&registry).contains("pillion_decisions_total{"));
+    for reason in Reason::ALL {
+        metrics.decided(&Decision::skipped(*reason), false);
+        metrics.decided(&Decision::denied(*reason, "for a test"), false);
+        metrics.decided(&Decision::denied(*reason, "for a test"), true);
+        let text = text(&registry);
+        let reason = reason.as_str();
+        for (outcome, times) in [("skipped", 1), ("denied", 2)] {
+            let line = format!("pillion_decisions_total{{outcome=\"{outcome}\",reason=\"{reason}\"}} {times}\n");
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
+    }
+    let text = text(&registry);
+    let series = text.lines().filter(|line| line.starts_with("pillion_decisions_total{")).count();
+    assert_eq!(series, 2 * Reason::ALL.len());
+    assert!(text.contains(&format!("pillion_dry_runs_total {}\n", Reason::ALL.len())), "{text}");
+}
+
+#[test]
+fn the_snapshot_is_measured_when_it_is_scraped() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    metrics.register_snapshot(&mut registry, Arc::clone(&snapshot));
+    assert!(text(&registry).contains("pillion_namespaces 0\n"), "{}", text(&registry));
+    snapshot.store(Arc::new(Snapshot::default().with_namespace("team-a", Some(Namespace::default()))));
+    let text = text(&registry);
+    assert!(text.contains("pillion_namespaces 1\n") && text.contains("pillion_profiles 0\n"), "{text}");
+}
+
+#[test]
+fn a_tenant_is_a_namespace_that_is_known_and_only_if_somebody_asks() {
+    let injected = RequestOutcome::Decided(Outcome::Injected);
+    let mut registry = Registry::default();
+    let off = Metrics::register(&mut registry);
+    answer(&off, "team-a", true, injected);
+    assert!(!text(&registry).contains("tenant"), "{}", text(&registry));
+
+    let mut registry = Registry::default();
+    let metrics = Metrics::register_with(&mut registry, &tenants(2));
+    for (namespace, known) in [("team-a", true), ("made-up", false), ("team-b", true), ("team-c", true)] {
+        answer(&metrics, namespace, known, injected);
+    }
+    answer(&metrics, "team-a", true, RequestOutcome::Shed);
+    // Nobody found out which namespace it was about.
+    metrics.answered(Endpoint::Any, RequestOutcome::BadRequest, Duration::ZERO, None, &metrics.tenants.request());
+    let text = text(&registry);
+    let mut shown: Vec<_> =
+        text.lines().filter_map(|line| line.strip_prefix("pillion_tenant_requests_total")?.split_once(' ')).collect();
+    shown.retain(|(_, count)| *count != "0");
+    let expected = [
+        ("{namespace=\"team-a\",outcome=\"injected\"}", "1"),
+        ("{namespace=\"team-a\",outcome=\"failed\"}", "1"),
+        ("{namespace=\"team-b\",outcome=\"injected\"}", "1"),
+        ("{namespace=\"_other\",outcome=\"injected\"}", "2"),
+    ];
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn injections_are_counted_by_profile() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    metrics.decided(&injected(vec![applied("nginx"), applied("otel")]), false);
+    metrics.decided(&injected(vec![applied("nginx")]), false);
+    let left_out = ProfileDecision { outcome: ProfileOutcome::Skipped, ..applied("vault") };
+    metrics.decided(&injected(vec![left_out]), false);
+    let text = text(&registry);
+    for line in ["{profile=\"nginx\"} 2\n", "{profile=\"otel\"} 1\n", "{profile=\"_other\"} 0\n"] {
+        assert!(text.contains(&format!("pillion_profile_injections_total{line}")), "{text}");
+    }
+    assert!(!text.contains("vault"), "{text}");
+}
+
+#[test]
+fn a_profile_that_is_served_keeps_its_series() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let (stays, goes) = (applied("stays"), applied("goes"));
+    let snapshot = Snapshot::new(ProfileSet::new([Arc::clone(&stays.profile)]));
+    metrics.register_snapshot(&mut registry, Arc::new(ArcSwap::from_pointee(snapshot)));
+    metrics.decided(&injected(vec![stays, goes]), false);
+    // A scrape finds out which is gone.
+    drop(text(&registry));
+    let later = std::time::Instant::now() + slots::GRACE;
+    metrics.profiles.release(later, |name| name == "stays");
+    let text = text(&registry);
+    assert!(text.contains("{profile=\"stays\"} 1\n") && !text.contains("goes"), "{text}");
+}
+
+/// Series that other parts of the program add: look-ups, queues, caches.
+const OF_OTHERS: usize = 80;
+
+#[test]
+fn a_replica_has_few_series_whatever_happens() {
+    let (metrics, exposition) = everything(&MetricsSettings::default());
+    drive_everything(&metrics, 0, 10_000);
+    let without_profiles = series(&exposition);
+    assert!(without_profiles + OF_OTHERS <= 400, "{without_profiles}");
+    assert!(!exposition.text(Format::Classic).unwrap().contains("team-"), "tenants are off");
+
+    let (metrics, exposition) = everything(&tenants(TenantSettings::default().max_namespaces));
+    drive_everything(&metrics, MAX_PROFILES + 10, 10_000);
+    let began = std::time::Instant::now();
+    let all = series(&exposition);
+    println!("{without_profiles} series, {all} with tenants and profiles, written in {:?}", began.elapsed());
+    assert!(all > 2200 && all + OF_OTHERS <= 3000, "{all}");
+    let text = exposition.text(Format::OpenMetrics).unwrap();
+    assert!(text.contains(&format!("{{namespace=\"{OTHER}\",outcome=\"injected\"}} 9500\n")), "{text}");
+}
+
+/// Stops at each end of a line until it is told to go on.
+struct Stuck {
+    stopped: mpsc::SyncSender<()>,
+    go_on: mpsc::Receiver<()>,
+}
+
+impl Write for Stuck {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        if text.contains('\n') {
+            self.stopped.send(()).unwrap();
+            self.go_on.recv().unwrap();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_scrape_that_is_stuck_stops_nobody_who_counts() {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register_with(&mut registry, &tenants(10));
+    metrics.register_snapshot(&mut registry, Arc::default());
+    let metrics = Arc::new(metrics);
+    let (stopped, is_stopped) = mpsc::sync_channel(0);
+    let (go_on, goes_on) = mpsc::channel();
+    let (count, wanted) = mpsc::channel::<usize>();
+    let (counted, is_counted) = mpsc::channel();
+
+    let scrape = std::thread::spawn(move || {
+        let mut writer = Stuck { stopped, go_on: goes_on };
+        prometheus_client::encoding::text::encode(&mut writer, &registry).unwrap();
+    });
+    let counting = Arc::clone(&metrics);
+    let profiles: Vec<_> = (0..20).map(|number| applied(&format!("p{number}"))).collect();
+    std::thread::spawn(move || {
+        for round in wanted {
+            // Each time something that has not been counted before, too.
+            let decision = Decision::skipped(Reason::ALL[round % Reason::ALL.len()]);
+            counting.decided(&decision, true);
+            counting.decided(&injected(vec![profiles[round % profiles.len()].clone()]), false);
+            let tenant = counting.tenants.request();
+            tenant.found(&format!("team-{round}"), true);
+            let (trace, took) = (Some(TraceId::from_bytes([1; 16])), Duration::from_micros(30));
+            for outcome in RequestOutcome::ALL {
+                counting.answered(Endpoint::Any, outcome, took, trace, &tenant);
+            }
+            counting.request_bytes.observe_bytes(10);
+            counting.patch_bytes.observe_bytes(10);
+            counting.connections.handshake_ended(HandshakeResult::Ok, took);
+            counted.send(()).unwrap();
+        }
+    });
+    let mut lines = 0;
+    while is_stopped.recv().is_ok() {
+        count.send(lines).unwrap();
+        let patience = Duration::from_secs(20);
+        assert!(is_counted.recv_timeout(patience).is_ok(), "who counts waits for a scrape at its line {lines}");
+        go_on.send(()).unwrap();
+        lines += 1;
+    }
+    scrape.join().unwrap();
+    assert!(lines > 300, "{lines}");
+}
