@@ -12,6 +12,7 @@ mod budget;
 mod connection;
 pub mod health;
 pub mod metrics;
+pub mod policy;
 mod refusal;
 pub mod router;
 pub mod serve;
