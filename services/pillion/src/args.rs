@@ -1,11 +1,13 @@
 //! The command line, as it is typed.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 
 use crate::crds::CrdsArgs;
 use crate::export::ExportArgs;
@@ -98,14 +100,23 @@ impl TraceArgs {
     /// The collector, if there is one.
     ///
     /// # Errors
-    /// The authority's file cannot be read.
+    /// The authority's file cannot be read, or there is no certificate in it.
     pub(crate) fn collector(&self) -> anyhow::Result<Option<Collector>> {
         let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
-        let authority = self.otlp_ca.as_ref().map(|file| {
-            fs::read(file)
-                .with_context(|| format!("cannot read the collector's authority {} (--otlp-ca)", file.display()))
-        });
+        let authority = self.otlp_ca.as_deref().map(authority);
         Ok(Some(Collector { endpoint, authority: authority.transpose()?, authority_file: self.otlp_ca.clone() }))
+    }
+}
+
+/// The certificates of a file, PEM.
+fn authority(file: &Path) -> anyhow::Result<Vec<u8>> {
+    let what = || format!("the collector's authority {} (--otlp-ca)", file.display());
+    let text = fs::read(file).with_context(|| format!("cannot read {}", what()))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match certificates {
+        Ok(found) if !found.is_empty() => Ok(text),
+        Ok(_) => bail!("{} has no certificate: expected PEM", what()),
+        Err(error) => bail!("{} is not PEM that can be read: {error}", what()),
     }
 }
 

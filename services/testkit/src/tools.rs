@@ -1,6 +1,7 @@
-//! Where the real programs come from: `KUBEBUILDER_ASSETS`, or `tools/build.sh`, which builds them once from pinned Go
-//! modules into a cache outside the checkout.
+//! Where the real programs come from: `tools/build.sh`, which builds them once from pinned Go modules into a cache outside
+//! the checkout; those of the control plane also from `KUBEBUILDER_ASSETS`.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,10 +9,10 @@ use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 
-/// The programs that every folder of tools holds.
+/// The programs of a control plane.
 pub const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
-/// The variable that names a folder of ready-made programs, as envtest and Kubebuilder have it.
+/// The variable that names a folder of ready-made programs of a control plane, as envtest and Kubebuilder have it.
 pub const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 
 /// The folder that holds `etcd`, `kube-apiserver` and `kubectl`.
@@ -23,18 +24,36 @@ pub const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 /// Says which program is missing from `KUBEBUILDER_ASSETS`, or passes on what the script said: without Go it names the
 /// ways out.
 pub fn dir() -> anyhow::Result<PathBuf> {
-    static FOUND: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let dir = built(&PROGRAMS)?;
+    check(&dir)?;
+    Ok(dir)
+}
+
+/// The path of one program: one of [`PROGRAMS`], `prometheus`, `promtool`, `k6`, or `otelcol`. The first time it is built,
+/// which takes minutes.
+///
+/// # Errors
+/// As [`dir`].
+pub fn program(name: &str) -> anyhow::Result<PathBuf> {
+    let path = built(&[name])?.join(name);
+    if !path.is_file() {
+        bail!("there is no {}, which tools/build.sh said it had built", path.display());
+    }
+    Ok(path)
+}
+
+/// The folder with these programs, which the script is asked for once in a process.
+fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
+    static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     // Held during the build: tests of one process must not start it side by side.
     let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(dir) = found.as_ref() {
+    let names = programs.join(" ");
+    if let Some(dir) = found.get(&names) {
         return Ok(dir.clone());
     }
-    let dir = match std::env::var_os(ASSETS_VARIABLE).filter(|value| !value.is_empty()) {
-        Some(assets) => PathBuf::from(assets),
-        None => build(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh"))?,
-    };
-    check(&dir)?;
-    Ok(found.insert(dir).clone())
+    let dir = build(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh"), programs)?;
+    found.insert(names, dir.clone());
+    Ok(dir)
 }
 
 fn check(dir: &Path) -> anyhow::Result<()> {
@@ -53,9 +72,10 @@ fn check(dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Runs the script; its last line is the folder.
-fn build(script: &Path) -> anyhow::Result<PathBuf> {
+fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     let mut child = Command::new("bash")
         .arg(script)
+        .args(programs)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -99,13 +119,13 @@ mod tests {
     #[test]
     fn the_last_line_of_the_script_is_the_folder() {
         let script = script("echo about to build >&2; echo noise; echo /some/where");
-        assert_eq!(build(script.path()).unwrap(), PathBuf::from("/some/where"));
+        assert_eq!(build(script.path(), &[]).unwrap(), PathBuf::from("/some/where"));
     }
 
     #[test]
     fn what_a_failing_script_says_is_passed_on() {
         let script = script("echo 'error: no go on the PATH' >&2; echo '  help: install Go' >&2; exit 2");
-        let error = build(script.path()).unwrap_err().to_string();
+        let error = build(script.path(), &[]).unwrap_err().to_string();
         assert!(error.contains("no go on the PATH\n  help: install Go"), "{error}");
     }
 

@@ -15,6 +15,8 @@
 
 pub(crate) mod check;
 pub(crate) mod follow;
+#[cfg(test)]
+mod page;
 pub(crate) mod policy;
 pub(crate) mod read;
 mod rules;
