@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -19,6 +19,15 @@ fn check(folder: &Path, arguments: &[&str]) -> Output {
     command.args(["webhook", "--check-config"]).args(arguments).current_dir(folder).output().unwrap()
 }
 
+fn write_kubeconfig(folder: &Path, api_server: SocketAddr) {
+    let text = format!(
+        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{api_server}\"}}}}]\n\
+         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+         current-context: x\n"
+    );
+    std::fs::write(folder.join("kubeconfig"), text).unwrap();
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
@@ -31,12 +40,7 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     taken.set_nonblocking(true).unwrap();
     let address = taken.local_addr().unwrap();
-    let kubeconfig = format!(
-        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{address}\"}}}}]\n\
-         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-         current-context: x\n"
-    );
-    std::fs::write(folder.path().join("kubeconfig"), kubeconfig).unwrap();
+    write_kubeconfig(folder.path(), address);
     let policy = format!("{HEADER}requests: {{maxBody: 3145728}}\nconnections: {{idleTimeout: 150s}}\n");
     std::fs::write(folder.path().join("policy.yaml"), policy).unwrap();
     let (listen, endpoint) = (address.to_string(), format!("http://{address}"));
@@ -163,6 +167,40 @@ fn write_version(mount: &Path, version: u32, policy: &str) {
     std::fs::write(mount.join(&fresh).join("policy.yaml"), format!("{HEADER}{policy}")).unwrap();
     symlink(&fresh, mount.join("..data_tmp")).unwrap();
     std::fs::rename(mount.join("..data_tmp"), mount.join("..data")).unwrap();
+}
+
+#[test]
+fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
+    let folder = tempfile::tempdir().unwrap();
+    TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+    // Bound and never accepted from: an API server that does not answer.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    write_kubeconfig(folder.path(), silent.local_addr().unwrap());
+    let write = |level: &str| {
+        std::fs::write(folder.path().join("fresh.yaml"), format!("{HEADER}logs: {{level: {level}}}\n")).unwrap();
+        std::fs::rename(folder.path().join("fresh.yaml"), folder.path().join("policy.yaml")).unwrap();
+    };
+    write("info");
+    let ports = ["webhook", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--drain-minimum", "0"];
+    let files =
+        ["--tls-cert", "tls.crt", "--tls-key", "tls.key", "--kubeconfig", "kubeconfig", "--config", "policy.yaml"];
+    let replica = Program::start(&[&ports[..], &files].concat(), folder.path());
+    let deaf = Program::start(&[&ports[..], &files, &["--log-level", "info"]].concat(), folder.path());
+    let address = replica.word_behind("metrics_address=");
+    let told = |program: &Program| program.stderr().matches("the policy file was read again").count();
+    deaf.word_behind("metrics_address=");
+    let read = |times: u64| {
+        let line = format!("pillion_config_reloads_total{{result=\"ok\"}} {times}");
+        eventually(&line, || get(&address, "/metrics").body.lines().any(|found| found == line).then_some(()));
+    };
+    // What is told of the change is told at the new level.
+    write("error");
+    read(1);
+    assert_eq!(told(&replica), 0, "{}", replica.stderr());
+    eventually("the flag wins", || (told(&deaf) == 1).then_some(()));
+    write("\"info,hyper=debug\"");
+    read(2);
+    eventually("it is told again", || (told(&replica) == 1).then_some(()));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! head; of one that is not, no further span is made. If it then fails or is denied, one span is made of it afterwards,
 //! without its parts.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use http::HeaderMap;
@@ -44,12 +44,12 @@ const TRACEPARENT_BYTES: usize = 128;
 /// Bytes of a `tracestate` that have to be passed on, by the standard; of a longer one nothing is.
 const TRACESTATE_BYTES: usize = 512;
 
-/// The span of a request, from its head to its answer.
-#[derive(Debug)]
+/// The span of a request, from its head to its answer. Clones are one span, which ends with the last of them.
+#[derive(Clone, Debug)]
 pub(crate) struct RequestSpan {
     /// Disabled, unless the request is traced.
     span: Span,
-    left_out: Option<LeftOut>,
+    left_out: Option<Arc<LeftOut>>,
 }
 
 /// A request that is not traced though others are: what a span would have said that is made afterwards.
@@ -116,7 +116,7 @@ impl RequestSpan {
             return Self { span, left_out: None };
         }
         let left_out = LeftOut { endpoint, parent, began: SystemTime::now(), known: Mutex::default() };
-        Self { span: Span::none(), left_out: Some(left_out) }
+        Self { span: Span::none(), left_out: Some(Arc::new(left_out)) }
     }
 
     /// What the request is about.

@@ -97,7 +97,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         output::problems(&loaded.problems)?;
     }
     let known = namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.clone()));
-    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(known);
+    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(known).with_guardrails(start.guardrails.clone());
     let sample = Sample::find(&snapshot, &opted_in(&namespaces));
     folder.write_sample(&sample)?;
 
