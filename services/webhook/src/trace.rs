@@ -258,8 +258,7 @@ mod tests {
     }
 
     fn trace_id(headers: &HeaderMap) -> Option<String> {
-        let context =
-            TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &Headers(headers));
+        let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let span = context.span();
         let found = span.span_context();
         found.is_valid().then(|| found.trace_id().to_string())
