@@ -9,8 +9,11 @@ use super::read::{Overrides, from_text, lines};
 use super::{WebhookPolicy, settings};
 use crate::args::Arguments;
 
+/// Writes a table.
+type Table = fn() -> String;
+
 /// What is written of the page, by the comment that it stands behind.
-const TABLES: [(&str, fn() -> String); 2] = [("flags", flags), ("keys", settings::table)];
+const TABLES: [(&str, Table); 2] = [("flags", flags), ("keys", settings::table)];
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")

@@ -82,29 +82,34 @@ mod tests {
     use super::super::units::Time;
     use super::*;
 
+    type Spoil = fn(&mut WebhookPolicy);
+
+    fn seconds(count: u64) -> Time {
+        Time(std::time::Duration::from_secs(count))
+    }
+
     #[test]
     fn the_defaults_go_together_and_each_contradiction_is_found() {
         assert_eq!(contradictions(&WebhookPolicy::default()), []);
-        let second = |seconds| Time(std::time::Duration::from_secs(seconds));
-        let cases: [(fn(&mut WebhookPolicy, fn(u64) -> Time), &str, &str); 6] = [
+        let cases: [(Spoil, &str, &str); 6] = [
             (
-                |policy, s| policy.connections.drain_minimum = s(101),
+                |policy| policy.connections.drain_minimum = seconds(101),
                 "connections.drainMinimum",
                 "drainDeadline (1m40s)",
             ),
             (
-                |policy, s| policy.connections.handshake_timeout = s(121),
+                |policy| policy.connections.handshake_timeout = seconds(121),
                 "connections.handshakeTimeout",
                 "idleTimeout (2m)",
             ),
-            (|policy, _| policy.connections.max = 100, "connections.maxHandshakes", "connections.max (100), found 256"),
-            (|policy, s| policy.requests.timeout = s(4), "requests.bodyTimeout", "requests.timeout (4s), found 5s"),
-            (|policy, s| policy.requests.look_up_timeout = s(41), "requests.lookUpTimeout", "(40s), found 41s"),
-            (|policy, _| policy.requests.max_body = Size(50 << 20), "requests.maxBody", "at most 48Mi"),
+            (|policy| policy.connections.max = 100, "connections.maxHandshakes", "connections.max (100), found 256"),
+            (|policy| policy.requests.timeout = seconds(4), "requests.bodyTimeout", "requests.timeout (4s), found 5s"),
+            (|policy| policy.requests.look_up_timeout = seconds(41), "requests.lookUpTimeout", "(40s), found 41s"),
+            (|policy| policy.requests.max_body = Size(50 << 20), "requests.maxBody", "at most 48Mi"),
         ];
         for (spoil, path, expected) in cases {
             let mut policy = WebhookPolicy::default();
-            spoil(&mut policy, second);
+            spoil(&mut policy);
             let found = contradictions(&policy);
             let [only] = found.as_slice() else { panic!("{path}: {found:?}") };
             assert_eq!(only.path, path);
