@@ -162,7 +162,7 @@ struct Dev {
     url: String,
     authority: PathBuf,
     review: String,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Dev {
@@ -172,14 +172,16 @@ impl Dev {
         let policy = format!("apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n{policy}");
         std::fs::write(folder.path().join("policy.yaml"), policy).unwrap();
         let ports = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
-        let files = ["--profiles", "profiles.yaml", "--config", "policy.yaml", "--log-level", "info"];
-        let program = Program::start_with(&[&ports[..], &files, more].concat(), variables, folder.path());
+        let files = ["--profiles", "profiles.yaml", "--config", "policy.yaml"];
+        let quiet = [("PILLION_LOG_LEVEL", "info")];
+        let program =
+            Program::start_with(&[&ports[..], &files, more].concat(), &[&quiet, variables].concat(), folder.path());
         Self {
             authority: program.word_behind("--cacert ").into(),
             review: std::fs::read_to_string(program.word_behind("--data @")).unwrap(),
             url: format!("https://{}", program.word_behind("https://")),
             program,
-            _folder: folder,
+            folder,
         }
     }
 
@@ -398,13 +400,30 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
 }
 
 #[test]
+fn the_share_changes_with_the_file() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (collector, address) = FakeCollector::start(&runtime);
+    let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{address}")], &[], "traces: {ratio: 0}\n");
+    dev.send("");
+    let file = dev.folder.path().join("policy.yaml");
+    let policy = std::fs::read_to_string(&file).unwrap().replace("ratio: 0", "ratio: 1");
+    std::fs::write(dev.folder.path().join("fresh.yaml"), policy).unwrap();
+    std::fs::rename(dev.folder.path().join("fresh.yaml"), &file).unwrap();
+    dev.program.tells("traces.ratio");
+    dev.send("");
+    dev.end();
+    eventually("the spans have come", || (collector.spans("serialise").len() == 1).then_some(()));
+    assert_eq!(collector.spans("admission").len(), 1);
+}
+
+#[test]
 fn headers_for_the_collector_come_from_the_environment_and_are_told_to_nobody() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (collector, address) = FakeCollector::start(&runtime);
     let headers = [("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hushhush")];
     let endpoint = format!("http://{address}");
     let arguments = ["--otlp-endpoint", &endpoint, "--trace-ratio", "1", "--log-level", "trace"];
-    let dev = Dev::start(arguments.get(..4).unwrap(), &headers, "");
+    let dev = Dev::start(&arguments, &headers, "");
     dev.send("");
     let sent =
         eventually("a batch has come", || Some(collector.header("authorization")).filter(|found| !found.is_empty()));

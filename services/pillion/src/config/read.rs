@@ -50,7 +50,7 @@ impl ConfigArg {
     pub(crate) fn load(&self, overrides: &Overrides) -> Result<WebhookPolicy, Vec<Problem>> {
         match &self.config {
             Some(file) => from_text(file, &text_of(file).map_err(|problem| vec![problem])?, overrides),
-            None => from_text(Path::new("the flags"), "", overrides),
+            None => with_flags(&Arc::new(Source::new("the defaults", String::new())), None, overrides),
         }
     }
 
@@ -76,21 +76,29 @@ pub(crate) fn text_of(file: &Path) -> Result<String, Problem> {
     fs::read_to_string(file).map_err(|error| Problem::whole(name(), format!("cannot be read: {error}")))
 }
 
-/// The policy of a text, with the flags that win over it. An empty text is no file, and not a file without its header.
+/// The policy of a file's text, with the flags that win over it.
 pub(crate) fn from_text(file: &Path, text: &str, overrides: &Overrides) -> Result<WebhookPolicy, Vec<Problem>> {
     let source = Arc::new(Source::new(file.display().to_string(), text.to_owned()));
     let document = document(&source).map_err(|problem| vec![problem])?;
-    let mut policy = match &document {
-        Some(document) => typed::read(&source, document, "").map_err(|problem| vec![problem])?,
+    with_flags(&source, Some(&document), overrides)
+}
+
+fn with_flags(
+    source: &Arc<Source>,
+    document: Option<&yaml::Node>,
+    overrides: &Overrides,
+) -> Result<WebhookPolicy, Vec<Problem>> {
+    let mut policy = match document {
+        Some(document) => typed::read(source, document, "").map_err(|problem| vec![problem])?,
         None => WebhookPolicy::default(),
     };
     overrides.apply(&mut policy);
     let problems: Vec<_> = wrong(&policy)
         .into_iter()
         .map(|Wrong { path, message, help }| {
-            let problem = match (overrides.flag(path), &document) {
+            let problem = match (overrides.flag(path), document) {
                 (Some(flag), _) => Problem::whole(flag, message),
-                (None, Some(document)) => Problem::at(&source, place::of(document, path), message).of_field(path),
+                (None, Some(document)) => Problem::at(source, place::of(document, path), message).of_field(path),
                 (None, None) => Problem::whole(source.name.as_str(), message).of_field(path),
             };
             problem.with_help(help)
@@ -99,14 +107,18 @@ pub(crate) fn from_text(file: &Path, text: &str, overrides: &Overrides) -> Resul
     if problems.is_empty() { Ok(policy) } else { Err(problems) }
 }
 
-/// The one document of a file, with its header.
-fn document(source: &Arc<Source>) -> Result<Option<yaml::Node>, Problem> {
+/// The one document of a file, with its header. A file without any is a mistake, and not a wish for all defaults: it may
+/// be one that somebody is writing, or has cut off.
+fn document(source: &Arc<Source>) -> Result<yaml::Node, Problem> {
     let mut documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     if let Some(second) = documents.get(1) {
         return Err(Problem::at(source, second.span.clone(), "there is a second document; expected one"));
     }
     let header = HEADER.map(|(key, value)| format!("{key}: {value}")).join(", ");
-    let Some(document) = documents.pop() else { return Ok(None) };
+    let Some(document) = documents.pop() else {
+        let expected = format!("there is nothing in it; expected a map that begins with {header}");
+        return Err(Problem::whole(source.name.as_str(), expected));
+    };
     let yaml::Content::Mapping(_) = document.content else {
         let expected = format!("expected a map that begins with {header}");
         return Err(Problem::at(source, document.span, expected));
@@ -114,7 +126,7 @@ fn document(source: &Arc<Source>) -> Result<Option<yaml::Node>, Problem> {
     match HEADER.into_iter().find(|(key, _)| document.get(key).is_none()) {
         Some((key, _)) => Err(Problem::at(source, document.span, format!("the field `{key}` is missing"))
             .with_help(format!("begin the file with {header}"))),
-        None => Ok(Some(document)),
+        None => Ok(document),
     }
 }
 
@@ -210,7 +222,7 @@ mod tests {
         assert_eq!(policy.logs.level, "debug");
         assert_eq!(policy.traces, WebhookPolicy::default().traces);
         assert_eq!(read("").unwrap(), WebhookPolicy::default());
-        assert_eq!(read_with("", &Overrides::default()).unwrap(), WebhookPolicy::default());
+        assert_eq!(ConfigArg::default().load(&Overrides::default()).unwrap(), WebhookPolicy::default());
     }
 
     #[test]
@@ -235,8 +247,8 @@ mod tests {
         let policy = read_with(&format!("{HEAD}logs: {{level: trace}}\n"), &overrides).unwrap();
         assert_eq!((policy.logs.level.as_str(), policy.server_settings().drain_deadline.as_secs()), ("warn", 20));
         let overrides = Overrides { log_level: Some("pillion=loud".to_owned()), ..Overrides::default() };
-        let told = read_with("", &overrides).unwrap_err();
-        assert!(told.starts_with("--log-level: ") && told.contains("pillion=loud"), "{told}");
+        let told = ConfigArg::default().required(&overrides).unwrap_err().to_string();
+        assert!(told.contains(": --log-level: ") && told.contains("pillion=loud"), "{told}");
     }
 
     #[test]
@@ -284,6 +296,8 @@ mod tests {
                 &["p.yaml:2:7", "did you mean `WebhookPolicy`?"],
             ),
             ("- a\n", &["p.yaml:1:1", "expected a map that begins with"]),
+            ("", &["p.yaml: there is nothing in it", "begins with apiVersion: config.pillion.dev/v1alpha1, kind"]),
+            ("# cut off\n---\n", &["there is nothing in it"]),
         ] {
             let told = read_with(text, &Overrides::default()).unwrap_err();
             assert!(expected.iter().all(|part| told.contains(part)), "{text}: {told}");
