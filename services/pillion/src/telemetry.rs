@@ -47,8 +47,8 @@ pub(crate) struct Telemetry {
 pub(crate) struct Controls {
     pub(crate) level: LogLevel,
     sampling: Sampling,
-    /// Where spans are counted, if any are made.
-    spans: Option<SpanMetrics>,
+    /// Where spans are counted. All is 0 where none are made.
+    spans: SpanMetrics,
 }
 
 impl Controls {
@@ -58,11 +58,9 @@ impl Controls {
         self.sampling.set(&policy.traces);
     }
 
-    /// Shows what is counted of the spans. Where none are made, there is nothing to show.
+    /// Shows what is counted of the spans.
     pub(crate) fn register(&self, metrics: &mut Metrics) {
-        if let Some(spans) = &self.spans {
-            spans.register(metrics);
-        }
+        self.spans.register(metrics);
     }
 }
 
@@ -85,11 +83,9 @@ impl Telemetry {
     pub(crate) fn start(logs: &LogArgs, traces: &TraceArgs, policy: &WebhookPolicy) -> anyhow::Result<Self> {
         let (filter, level) = LogLevel::new(&policy.logs.level)?;
         let sampling = Sampling::new(&policy.traces);
-        let spans = traces.otlp_endpoint.is_some().then(SpanMetrics::default);
-        let provider = match (&spans, traces.collector()?) {
-            (Some(metrics), Some(collector)) => Some(traces::provider(&collector, &sampling, metrics.clone())?),
-            _ => None,
-        };
+        let spans = SpanMetrics::default();
+        let collector = traces.collector()?;
+        let provider = collector.map(|collector| traces::provider(&collector, &sampling, spans.clone())).transpose()?;
         let layer = provider.as_ref().map(|provider| {
             // What is told while a request is answered belongs to its span, but not each decision: the span says it.
             let wanted = [(trace::TARGET, LevelFilter::INFO), ("pillion", LevelFilter::WARN)];
