@@ -1,7 +1,13 @@
 //! The command line, as it is typed.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 
 use crate::crds::CrdsArgs;
 use crate::export::ExportArgs;
@@ -9,6 +15,7 @@ use crate::inject::InjectArgs;
 use crate::lint::LintArgs;
 use crate::serve::dev::DevArgs;
 use crate::serve::webhook::WebhookArgs;
+use crate::telemetry::traces::Collector;
 
 /// One sidecar injector for a whole Kubernetes cluster.
 ///
@@ -59,7 +66,7 @@ pub(crate) struct LogArgs {
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "PILLION_LOG_FORMAT", value_name = "FORMAT")]
     pub(crate) log_format: LogFormat,
     /// What is logged: error, warn, info, debug, trace or off; also by part, as in "info,pillion_control=debug". Default:
-    /// info; for dev also each decision.
+    /// what the policy file says, else info; for dev also each decision.
     #[arg(long, global = true, env = "PILLION_LOG_LEVEL", value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
 }
@@ -80,19 +87,43 @@ pub(crate) struct TraceArgs {
     /// Send traces there by OTLP over gRPC, as in <http://collector.observability:4317>. Without it none are made.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = otlp_endpoint)]
     pub(crate) otlp_endpoint: Option<String>,
-    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already.
-    #[arg(long, env = "PILLION_TRACE_RATIO", value_name = "SHARE", default_value_t = 0.01, value_parser = ratio)]
-    pub(crate) trace_ratio: f64,
+    /// The authority to trust an https:// endpoint by, PEM. Default: those of the system.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
+    pub(crate) otlp_ca: Option<PathBuf>,
+    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already. Default: what the
+    /// policy file says, else 0.01.
+    #[arg(long, env = "PILLION_TRACE_RATIO", value_name = "SHARE", value_parser = ratio)]
+    pub(crate) trace_ratio: Option<f64>,
+}
+
+impl TraceArgs {
+    /// The collector, if there is one.
+    ///
+    /// # Errors
+    /// The authority's file cannot be read, or there is no certificate in it.
+    pub(crate) fn collector(&self) -> anyhow::Result<Option<Collector>> {
+        let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
+        let authority = self.otlp_ca.as_deref().map(authority);
+        Ok(Some(Collector { endpoint, authority: authority.transpose()?, authority_file: self.otlp_ca.clone() }))
+    }
+}
+
+/// The certificates of a file, PEM.
+fn authority(file: &Path) -> anyhow::Result<Vec<u8>> {
+    let what = || format!("the collector's authority {} (--otlp-ca)", file.display());
+    let text = fs::read(file).with_context(|| format!("cannot read {}", what()))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match certificates {
+        Ok(found) if !found.is_empty() => Ok(text),
+        Ok(_) => bail!("{} has no certificate: expected PEM", what()),
+        Err(error) => bail!("{} is not PEM that can be read: {error}", what()),
+    }
 }
 
 fn otlp_endpoint(text: &str) -> Result<String, String> {
-    match text.strip_prefix("http://") {
+    match text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")) {
         Some(rest) if !rest.is_empty() && !rest.contains(char::is_whitespace) => Ok(text.to_owned()),
-        _ if text.starts_with("https://") => {
-            Err("this build sends traces without TLS; give an http:// address, of a collector beside the pod say"
-                .to_owned())
-        }
-        _ => Err("expected a URL such as http://collector.observability:4317".to_owned()),
+        _ => Err("expected a URL such as http://collector.observability:4317, or https://".to_owned()),
     }
 }
 
@@ -105,8 +136,6 @@ fn ratio(text: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use clap::CommandFactory;
     use pillion_api::names::InjectionLevel;
 
@@ -126,11 +155,10 @@ mod tests {
         let Command::Webhook(args) = parse("pillion webhook --tls-cert c.pem --tls-key k.pem").unwrap().command else {
             panic!("another command")
         };
-        assert_eq!((args.tls_cert, args.tls_key), (PathBuf::from("c.pem"), PathBuf::from("k.pem")));
+        assert_eq!((args.tls_cert, args.tls_key), (Some("c.pem".into()), Some("k.pem".into())));
         assert_eq!(args.listen.to_string(), "0.0.0.0:8443");
         assert_eq!(args.metrics_listen.to_string(), "0.0.0.0:9090");
         assert_eq!(args.kubeconfig, None);
-        assert_eq!(args.max_body_memory, 64);
         assert_eq!(args.traces.otlp_endpoint, None);
 
         let error = parse("pillion webhook --tls-cert c.pem").unwrap_err();
@@ -169,9 +197,8 @@ mod tests {
             ("pillion dev --namespace =held", "NAME=LEVEL"),
             ("pillion dev --listen 8443", "--listen"),
             ("pillion dev --otlp-endpoint collector:4317", "http://"),
-            ("pillion dev --otlp-endpoint https://c:4317", "without TLS"),
+            ("pillion dev --otlp-endpoint https://", "http://"),
             ("pillion dev --trace-ratio 2", "from 0 to 1"),
-            ("pillion webhook --tls-cert c --tls-key k --max-body-memory 8", "from 16 to 65536"),
             ("pillion --log-format xml crds", "text, json"),
         ] {
             let error = parse(line).unwrap_err();

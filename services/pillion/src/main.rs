@@ -4,11 +4,10 @@
 
 mod args;
 mod causes;
-mod cluster_facts;
+mod config;
 mod crds;
 mod creation;
 mod export;
-mod guardrails;
 mod inject;
 mod lint;
 mod load;

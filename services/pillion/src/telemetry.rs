@@ -2,32 +2,34 @@
 //!
 //! Each has a filter of its own, so that a quiet log does not take the spans away, and the log does not ask for spans.
 //! Without an endpoint there is no tracing layer at all, and a span costs nothing.
+//!
+//! * [`logs`]: what is logged, and how that changes while the program runs.
+//! * [`traces`]: where spans go, and which.
+//! * [`queue`]: what stands between them and their collector.
 
-use std::io::IsTerminal;
+pub(crate) mod logs;
+mod queue;
+pub(crate) mod traces;
+
 use std::time::Duration;
 
 use anyhow::Context;
 use opentelemetry::trace::TracerProvider;
-use opentelemetry_otlp::{SpanExporter, WithExportConfig};
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use pillion_webhook::trace;
-use tracing::Subscriber;
+use prometheus_client::registry::Registry as Metrics;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+use tracing_subscriber::{Layer, Registry};
 
-use crate::args::{LogArgs, LogFormat, TraceArgs};
-
-/// What is logged unless somebody says otherwise.
-const DEFAULT_LEVEL: &str = "info";
-
-/// Logged only if somebody asks for it by its name: the client tells of each failed request once more, without what it was
-/// for; and the spans of requests are for traces.
-const QUIET: &str = "kube_client=off,pillion_trace=off";
+use self::logs::LogLevel;
+use self::queue::SpanMetrics;
+use self::traces::Sampling;
+use crate::args::{LogArgs, TraceArgs};
+use crate::config::WebhookPolicy;
+use crate::config::policy::DEFAULT_LEVEL;
 
 /// How long the last spans may take to be sent.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -37,6 +39,29 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     provider: Option<SdkTracerProvider>,
+    controls: Controls,
+}
+
+/// What of all that changes while the program runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Controls {
+    pub(crate) level: LogLevel,
+    sampling: Sampling,
+    /// Where spans are counted. All is 0 where none are made.
+    spans: SpanMetrics,
+}
+
+impl Controls {
+    /// Takes over what a policy says.
+    pub(crate) fn apply(&self, policy: &WebhookPolicy) {
+        self.level.set(&policy.logs.level);
+        self.sampling.set(&policy.traces);
+    }
+
+    /// Shows what is counted of the spans.
+    pub(crate) fn register(&self, metrics: &mut Metrics) {
+        self.spans.register(metrics);
+    }
 }
 
 impl Telemetry {
@@ -45,24 +70,41 @@ impl Telemetry {
     /// # Errors
     /// The level is none.
     pub(crate) fn logs(logs: &LogArgs) -> anyhow::Result<()> {
-        Registry::default().with(log_layer(logs)?).try_init().context("logs are set up already")
+        let level = logs.log_level.as_deref().unwrap_or(DEFAULT_LEVEL);
+        let filter = logs::filter(level).context("--log-level cannot be used")?;
+        let layer = logs::layer(logs.log_format).with_filter(filter);
+        Registry::default().with(layer).try_init().context("logs are set up already")
     }
 
-    /// Log lines and, if an endpoint is given, traces. Has to be called in the runtime, which the exporter needs.
+    /// Log lines and, if an endpoint is given, traces, as a policy says.
     ///
     /// # Errors
     /// The level is none, or the endpoint cannot be used.
-    pub(crate) fn start(logs: &LogArgs, traces: &TraceArgs) -> anyhow::Result<Self> {
-        let provider =
-            traces.otlp_endpoint.as_deref().map(|endpoint| provider(endpoint, traces.trace_ratio)).transpose()?;
-        let spans = provider.as_ref().map(|provider| {
-            let layer = tracing_opentelemetry::layer().with_location(false).with_threads(false);
+    pub(crate) fn start(logs: &LogArgs, traces: &TraceArgs, policy: &WebhookPolicy) -> anyhow::Result<Self> {
+        let (filter, level) = LogLevel::new(&policy.logs.level)?;
+        let sampling = Sampling::new(&policy.traces);
+        let spans = SpanMetrics::default();
+        let collector = traces.collector()?;
+        let provider = collector.map(|collector| traces::provider(&collector, &sampling, spans.clone())).transpose()?;
+        let layer = provider.as_ref().map(|provider| {
             // What is told while a request is answered belongs to its span, but not each decision: the span says it.
             let wanted = [(trace::TARGET, LevelFilter::INFO), ("pillion", LevelFilter::WARN)];
+            let layer = tracing_opentelemetry::layer().with_location(false).with_threads(false);
+            let layer = layer.with_tracked_inactivity(false).with_target(false);
             layer.with_tracer(provider.tracer("pillion")).with_filter(Targets::new().with_targets(wanted))
         });
-        Registry::default().with(log_layer(logs)?).with(spans).try_init().context("logs are set up already")?;
-        Ok(Self { provider })
+        let lines = logs::layer(logs.log_format).with_filter(filter);
+        Registry::default().with(lines).with(layer).try_init().context("logs are set up already")?;
+        if let Some(provider) = &provider {
+            // For spans that are made after their request has ended.
+            opentelemetry::global::set_tracer_provider(provider.clone());
+        }
+        Ok(Self { provider, controls: Controls { level, sampling, spans } })
+    }
+
+    /// What of it changes while the program runs.
+    pub(crate) fn controls(&self) -> Controls {
+        self.controls.clone()
     }
 
     /// Sends the last spans, for a few seconds at most.
@@ -73,61 +115,5 @@ impl Telemetry {
         if let Ok(Err(error)) = ended {
             tracing::warn!(%error, "the last traces were not sent");
         }
-    }
-}
-
-fn log_layer<S>(logs: &LogArgs) -> anyhow::Result<impl Layer<S>>
-where
-    S: Subscriber + for<'s> LookupSpan<'s>,
-{
-    let level = logs.log_level.as_deref().unwrap_or(DEFAULT_LEVEL);
-    let filter = EnvFilter::try_new(format!("{QUIET},{level}")).with_context(|| {
-        format!(
-            "--log-level {level:?} cannot be used: expected error, warn, info, debug, trace or off, or parts as in \
-             \"info,pillion_control=debug\""
-        )
-    })?;
-    let layer = fmt::layer().with_writer(std::io::stderr);
-    let layer = match logs.log_format {
-        LogFormat::Text => layer.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
-        LogFormat::Json => layer.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
-    };
-    Ok(layer.with_filter(filter))
-}
-
-fn provider(endpoint: &str, ratio: f64) -> anyhow::Result<SdkTracerProvider> {
-    let exporter = SpanExporter::builder()
-        .with_tonic()
-        .with_endpoint(endpoint)
-        .build()
-        .with_context(|| format!("traces cannot be sent to --otlp-endpoint {endpoint}"))?;
-    // OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are read by the builder; the name given here would hide the former.
-    let resource = Resource::builder();
-    let resource =
-        if std::env::var_os("OTEL_SERVICE_NAME").is_some() { resource } else { resource.with_service_name("pillion") };
-    let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
-    Ok(SdkTracerProvider::builder()
-        .with_batch_exporter(exporter)
-        .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio))))
-        .with_resource(resource.with_attribute(version).build())
-        .build())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_level_that_is_none_is_named() {
-        let logs = LogArgs { log_format: LogFormat::Json, log_level: Some("info,pillion=loud".to_owned()) };
-        let error = log_layer::<Registry>(&logs).err().unwrap();
-        assert!(error.to_string().contains("pillion=loud"), "{error}");
-    }
-
-    #[tokio::test]
-    async fn an_endpoint_that_is_not_there_stops_neither_start_nor_end() {
-        let provider = provider("http://127.0.0.1:1", 1.0).unwrap();
-        drop(tracing::subscriber::set_default(Registry::default()));
-        tokio::time::timeout(FLUSH_LIMIT * 2, Telemetry { provider: Some(provider) }.shutdown()).await.unwrap();
     }
 }

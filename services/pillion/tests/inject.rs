@@ -405,7 +405,8 @@ fn the_other_objects_of_a_manifest_are_what_is_looked_up() {
         fs::write(&file, text).unwrap();
         file.display().to_string()
     };
-    let (profiles, facts) = (file("profiles.yaml", READERS), file("facts.yaml", "region: eu-west-1\n"));
+    let facts = file("facts.yaml", &format!("{POLICY}cluster: {{region: eu-west-1}}\n"));
+    let profiles = file("profiles.yaml", READERS);
     let labels = json!({"team": "red"});
     let spec = json!({"serviceAccountName": "builder", "containers": [{"name": "app", "image": "app:1"}]});
     let workload = |kind: &str, name: &str| {
@@ -438,11 +439,14 @@ fn the_other_objects_of_a_manifest_are_what_is_looked_up() {
         });
         pods.collect()
     };
-    let with_facts = annotations(&["--cluster-facts", &facts]);
+    let with_facts = annotations(&["--config", &facts]);
     assert_eq!(json!(with_facts), json!([[true, true], [true, false], [true, true], [true, true]]));
     let without = annotations(&[]);
     assert_eq!(json!(without), json!([[false, true], [false, false], [false, true], [false, true]]));
 }
+
+/// The header of a policy file.
+const POLICY: &str = "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n";
 
 const TENANTS: &str = "\
 apiVersion: pillion.dev/v1alpha1
@@ -471,15 +475,15 @@ fn a_tenants_profile_is_held_to_the_guardrails() {
         ("minimumPodSecurity: restricted", false, "Pod Security control"),
         ("maxContainers: 0", false, "at most 0 containers"),
     ] {
-        let guardrails = file("guardrails.yaml", guardrails);
-        let output = inject_with(pod, &["--profile", &profile, "--guardrails", &guardrails, "-f", "-"]);
+        let policy = file("policy.yaml", &format!("{POLICY}guardrails: {{{guardrails}}}\n"));
+        let output = inject_with(pod, &["--profile", &profile, "--config", &policy, "-f", "-"]);
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(String::from_utf8_lossy(&output.stdout).contains("ghcr.io/team/side"), injected, "{guardrails}");
         assert!(stderr(&output).contains(told), "{}", stderr(&output));
     }
-    let wrong = file("guardrails.yaml", "maxContainers: 1\nregistries: [nginx]\n");
-    let output = inject_with(pod, &["--guardrails", &wrong, "-f", "-"]);
+    let wrong = file("policy.yaml", &format!("{POLICY}guardrails:\n  maxContainers: 1\n  registries: [nginx]\n"));
+    let output = inject_with(pod, &["--config", &wrong, "-f", "-"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
-    assert!(stderr(&output).contains("guardrails.yaml:2:14"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("policy.yaml:5:16"), "{}", stderr(&output));
 }

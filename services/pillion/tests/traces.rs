@@ -1,110 +1,226 @@
-//! Traces: what a collector gets of a request that belongs to somebody's trace, and that a collector which is not there
-//! costs nobody anything.
+//! Traces: what a real OpenTelemetry Collector gets of requests, and that a collector which is slow or not there costs
+//! nobody anything.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
 
 mod support;
 
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::trace::v1::Span;
-use support::{Program, eventually, patch, post_with};
-use tonic::{Request, Response, Status};
+use pillion_testkit::TestCa;
+use serde_json::Value;
+use support::collector::FakeCollector;
+use support::{Answer, Program, connect, eventually, get, patch, post_with};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// Keeps the spans that it is sent.
-#[derive(Clone, Default)]
-struct Collector(Arc<Mutex<Vec<Span>>>);
+/// The parts of a request that is injected into, in their order.
+const PARTS: [&str; 6] = ["receive", "resolve", "match", "merge", "self-check", "serialise"];
 
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let resources = request.into_inner().resource_spans.into_iter();
-        let spans = resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans);
-        self.0.lock().unwrap().extend(spans);
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
+/// The OpenTelemetry Collector, which writes what it gets to a file.
+struct Collector {
+    process: Child,
+    file: PathBuf,
+    clear: SocketAddr,
+    tls: SocketAddr,
+    authority: String,
+    _folder: tempfile::TempDir,
 }
 
 impl Collector {
-    /// A collector on a loopback port, for as long as the runtime lives.
-    fn start(runtime: &tokio::runtime::Runtime) -> (Self, SocketAddr) {
-        let collector = Self::default();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(collector.clone()));
-        runtime.spawn(server.serve(address));
-        (collector, address)
+    fn start() -> Self {
+        let program = pillion_testkit::tools::program("otelcol").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let ca = TestCa::new().unwrap();
+        ca.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+        std::fs::write(folder.path().join("ca.crt"), ca.bundle_pem()).unwrap();
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (clear, tls) = (free(), free());
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let config = format!(
+            "receivers:\n  otlp:\n    protocols: {{grpc: {{endpoint: \"{clear}\"}}}}\n  \
+               otlp/tls:\n    protocols: {{grpc: {{endpoint: \"{tls}\", tls: {{cert_file: {}, key_file: {}}}}}}}\n\
+             exporters:\n  file: {{path: {}, flush_interval: 100ms}}\n\
+             service:\n  telemetry: {{metrics: {{level: none}}}}\n  \
+               pipelines: {{traces: {{receivers: [otlp, otlp/tls], exporters: [file]}}}}\n",
+            at("tls.crt"),
+            at("tls.key"),
+            at("spans.json"),
+        );
+        std::fs::write(at("config.yaml"), config).unwrap();
+        let log = std::fs::File::create(at("log")).unwrap();
+        let process = Command::new(program)
+            .args(["--config", &format!("file:{}", at("config.yaml"))])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let told = || std::fs::read_to_string(at("log")).unwrap();
+        eventually("the collector is ready", || told().contains("Everything is ready").then_some(()));
+        Self { process, file: at("spans.json").into(), clear, tls, authority: at("ca.crt"), _folder: folder }
     }
 
-    fn spans(&self, name: &str) -> Vec<Span> {
-        self.0.lock().unwrap().iter().filter(|span| span.name == name).cloned().collect()
+    /// All spans that have come, each with its resource.
+    fn spans(&self) -> Vec<Span> {
+        let text = std::fs::read_to_string(&self.file).unwrap_or_default();
+        // The last line may still be written.
+        let batches = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut spans = Vec::new();
+        for batch in batches {
+            for resource in batch["resourceSpans"].as_array().unwrap() {
+                let scopes = resource["scopeSpans"].as_array().unwrap().iter();
+                let all = scopes.flat_map(|scope| scope["spans"].as_array().unwrap());
+                spans.extend(all.map(|span| Span { span: span.clone(), resource: resource["resource"].clone() }));
+            }
+        }
+        spans
+    }
+
+    fn wait_for(&self, name: &str, count: usize) -> Vec<Span> {
+        eventually(&format!("{count} spans {name}"), || {
+            let found: Vec<_> = self.spans().into_iter().filter(|span| span.text("name") == name).collect();
+            (found.len() >= count).then_some(found)
+        })
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+impl Drop for Collector {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
-/// The text of a span's attribute.
-fn attribute(span: &Span, key: &str) -> Option<String> {
-    let found = span.attributes.iter().find(|attribute| attribute.key == key)?;
-    Some(match found.value.clone()?.value? {
-        Value::StringValue(text) => text,
-        Value::BoolValue(bool) => bool.to_string(),
-        Value::IntValue(number) => number.to_string(),
-        other => format!("{other:?}"),
-    })
+/// A span as the collector writes it.
+#[derive(Clone, Debug)]
+struct Span {
+    span: Value,
+    resource: Value,
 }
 
-/// `pillion dev` that sends its traces there, and a request to it.
+impl Span {
+    fn text(&self, key: &str) -> &str {
+        self.span[key].as_str().unwrap_or_default()
+    }
+
+    fn time(&self, key: &str) -> u64 {
+        self.text(key).parse().unwrap()
+    }
+
+    /// An attribute as text; of a list, with commas.
+    fn attribute(&self, key: &str) -> Option<String> {
+        attribute(&self.span, key)
+    }
+
+    fn is_error(&self) -> bool {
+        self.span["status"]["code"] == 2
+    }
+}
+
+fn attribute(of: &Value, key: &str) -> Option<String> {
+    fn text(value: &Value) -> String {
+        if let Some(values) = value["arrayValue"]["values"].as_array() {
+            return values.iter().map(text).collect::<Vec<_>>().join(",");
+        }
+        let plain = ["stringValue", "intValue", "boolValue"].iter().find_map(|kind| value.get(*kind)).unwrap();
+        plain.as_str().map_or_else(|| plain.to_string(), str::to_owned)
+    }
+    let found = of["attributes"].as_array()?.iter().find(|attribute| attribute["key"] == key)?;
+    Some(text(&found["value"]))
+}
+
+/// Injects into all, and refuses who asks for the impossible.
+const PROFILES: &str = "\
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: helper}
+spec:
+  activation: Always
+  template: {spec: {containers: [{name: helper, image: \"helper:1\"}]}}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: impossible}
+spec:
+  onError: Deny
+  template: {metadata: {annotations: {example.com/number: \"${string(int('none'))}\"}}}
+";
+
+/// `pillion dev` that sends its traces somewhere, and a request to it.
 struct Dev {
     program: Program,
     url: String,
     authority: PathBuf,
     review: String,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Dev {
-    fn start(more: &[&str]) -> Self {
+    fn start(more: &[&str], variables: &[(&str, &str)], policy: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
+        let policy = format!("apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n{policy}");
+        std::fs::write(folder.path().join("policy.yaml"), policy).unwrap();
         let ports = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
-        let program = Program::start(&[&ports[..], more].concat(), folder.path());
+        let files = ["--profiles", "profiles.yaml", "--config", "policy.yaml"];
+        let quiet = [("PILLION_LOG_LEVEL", "info")];
+        let program =
+            Program::start_with(&[&ports[..], &files, more].concat(), &[&quiet, variables].concat(), folder.path());
         Self {
             authority: program.word_behind("--cacert ").into(),
             review: std::fs::read_to_string(program.word_behind("--data @")).unwrap(),
             url: format!("https://{}", program.word_behind("https://")),
             program,
-            _folder: folder,
+            folder,
         }
     }
 
-    fn send(&self, headers: &str) {
-        assert!(patch(&post_with(&self.url, &self.authority, headers, &self.review)).is_some());
+    fn post(&self, headers: &str, body: &str) -> Answer {
+        post_with(&self.url, &self.authority, headers, body)
     }
 
-    /// How long the middle one of many requests takes.
-    fn usual_time(&self) -> Duration {
-        let mut times: Vec<_> = (0..41)
-            .map(|_| {
-                let began = Instant::now();
-                self.send("");
-                began.elapsed()
-            })
-            .collect();
-        times.sort();
-        *times.get(times.len() / 2).unwrap()
+    fn send(&self, headers: &str) {
+        assert!(patch(&self.post(headers, &self.review)).is_some());
+    }
+
+    /// Sends what is denied.
+    fn send_denied(&self, headers: &str) {
+        let mut review: Value = serde_json::from_str(&self.review).unwrap();
+        review["request"]["object"]["metadata"]["annotations"]["pillion.dev/profiles"] = "impossible".into();
+        let answer = self.post(headers, &review.to_string());
+        assert!(answer.body.contains("\"allowed\":false"), "{answer:?}");
+    }
+
+    /// A connection that is used for many requests, as the API server's are.
+    fn connection(&self) -> Connection {
+        let path = self.url.rsplit_once('/').unwrap().1;
+        let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
+        let request = format!("POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n{}", self.review.len(), self.review);
+        Connection { stream: connect(&self.url, &self.authority), request }
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let address = self.program.word_behind("http://");
+        let metrics = get(address.split('/').next().unwrap(), "/metrics").body;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
+        line.trim().parse().unwrap()
+    }
+
+    /// KiB of memory that belong to the process alone.
+    fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.program.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     /// Asks it to end; how long that takes.
@@ -116,64 +232,259 @@ impl Dev {
     }
 }
 
+struct Connection {
+    stream: rustls::StreamOwned<rustls::ClientConnection, std::net::TcpStream>,
+    request: String,
+}
+
+impl Connection {
+    /// How long a request takes.
+    fn time(&mut self) -> Duration {
+        let began = Instant::now();
+        self.stream.write_all(self.request.as_bytes()).unwrap();
+        let (mut text, mut piece) = (Vec::new(), [0; 16 * 1024]);
+        loop {
+            let read = self.stream.read(&mut piece).unwrap();
+            assert!(read > 0, "closed after {:?}", String::from_utf8_lossy(&text));
+            text.extend_from_slice(piece.get(..read).unwrap());
+            if let Some((head, body)) = std::str::from_utf8(&text).unwrap().split_once("\r\n\r\n") {
+                let (_, length) = head.split_once("content-length: ").unwrap();
+                if body.len() == length.lines().next().unwrap().parse::<usize>().unwrap() {
+                    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+                    return began.elapsed();
+                }
+            }
+        }
+    }
+}
+
+fn traceparent(flags: &str) -> String {
+    format!("traceparent: 00-{TRACE}-{PARENT}-{flags}\r\n")
+}
+
 #[test]
-fn a_request_is_a_span_in_the_senders_trace_with_a_span_for_each_part() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (collector, address) = Collector::start(&runtime);
+fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_each_part() {
+    let collector = Collector::start();
     // Nothing is traced but what the sender has decided to trace.
-    let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{address}"), "--trace-ratio", "0"]);
-    dev.send(&format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n"));
+    let endpoint = format!("http://{}", collector.clear);
+    let resource = [("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=web-0,k8s.namespace.name=pillion")];
+    let mut dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "0"], &resource, "");
+    dev.send(&traceparent("01"));
     dev.send("");
-    dev.send(&format!("traceparent: 00-{TRACE}-{PARENT}-00\r\n"));
+    dev.send(&traceparent("00"));
     for bad in ["nonsense".to_owned(), format!("00-{TRACE}-{PARENT}-01-{}", "x".repeat(8000))] {
         dev.send(&format!("traceparent: {bad}\r\n"));
     }
-    let broken = post_with(&dev.url, &dev.authority, &format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n"), "{}");
-    assert_eq!(broken.status, 400);
+    assert_eq!(dev.post(&traceparent("01"), "{}").status, 400);
     dev.end();
 
-    eventually("the last span is sent", || (collector.spans("admission").len() >= 2).then_some(()));
-    let spans = collector.spans("admission");
+    let spans = collector.wait_for("admission", 2);
     assert_eq!(spans.len(), 2, "{spans:?}");
     for span in &spans {
-        assert_eq!((hex(&span.trace_id).as_str(), hex(&span.parent_span_id).as_str()), (TRACE, PARENT));
+        assert_eq!((span.text("traceId"), span.text("parentSpanId")), (TRACE, PARENT));
+        assert_eq!(span.span["kind"], 2, "a server's");
+        assert!(!span.is_error(), "{span:?}");
+        for (key, value) in [
+            ("service.name", "pillion"),
+            ("service.version", env!("CARGO_PKG_VERSION")),
+            ("k8s.pod.name", "web-0"),
+            ("k8s.namespace.name", "pillion"),
+        ] {
+            assert_eq!(attribute(&span.resource, key).as_deref(), Some(value), "{key}: {:?}", span.resource);
+        }
     }
-    let outcome = |wanted: &str| spans.iter().find(|span| attribute(span, "outcome").as_deref() == Some(wanted));
-    let injected = outcome("injected").unwrap();
+    let outcome =
+        |wanted: &str| spans.iter().find(|span| span.attribute("outcome").as_deref() == Some(wanted)).unwrap();
+    let injected = outcome("injected");
     for (key, expected) in [
         ("endpoint", "any"),
         ("namespace", "default"),
         ("reason", "injected"),
+        ("profiles", "helper"),
         ("uid", "00000000-0000-4000-8000-000000000001"),
         ("dry_run", "true"),
         ("http.response.status_code", "200"),
     ] {
-        assert_eq!(attribute(injected, key).as_deref(), Some(expected), "{key}: {injected:?}");
+        assert_eq!(injected.attribute(key).as_deref(), Some(expected), "{key}: {injected:?}");
     }
-    for part in ["receive", "decide", "respond"] {
-        let parts = collector.spans(part);
-        let of_it: Vec<_> = parts.iter().filter(|span| span.parent_span_id == injected.span_id).collect();
-        let [span] = of_it.as_slice() else { panic!("not one {part}: {parts:?}") };
-        assert_eq!(hex(&span.trace_id), TRACE);
-        assert!(span.start_time_unix_nano >= injected.start_time_unix_nano);
-        assert!(span.end_time_unix_nano <= injected.end_time_unix_nano);
+    let mut last = injected.time("startTimeUnixNano");
+    let all = collector.spans();
+    for part in PARTS {
+        let below = |span: &&Span| span.text("name") == part && span.text("parentSpanId") == injected.text("spanId");
+        let of_it: Vec<_> = all.iter().filter(below).collect();
+        let [span] = of_it.as_slice() else { panic!("not one {part}: {all:?}") };
+        assert_eq!(span.text("traceId"), TRACE);
+        assert!(last <= span.time("startTimeUnixNano"), "{part} begins when what is before it has ended");
+        last = span.time("endTimeUnixNano");
     }
-    let refused = outcome("bad_request").unwrap();
-    assert_eq!(attribute(refused, "reason").as_deref(), Some("no_review"));
+    assert!(last <= injected.time("endTimeUnixNano"));
+    assert_eq!(outcome("bad_request").attribute("reason").as_deref(), Some("no_review"));
+    let below_bad = all.iter().filter(|span| span.text("parentSpanId") == outcome("bad_request").text("spanId"));
+    assert_eq!(below_bad.map(|span| span.text("name")).collect::<Vec<_>>(), ["receive"]);
     assert!(!dev.program.stderr().contains("admission{"), "the log is as without traces: {}", dev.program.stderr());
 }
 
 #[test]
-fn a_collector_that_is_not_there_makes_nothing_slower_and_the_end_no_later_than_it_may_be() {
-    let usual = Dev::start(&[]).usual_time();
-    // Nobody listens; and somebody listens and says nothing.
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    for address in [closed, silent.local_addr().unwrap()] {
-        let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{address}"), "--trace-ratio", "1"]);
-        let traced = dev.usual_time();
-        assert!(traced < usual * 3 + Duration::from_millis(20), "{traced:?}, without traces {usual:?}");
-        let ended = dev.end();
-        assert!(ended < Duration::from_secs(10), "{ended:?}");
+fn over_tls_the_collector_is_known_by_its_authority_and_a_share_of_all_is_traced() {
+    let collector = Collector::start();
+    let endpoint = format!("https://localhost:{}", collector.tls.port());
+    let dev = Dev::start(
+        &["--otlp-endpoint", &endpoint, "--otlp-ca", &collector.authority],
+        &[("OTEL_SERVICE_NAME", "injector")],
+        "traces: {ratio: 1}\n",
+    );
+    dev.send("");
+    dev.send(&traceparent("00"));
+    let span = collector.wait_for("admission", 1).remove(0);
+    assert_eq!(attribute(&span.resource, "service.name").as_deref(), Some("injector"));
+    assert_eq!(span.text("parentSpanId"), "");
+    eventually("they are counted", || (dev.metric("pillion_trace_spans_exported_total") == 7).then_some(()));
+
+    // Somebody who is trusted by nobody gets nothing, and that is told.
+    let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
+    dev.send("");
+    dev.program.tells("the collector of traces does not take them");
+    let dropped = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
+    eventually("they are counted", || (dev.metric(dropped) == 7).then_some(()));
+}
+
+#[test]
+fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
+    let collector = Collector::start();
+    let endpoint = format!("http://{}", collector.clear);
+    let policy =
+        "traces: {ratio: 0, errorsPerSecond: 3}\nrequests: {maxBody: 3Mi, maxBodyMemory: 4Mi, bodyTimeout: 30s}\n";
+    let mut dev = Dev::start(&["--otlp-endpoint", &endpoint], &[], policy);
+    dev.send_denied(&traceparent("00"));
+    let span = collector.wait_for("admission", 1).remove(0);
+    assert_eq!((span.text("traceId"), span.text("parentSpanId")), (TRACE, PARENT), "{span:?}");
+    for (key, expected) in [
+        ("sampled_for", "error"),
+        ("endpoint", "any"),
+        ("namespace", "default"),
+        ("outcome", "denied"),
+        ("http.response.status_code", "200"),
+    ] {
+        assert_eq!(span.attribute(key).as_deref(), Some(expected), "{key}: {span:?}");
     }
+    assert!(span.attribute("profiles").unwrap().contains("impossible") && !span.is_error(), "{span:?}");
+    assert!(span.time("startTimeUnixNano") < span.time("endTimeUnixNano"));
+
+    // One body takes three quarters of the memory, and another one of that size has no room.
+    let large = format!("{}{}", dev.review, " ".repeat(3 * 1024 * 1024 - dev.review.len()));
+    let mut slow = connect(&dev.url, &dev.authority);
+    let path = dev.url.rsplit_once('/').unwrap().1;
+    let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
+    write!(slow, "POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n", large.len()).unwrap();
+    slow.write_all(large.get(1..).unwrap().as_bytes()).unwrap();
+    slow.flush().unwrap();
+    let refused = eventually("there is no room", || Some(dev.post("", &large)).filter(|answer| answer.status == 503));
+    assert_eq!(refused.status, 503);
+    drop(slow);
+    let spans = collector.wait_for("admission", 2);
+    let shed = spans.iter().find(|span| span.attribute("outcome").as_deref() == Some("shed")).unwrap();
+    assert!(shed.is_error(), "{shed:?}");
+    assert_eq!(shed.attribute("http.response.status_code").as_deref(), Some("503"));
+
+    let before = collector.spans().len();
+    let began = Instant::now();
+    for _ in 0..60 {
+        dev.send_denied("");
+    }
+    let seconds = began.elapsed().as_secs() + 1;
+    dev.end();
+    let most = usize::try_from(3 * (seconds + 1)).unwrap();
+    let more = eventually("the last have come", || Some(collector.spans().len() - before).filter(|more| *more >= 3));
+    assert!(more <= most, "{more} of 60 in {seconds} s");
+    assert!(collector.spans().iter().all(|span| span.text("name") == "admission"), "no parts");
+}
+
+#[test]
+fn the_share_changes_with_the_file() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (collector, address) = FakeCollector::start(&runtime);
+    let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{address}")], &[], "traces: {ratio: 0}\n");
+    dev.send("");
+    let file = dev.folder.path().join("policy.yaml");
+    let policy = std::fs::read_to_string(&file).unwrap().replace("ratio: 0", "ratio: 1");
+    std::fs::write(dev.folder.path().join("fresh.yaml"), policy).unwrap();
+    std::fs::rename(dev.folder.path().join("fresh.yaml"), &file).unwrap();
+    dev.program.tells("traces.ratio");
+    dev.send("");
+    dev.end();
+    eventually("the spans have come", || (collector.spans("serialise").len() == 1).then_some(()));
+    assert_eq!(collector.spans("admission").len(), 1);
+}
+
+#[test]
+fn headers_for_the_collector_come_from_the_environment_and_are_told_to_nobody() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (collector, address) = FakeCollector::start(&runtime);
+    let headers = [("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hushhush")];
+    let endpoint = format!("http://{address}");
+    let arguments = ["--otlp-endpoint", &endpoint, "--trace-ratio", "1", "--log-level", "trace"];
+    let dev = Dev::start(&arguments, &headers, "");
+    dev.send("");
+    let sent =
+        eventually("a batch has come", || Some(collector.header("authorization")).filter(|found| !found.is_empty()));
+    assert!(sent.iter().all(|value| value == "Bearer hushhush"), "{sent:?}");
+    assert!(!dev.program.stderr().contains("hushhush"), "{}", dev.program.stderr());
+}
+
+#[test]
+fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memory_than_its_queue() {
+    const REQUESTS: usize = 1_000;
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plain = Dev::start(&[], &[], "");
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let mut traced = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
+    let (mut one, mut other) = (plain.connection(), traced.connection());
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    let mut measure = || {
+        // In turns, so that a busy machine is busy for both.
+        for _ in 0..REQUESTS {
+            without.push(one.time());
+            with.push(other.time());
+        }
+    };
+    measure();
+    let full = "pillion_trace_spans_dropped_total{reason=\"queue_full\"}";
+    // Seven spans a request; the queue and a batch that is being sent hold those of 366.
+    eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
+    let memory = traced.memory();
+    measure();
+    let grown = traced.memory().saturating_sub(memory);
+    let p99 = |times: &mut Vec<Duration>| {
+        times.sort();
+        *times.get(times.len() * 99 / 100).unwrap()
+    };
+    let (without, with) = (p99(&mut without), p99(&mut with));
+    println!("p99 {with:?} with a silent collector, {without:?} without traces; memory grew by {grown} KiB");
+    assert!(with < without * 2 + Duration::from_millis(5), "{with:?}, without traces {without:?}");
+    assert!(grown < 4 * 1024, "{grown} KiB for {REQUESTS} requests more");
+    assert!(traced.metric(full) > 2_000, "{}", traced.metric(full));
+    let ended = traced.end();
+    assert!(ended < Duration::from_secs(10), "{ended:?}");
+}
+
+#[test]
+fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{closed}"), "--trace-ratio", "1"], &[], "");
+    let failed = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
+    for batch in 1..=2 {
+        dev.send("");
+        eventually("they are dropped", || (dev.metric(failed) >= batch * 7).then_some(()));
+    }
+    assert_eq!(dev.program.stderr().matches("does not take them").count(), 1, "{}", dev.program.stderr());
+    let ended = dev.end();
+    assert!(ended < Duration::from_secs(10), "{ended:?}");
+}
+
+#[test]
+fn an_address_that_is_none_is_refused_before_anything_is_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(&["dev", "--otlp-endpoint", "collector:4317"], folder.path());
+    assert_eq!(program.ended().code(), Some(2));
+    program.tells("expected a URL such as http://");
 }

@@ -124,12 +124,14 @@ fn what_is_wrong_is_found_before_a_port_is_bound() {
         replica.tells(expected);
         assert!(!replica.stderr().contains("listening"), "{}", replica.stderr());
     }
-    std::fs::write(folder.path().join("guardrails.yaml"), "maxEnv: 1\nvolumeKinds: [hostPath]\n").unwrap();
+    let policy =
+        "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\nguardrails:\n  volumeKinds: [hostPath]\n";
+    std::fs::write(folder.path().join("policy.yaml"), policy).unwrap();
     for (file, expected) in [
-        ("guardrails.yaml", "--guardrails cannot be used: guardrails.yaml:2:15: "),
-        ("nowhere.yaml", "--guardrails cannot be used: nowhere.yaml: cannot be read"),
+        ("policy.yaml", "the configuration cannot be used: policy.yaml:4:17: "),
+        ("nowhere.yaml", "the configuration cannot be used: nowhere.yaml: cannot be read"),
     ] {
-        let files = ["--tls-cert", "tls.crt", "--tls-key", "tls.key", "--guardrails", file];
+        let files = ["--tls-cert", "tls.crt", "--tls-key", "tls.key", "--config", file];
         let mut replica = Program::start(&[&ANY_PORTS[..], &files].concat(), folder.path());
         assert_eq!(replica.ended().code(), Some(1));
         replica.tells(expected);

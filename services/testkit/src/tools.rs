@@ -56,16 +56,6 @@ fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// The path of one program that `tools/build.sh` builds: `prometheus`, `promtool`.
-///
-/// # Errors
-/// It is not there.
-pub fn program(name: &str) -> anyhow::Result<PathBuf> {
-    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-    let path = home.join(".cache/pillion/tools/bin-preview").join(name);
-    if path.is_file() { Ok(path) } else { bail!("there is no {}", path.display()) }
-}
-
 fn check(dir: &Path) -> anyhow::Result<()> {
     for program in PROGRAMS {
         let path = dir.join(program);

@@ -13,6 +13,7 @@ mod connection;
 pub mod first;
 pub mod health;
 pub mod metrics;
+pub mod policy;
 mod refusal;
 pub mod router;
 pub mod serve;

@@ -18,7 +18,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::report::ProfileDecision;
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
@@ -29,6 +28,7 @@ use tracing::Instrument;
 use crate::body::{self, Limits, Whole};
 use crate::budget::Budget;
 use crate::metrics::{Metrics, RequestOutcome, Tenant};
+use crate::policy::Policy;
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 use crate::trace::RequestSpan;
 
@@ -81,8 +81,8 @@ pub struct Admission {
     pub live_namespace: Option<LiveNamespace>,
     /// The look-ups that reviews want. Without it nothing is found.
     pub look_ups: Option<LookUps>,
-    /// What the platform says of the cluster: a map.
-    pub cluster: Option<Arc<OwnedTape>>,
+    /// What the platform says, replaced as a whole by whoever reads its file.
+    pub policy: Arc<ArcSwap<Policy>>,
     /// Where requests are counted.
     pub metrics: Arc<Metrics>,
     /// The limits.
@@ -167,30 +167,33 @@ impl Service {
         drop(receive);
         span.review(&review);
 
-        let decide = span.decide();
+        let resolve = span.resolve();
         // One state of the cluster from here to the answer, also across a look-up.
         let snapshot = snapshot.load();
         let known = snapshot.namespace(review.namespace());
         tenant.found(review.namespace(), known.is_some());
         let namespace = match known {
             Some(known) => Some(known),
-            None => self.admission.look_up(review.namespace()).instrument(decide.clone()).await,
+            None => self.admission.look_up(review.namespace()).instrument(resolve.clone()).await,
         };
-        let mut facts = Facts { namespace, ..Facts::default() };
-        let wanted = decide.in_scope(|| review.needs(endpoint, &snapshot, &facts));
+        let policy = self.admission.policy.load();
+        let mut facts = Facts { namespace, guardrails: policy.guardrails.clone(), ..Facts::default() };
+        let wanted = resolve.in_scope(|| review.needs(endpoint, &snapshot, &facts));
         if !wanted.is_empty() {
-            facts.looked_up = self.admission.look_up_all(wanted).instrument(decide.clone()).await;
+            facts.looked_up = self.admission.look_up_all(wanted).instrument(resolve.clone()).await;
         }
-        facts.looked_up.cluster.clone_from(&self.admission.cluster);
-        let decided = decide.in_scope(|| review.decide(endpoint, &snapshot, &facts)).map_err(Refusal::Fault)?;
-        drop(decide);
+        facts.looked_up.cluster.clone_from(&policy.cluster);
+        drop(resolve);
+        let mut steps = span.steps();
+        let decided = review.decide_observed(endpoint, &snapshot, &facts, &mut steps).map_err(Refusal::Fault)?;
+        drop(steps);
         span.decided(&decided.decision);
         metrics.decided(&decided.decision, review.dry_run());
         if let Some(patch) = &decided.patch {
             metrics.patch_bytes.observe_bytes(patch.len());
         }
         log(endpoint, &review, &decided);
-        let answer = span.respond().in_scope(|| review.respond(&decided));
+        let answer = span.serialise().in_scope(|| review.respond(&decided));
         Ok((RequestOutcome::Decided(decided.decision.outcome), answer))
     }
 

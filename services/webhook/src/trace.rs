@@ -2,14 +2,20 @@
 //! parts.
 //!
 //! They have a target of their own, so that whoever sets up a subscriber can give them to its traces and to nobody else.
-//! Where nobody listens to the target, a span is one look at a flag.
+//! Where nobody listens to the target, a span is one look at a flag. Whether a request is traced is asked once, at its
+//! head; of one that is not, no further span is made. If it then fails or is denied, one span is made of it afterwards,
+//! without its parts.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use http::HeaderMap;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
-use opentelemetry::trace::{TraceContextExt, TraceId};
+use opentelemetry::trace::{Span as _, SpanBuilder, SpanKind, Status, TraceContextExt, TraceId, Tracer};
+use opentelemetry::{Array, Context, KeyValue, StringValue, Value, global};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use pillion_engine::report::Decision;
-use pillion_engine::review::{Endpoint, Review};
+use pillion_engine::report::{Decision, Outcome};
+use pillion_engine::review::{Endpoint, Observer, Review, Step};
 use tracing::field::{Empty, display};
 use tracing::{Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -20,14 +26,47 @@ use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 /// The target of all spans of requests, and of nothing else.
 pub const TARGET: &str = "pillion_trace";
 
+/// The attribute of a span that was made afterwards, because its request failed or was denied. A sampler that sees it at a
+/// span's begin knows that the usual choice was made already, and was no.
+pub const SAMPLED_FOR: &str = "sampled_for";
+
+/// Whose spans they are, for collectors.
+const SCOPE: &str = "pillion";
+
+/// The name of a request's span.
+const ADMISSION: &str = "admission";
+
+/// How many profiles a span names at most.
+const MAX_PROFILES: usize = 16;
+
 /// Bytes of a `traceparent`. The version in use has 55; later ones may be longer.
 const TRACEPARENT_BYTES: usize = 128;
 /// Bytes of a `tracestate` that have to be passed on, by the standard; of a longer one nothing is.
 const TRACESTATE_BYTES: usize = 512;
 
-/// The span of a request, from its head to its answer.
+/// The span of a request, from its head to its answer. Clones are one span, which ends with the last of them.
 #[derive(Clone, Debug)]
-pub(crate) struct RequestSpan(pub(crate) Span);
+pub(crate) struct RequestSpan {
+    /// Disabled, unless the request is traced.
+    span: Span,
+    left_out: Option<Arc<LeftOut>>,
+}
+
+/// A request that is not traced though others are: what a span would have said that is made afterwards.
+#[derive(Debug)]
+struct LeftOut {
+    endpoint: Endpoint,
+    parent: Context,
+    began: SystemTime,
+    known: Mutex<Vec<KeyValue>>,
+}
+
+/// A span for each step of a decision.
+#[derive(Debug)]
+pub(crate) struct StepSpans<'r> {
+    request: &'r RequestSpan,
+    current: Span,
+}
 
 /// The two headers of W3C Trace Context, as far as they can be trusted to be such: once each, and short.
 struct Headers<'h>(&'h HeaderMap);
@@ -54,7 +93,7 @@ impl RequestSpan {
     pub(crate) fn begin(endpoint: Endpoint, headers: &HeaderMap) -> Self {
         let span = info_span!(
             target: TARGET,
-            "admission",
+            ADMISSION,
             otel.kind = "server",
             otel.status_code = Empty,
             http.response.status_code = Empty,
@@ -65,51 +104,78 @@ impl RequestSpan {
             outcome = Empty,
             reason = Empty,
         );
-        if !span.is_disabled() {
-            let parent =
-                TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &Headers(headers));
-            if parent.span().span_context().is_valid() {
-                // Err: nobody makes traces of the target's spans, so there is nothing to join.
-                let _ = span.set_parent(parent);
-            }
+        if span.is_disabled() {
+            return Self { span, left_out: None };
         }
-        Self(span)
+        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+        if parent.span().span_context().is_valid() {
+            // Err: nobody makes traces of the target's spans, so there is nothing to join.
+            let _ = span.set_parent(parent.clone());
+        }
+        if span.context().span().span_context().is_sampled() {
+            return Self { span, left_out: None };
+        }
+        let left_out = LeftOut { endpoint, parent, began: SystemTime::now(), known: Mutex::default() };
+        Self { span: Span::none(), left_out: Some(Arc::new(left_out)) }
     }
 
     /// What the request is about.
     pub(crate) fn review(&self, review: &Review<'_>) {
-        if !self.0.is_disabled() {
-            self.0.record("namespace", display(Bounded(review.namespace(), LOGGED_BYTES)));
-            self.0.record("uid", display(Bounded(review.uid(), LOGGED_BYTES)));
-            self.0.record("dry_run", review.dry_run());
+        let (namespace, uid) = (Bounded(review.namespace(), LOGGED_BYTES), Bounded(review.uid(), LOGGED_BYTES));
+        if !self.span.is_disabled() {
+            self.span.record("namespace", display(namespace));
+            self.span.record("uid", display(uid));
+            self.span.record("dry_run", review.dry_run());
+        } else if let Some(left_out) = &self.left_out {
+            left_out.note([
+                KeyValue::new("namespace", namespace.to_string()),
+                KeyValue::new("uid", uid.to_string()),
+                KeyValue::new("dry_run", review.dry_run()),
+            ]);
         }
     }
 
     /// What was decided.
     pub(crate) fn decided(&self, decision: &Decision) {
-        self.0.record("reason", decision.reason.as_str());
+        if !self.span.is_disabled() {
+            self.span.record("reason", decision.reason.as_str());
+            if !decision.profiles.is_empty() {
+                self.span.set_attribute("profiles", profiles(decision));
+            }
+        } else if let Some(left_out) = self.left_out.as_ref().filter(|_| decision.outcome == Outcome::Denied) {
+            let reason = KeyValue::new("reason", decision.reason.as_str());
+            left_out.note([reason, KeyValue::new("profiles", profiles(decision))]);
+        }
     }
 
     /// Why there was nothing to decide.
     pub(crate) fn refused(&self, refusal: &Refusal) {
-        self.0.record("reason", refusal.reason());
+        self.span.record("reason", refusal.reason());
         if refusal.status().is_server_error() {
-            self.0.record("otel.status_code", "ERROR");
+            self.span.record("otel.status_code", "ERROR");
+            if let Some(left_out) = &self.left_out {
+                left_out.note([KeyValue::new("reason", refusal.reason())]);
+            }
         }
     }
 
     /// How the request was answered.
     pub(crate) fn answered(&self, outcome: RequestOutcome, status: http::StatusCode) {
-        self.0.record("outcome", outcome.as_str());
-        self.0.record("http.response.status_code", status.as_u16());
+        self.span.record("outcome", outcome.as_str());
+        self.span.record("http.response.status_code", status.as_u16());
+        if let Some(left_out) = &self.left_out
+            && (status.is_server_error() || outcome == RequestOutcome::Decided(Outcome::Denied))
+        {
+            left_out.made_up_for(outcome, status);
+        }
     }
 
     /// The trace that the request belongs to, if what is told of it is kept.
     pub(crate) fn sampled_trace(&self) -> Option<TraceId> {
-        if self.0.is_disabled() {
+        if self.span.is_disabled() {
             return None;
         }
-        let context = self.0.context();
+        let context = self.span.context();
         let span = context.span();
         let found = span.span_context();
         (found.is_valid() && found.is_sampled()).then(|| found.trace_id())
@@ -117,18 +183,74 @@ impl RequestSpan {
 
     /// The span of reading the body and the envelope.
     pub(crate) fn receive(&self) -> Span {
-        info_span!(target: TARGET, parent: &self.0, "receive")
+        self.part(|parent| info_span!(target: TARGET, parent: parent, "receive"))
     }
 
-    /// The span of the decision.
-    pub(crate) fn decide(&self) -> Span {
-        info_span!(target: TARGET, parent: &self.0, "decide")
+    /// The span of finding out what is known of the namespace, and what else is to be looked up.
+    pub(crate) fn resolve(&self) -> Span {
+        self.part(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
+    }
+
+    /// The spans of the decision's steps.
+    pub(crate) const fn steps(&self) -> StepSpans<'_> {
+        StepSpans { request: self, current: Span::none() }
     }
 
     /// The span of writing the answer.
-    pub(crate) fn respond(&self) -> Span {
-        info_span!(target: TARGET, parent: &self.0, "respond")
+    pub(crate) fn serialise(&self) -> Span {
+        self.part(|parent| info_span!(target: TARGET, parent: parent, "serialise"))
     }
+
+    fn part(&self, span: impl FnOnce(&Span) -> Span) -> Span {
+        if self.span.is_disabled() { Span::none() } else { span(&self.span) }
+    }
+}
+
+impl Observer for StepSpans<'_> {
+    fn begins(&mut self, step: Step) {
+        // The step before it ends first.
+        self.current = Span::none();
+        self.current = self.request.part(|parent| match step {
+            Step::Match => info_span!(target: TARGET, parent: parent, "match"),
+            Step::Merge => info_span!(target: TARGET, parent: parent, "merge"),
+            Step::SelfCheck => info_span!(target: TARGET, parent: parent, "self-check"),
+            Step::Validate => info_span!(target: TARGET, parent: parent, "validate"),
+        });
+    }
+}
+
+impl LeftOut {
+    fn note(&self, more: impl IntoIterator<Item = KeyValue>) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
+    }
+
+    /// Makes the request's span now, if the sampler lets it pass.
+    fn made_up_for(&self, outcome: RequestOutcome, status: http::StatusCode) {
+        let mut attributes = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
+        attributes.extend([
+            KeyValue::new(SAMPLED_FOR, "error"),
+            KeyValue::new("endpoint", self.endpoint.as_str()),
+            KeyValue::new("outcome", outcome.as_str()),
+            KeyValue::new("http.response.status_code", i64::from(status.as_u16())),
+        ]);
+        let is_error = status.is_server_error();
+        let builder = SpanBuilder::from_name(ADMISSION)
+            .with_kind(SpanKind::Server)
+            .with_start_time(self.began)
+            .with_attributes(attributes);
+        let mut span = global::tracer(SCOPE).build_with_context(builder, &self.parent);
+        if is_error {
+            span.set_status(Status::error(""));
+        }
+        span.end();
+    }
+}
+
+/// The profiles that came into question, by their names.
+fn profiles(decision: &Decision) -> Value {
+    let names = decision.profiles.iter().take(MAX_PROFILES);
+    let names = names.map(|decided| StringValue::from(decided.profile.display_name().to_owned()));
+    Value::Array(Array::String(names.collect()))
 }
 
 #[cfg(test)]
@@ -147,8 +269,7 @@ mod tests {
     }
 
     fn trace_id(headers: &HeaderMap) -> Option<String> {
-        let context =
-            TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &Headers(headers));
+        let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let span = context.span();
         let found = span.span_context();
         found.is_valid().then(|| found.trace_id().to_string())

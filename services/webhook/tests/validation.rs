@@ -35,7 +35,7 @@ fn app(registry: &mut Registry) -> Router {
         metrics: Arc::new(Metrics::register(registry)),
         settings: RequestSettings::default(),
         look_ups: None,
-        cluster: None,
+        policy: Arc::default(),
     })
 }
 

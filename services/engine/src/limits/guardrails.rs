@@ -1,6 +1,6 @@
 //! What the platform allows tenants' profiles to do, beyond what no tenant may do anyway.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::control::PodSecurityLevel;
 use super::image::ImagePrefix;
@@ -56,7 +56,7 @@ const DEFAULT_VOLUME_KINDS: [&str; 6] =
 /// reservedDomains: [example.com]
 /// maxContainers: 2
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Guardrails {
     /// Where images of containers that a profile adds, or gives another image, may come from. Default: from everywhere.
@@ -132,7 +132,7 @@ impl Guardrails {
 }
 
 /// The name of a volume's source, as in `configMap`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String")]
 pub struct VolumeKind(Box<str>);
 
@@ -160,7 +160,7 @@ impl TryFrom<String> for VolumeKind {
 }
 
 /// A domain of labels and annotations, as in `example.com`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String")]
 pub struct Domain(Box<str>);
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 
 /// The registry of names that have none.
 const DEFAULT_REGISTRY: &str = "docker.io";
@@ -54,6 +54,13 @@ impl TryFrom<String> for ImagePrefix {
         let path: Vec<_> = if path.is_empty() { Vec::new() } else { path.split('/').map(str::to_owned).collect() };
         let registry = canonical(registry).filter(|_| path.iter().all(|part| is_part(part))).ok_or_else(expected)?;
         Ok(Self(Name { registry, path }))
+    }
+}
+
+/// As it is read.
+impl Serialize for ImagePrefix {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

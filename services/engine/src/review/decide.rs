@@ -6,7 +6,7 @@ use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES}
 use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
-use super::{Decided, Endpoint, Facts, Fault, RecordTrust, validating};
+use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, validating};
 use crate::compute::{Arena, World};
 use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
@@ -34,12 +34,13 @@ pub(super) fn decide(
     endpoint: Endpoint,
     snapshot: &Snapshot,
     facts: &Facts,
+    observer: &mut impl Observer,
 ) -> Result<Decided, Fault> {
     let skipped = |reason| Ok(Decided { decision: Decision::skipped(reason), patch: None });
     let Some(action) = envelope.action(endpoint.phase()) else { return skipped(Reason::OtherOperation) };
     if action.phase == Phase::Validate {
         return Ok(Decided {
-            decision: validating::decide(envelope, tape, action, endpoint, snapshot, facts),
+            decision: validating::decide(envelope, tape, action, endpoint, snapshot, facts, observer),
             patch: None,
         });
     }
@@ -66,6 +67,7 @@ pub(super) fn decide(
     }
     // A namespace that could not be found is known by what the API server says of it: that it is opted in.
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+    observer.begins(Step::Match);
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let arena = Arena::new();
     let found = FoundRecord::find(object, facts.record_trust);
@@ -79,8 +81,10 @@ pub(super) fn decide(
             uid: &envelope.uid,
             looked_up: &facts.looked_up,
         };
-        let bounds = Bounds { namespace: &namespace, guardrails: snapshot.guardrails() };
-        inject(object, select(&candidates, action, level, world, &arena), world, &arena, &found, bounds)
+        let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
+        let bounds = Bounds { namespace: &namespace, guardrails };
+        let selection = select(&candidates, action, level, world, &arena);
+        inject(object, selection, world, &arena, &found, bounds, observer)
     });
     match decided {
         Ok(decided) => decided,
@@ -146,6 +150,7 @@ fn inject<'v>(
     arena: &'v Arena,
     found: &'v FoundRecord,
     bounds: Bounds<'_>,
+    observer: &mut impl Observer,
 ) -> Result<Result<Decided, Fault>, Malformed> {
     let Selection { profiles, mut notices, denied, reason } = selection;
     if matches!(found, FoundRecord::Foreign) {
@@ -156,6 +161,7 @@ fn inject<'v>(
         let decision = Decision { profiles, notices, ..Decision::denied(reason, detail) };
         return Ok(Ok(Decided { decision, patch: None }));
     }
+    observer.begins(Step::Merge);
     let (patch, verdicts) = {
         let mut document = Document::new(object);
         let mut record = RecordWriter::new();
@@ -173,6 +179,7 @@ fn inject<'v>(
         inject::set_record(&mut document, text)?;
         let patch = patch::write(&document);
         if let Some(patch) = &patch {
+            observer.begins(Step::SelfCheck);
             match patch::check(object, patch, &mut document) {
                 Ok(()) => {}
                 Err(CheckFault::Malformed(malformed)) => return Err(malformed),

@@ -8,6 +8,7 @@ mod answer;
 mod decide;
 mod envelope;
 mod needs;
+mod observe;
 mod validating;
 
 use std::borrow::Cow;
@@ -18,11 +19,14 @@ use pillion_api::profile::Operation;
 use thiserror::Error;
 
 use crate::json::{BorrowedTape, Limits, SyntaxError};
+use crate::limits::Guardrails;
 use crate::lookup::{LookedUp, Wanted};
 use crate::patch::CheckFault;
 use crate::profile::target::Phase;
 use crate::report::Decision;
 use crate::snapshot::{Namespace, Snapshot};
+
+pub use self::observe::{Observer, Step, Unobserved};
 
 /// Which path a review came in by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,6 +102,9 @@ pub struct Facts {
     pub looked_up: LookedUp,
     /// Which records are believed.
     pub record_trust: RecordTrust,
+    /// What the platform allows tenants' profiles to do, where that changes while the snapshot stays; `None`: what the
+    /// snapshot says.
+    pub guardrails: Option<Arc<Guardrails>>,
 }
 
 /// Which records of an earlier injection are believed.
@@ -264,7 +271,21 @@ impl<'b> Review<'b> {
     /// # Errors
     /// If the patch that was made does not pass its check: a fault of this build.
     pub fn decide(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Result<Decided, Fault> {
-        decide::decide(&self.envelope, &self.tape, endpoint, snapshot, facts)
+        self.decide_observed(endpoint, snapshot, facts, &mut Unobserved)
+    }
+
+    /// [`Self::decide`], and the observer is told which step begins.
+    ///
+    /// # Errors
+    /// As [`Self::decide`].
+    pub fn decide_observed(
+        &self,
+        endpoint: Endpoint,
+        snapshot: &Snapshot,
+        facts: &Facts,
+        observer: &mut impl Observer,
+    ) -> Result<Decided, Fault> {
+        decide::decide(&self.envelope, &self.tape, endpoint, snapshot, facts, observer)
     }
 
     /// The answer, as the body to send.

@@ -8,7 +8,7 @@ use pillion_api::profile::Operation;
 
 use super::decide::{FoundRecord, MIRROR_ANNOTATION, level};
 use super::envelope::{Envelope, object_of, old_object_of};
-use super::{Endpoint, Facts, RecordTrust};
+use super::{Endpoint, Facts, Observer, RecordTrust, Step};
 use crate::compute::{Arena, World};
 use crate::inject::Record;
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
@@ -27,6 +27,7 @@ pub(super) fn decide(
     endpoint: Endpoint,
     snapshot: &Snapshot,
     facts: &Facts,
+    observer: &mut impl Observer,
 ) -> Decision {
     if !snapshot.profiles().has_resource(&envelope.namespace, action) {
         return Decision::skipped(Reason::OtherResource);
@@ -43,6 +44,7 @@ pub(super) fn decide(
         return Decision::skipped(Reason::MirrorPod);
     }
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+    observer.begins(Step::Match);
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let found = find_record(tape, meant, action.operation, facts.record_trust);
     let authors = match found.authors(meant, schema::of(&envelope.group, &envelope.resource)) {
@@ -63,6 +65,7 @@ pub(super) fn decide(
     let arena = Arena::new();
     let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, authors, &arena);
     let ours = found.genuine().map(injected_containers).unwrap_or_default();
+    observer.begins(Step::Validate);
     let validations = validate::check(&mut profiles, Objects { last, ours: &ours });
     let profiles: Vec<_> = profiles.into_iter().map(|selected| selected.decision).collect();
     let (outcome, reason, detail) = conclude(&profiles, reason);

@@ -151,6 +151,7 @@ impl Profiles {
                 ..LookedUp::default()
             },
             record_trust: RecordTrust::AsFound,
+            ..Facts::default()
         };
         let (object, told) = decide(&input.pod, &input.namespace, &snapshot, &facts);
         let (again, _) = decide(&object, &input.namespace, &snapshot, &facts);

@@ -25,8 +25,7 @@ use serde_json::Value;
 
 use self::known::KnownObjects;
 use self::world::World;
-use crate::cluster_facts::ClusterFactsArgs;
-use crate::guardrails::GuardrailsArg;
+use crate::config::{ConfigArg, Overrides};
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output::{self, Format};
 
@@ -55,9 +54,7 @@ pub(crate) struct InjectArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "files")]
     review: Option<PathBuf>,
     #[command(flatten)]
-    cluster_facts: ClusterFactsArgs,
-    #[command(flatten)]
-    guardrails: GuardrailsArg,
+    config: ConfigArg,
     /// Do not tell what was decided.
     #[arg(short, long)]
     quiet: bool,
@@ -77,15 +74,15 @@ enum Output {
 /// Injects, or answers a review. Nothing is printed on standard output where something is wrong or refused, so that
 /// `pillion inject | kubectl apply -f -` does not create half of it.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
-    let InjectArgs { files, profiles, output, namespace, namespace_file, review, cluster_facts, guardrails, quiet } =
-        args;
+    let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let (world, mut problems) = World::load(&profiles, namespace_file.as_deref(), namespace.as_deref());
-    let world = match (world, guardrails.load()) {
-        (Some(world), Ok(guardrails)) if problems.is_empty() => {
-            world.guarded(guardrails).with_cluster(cluster_facts.load()?)
+    let world = match (world, config.load(&Overrides::default())) {
+        (Some(world), Ok(policy)) if problems.is_empty() => {
+            let cluster = policy.cluster_facts()?;
+            world.guarded(policy.guardrails).with_cluster(cluster)
         }
-        (_, Err(problem)) => {
-            problems.push(problem);
+        (_, Err(more)) => {
+            problems.extend(more);
             return wrong(&problems);
         }
         _ => return wrong(&problems),

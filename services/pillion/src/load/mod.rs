@@ -8,7 +8,7 @@
 //! * [`problem`]: what is wrong, and how it is shown.
 
 pub(crate) mod files;
-mod place;
+pub(crate) mod place;
 pub(crate) mod problem;
 mod together;
 pub(crate) mod typed;

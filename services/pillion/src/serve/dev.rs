@@ -12,8 +12,6 @@ use arc_swap::ArcSwap;
 use clap::Args;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::health::Readiness;
-use pillion_webhook::router::RequestSettings;
-use pillion_webhook::serve::ServerSettings;
 use pillion_webhook::tls::{PemText, ServingCertificate};
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -30,8 +28,10 @@ use super::self_made;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
-use crate::cluster_facts::ClusterFactsArgs;
-use crate::guardrails::GuardrailsArg;
+use crate::config::follow::{self, ConfigFile};
+use crate::config::{ConfigArg, Overrides, WebhookPolicy};
+use crate::telemetry::Controls;
+use crate::telemetry::logs::LogLevel;
 use crate::{causes, output};
 
 /// Where profiles are if nobody says where.
@@ -41,7 +41,7 @@ const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 /// How often the files are read.
 const POLL: Duration = Duration::from_secs(1);
 /// How long connections may take to end.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
+const DRAIN_DEADLINE_SECONDS: u64 = 2;
 /// What is logged unless somebody says otherwise: here one wants to see each decision.
 const LOG_LEVEL: &str = "info,pillion_webhook=debug";
 
@@ -69,9 +69,7 @@ pub(crate) struct DevArgs {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) cluster_facts: ClusterFactsArgs,
-    #[command(flatten)]
-    pub(crate) guardrails: GuardrailsArg,
+    pub(crate) config: ConfigArg,
     #[command(flatten)]
     pub(crate) measure: MeasureArgs,
     #[command(flatten)]
@@ -80,15 +78,21 @@ pub(crate) struct DevArgs {
 
 /// Serves until it is asked to end.
 pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
-    let mut logs = logs.clone();
-    logs.log_level.get_or_insert_with(|| LOG_LEVEL.to_owned());
-    let traces = args.traces.clone();
-    super::run_service(&logs, &traces, serve(args))
+    // What is logged and how it ends is its own, whatever the file says for production.
+    let overrides = Overrides {
+        log_level: Some(logs.log_level.clone().unwrap_or_else(|| LOG_LEVEL.to_owned())),
+        trace_ratio: args.traces.trace_ratio,
+        drain_minimum: Some(0),
+        drain_deadline: Some(DRAIN_DEADLINE_SECONDS),
+    };
+    let policy = args.config.required(&overrides)?;
+    let (traces, start) = (args.traces.clone(), policy.clone());
+    super::run_service(logs, &traces, &policy, |controls| serve(args, overrides, start, controls))
 }
 
-async fn serve(args: DevArgs) -> anyhow::Result<()> {
+async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, controls: Controls) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
-    let guardrails = args.guardrails.required()?;
+    let detail = LogLevel::signal()?;
     let folder = Folder::open(args.folder)?;
     let namespaces = all_namespaces(&args.namespaces, args.namespaces_file.as_deref())?;
     let mut profiles = ProfileFiles::new(profile_paths(args.profiles, &folder)?);
@@ -96,15 +100,19 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         output::problems(&loaded.problems)?;
     }
     let known = namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.clone()));
-    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(known).with_guardrails(guardrails);
+    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(known).with_guardrails(start.guardrails.clone());
     let sample = Sample::find(&snapshot, &opted_in(&namespaces));
     folder.write_sample(&sample)?;
 
     let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
     let readiness = Readiness::default();
-    let mut settings = ServerSettings::default();
-    settings.drain_minimum = Duration::ZERO;
-    settings.drain_deadline = DRAIN_DEADLINE;
+    let policy = Arc::new(ArcSwap::from_pointee(start.decided_by()?));
+    let mut registry = Registry::default();
+    controls.register(&mut registry);
+    let (settings, requests) = (start.server_settings(), start.request_settings());
+    let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };
+    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, takers));
+    follow::register(&mut registry, config.as_ref());
     let servers = Servers::bind(Parts {
         listen: args.listen,
         metrics_listen: args.metrics_listen,
@@ -112,12 +120,12 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         snapshot: Arc::clone(&snapshot),
         live_namespace: None,
         look_ups: None,
-        cluster: args.cluster_facts.load()?,
+        policy,
         readiness: readiness.clone(),
-        registry: Registry::default(),
+        registry,
         measure: args.measure.settings(),
         settings,
-        requests: RequestSettings::default(),
+        requests,
     })
     .await?;
     let at_work = profiles.at_work();
@@ -133,7 +141,12 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
     };
     output::print(&service.text())?;
 
-    let drain = CancellationToken::new();
+    let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
+    tokio::spawn(controls.level.follow(detail, stop.clone()));
+    if let Some(config) = config {
+        tokio::spawn(config.follow(POLL, stop.clone()));
+    }
+    let _ends = stop.drop_guard();
     let mut serving = tokio::spawn(servers.run(drain.clone()));
     let follow = Follow { profiles, snapshot, namespaces: &namespaces, folder: &folder };
     tokio::select! {

@@ -12,7 +12,7 @@
 //!   [`own_path`]: how they call this program.
 
 mod announce;
-mod certificate;
+pub(crate) mod certificate;
 pub(crate) mod dev;
 mod folder;
 pub(crate) mod measure;
@@ -31,18 +31,20 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::args::{LogArgs, TraceArgs};
-use crate::telemetry::Telemetry;
+use crate::config::WebhookPolicy;
+use crate::telemetry::{Controls, Telemetry};
 
 /// Runs a service to its end, then sends what is left of its traces.
-fn run_service(
+fn run_service<S: Future<Output = anyhow::Result<()>>>(
     logs: &LogArgs,
     traces: &TraceArgs,
-    service: impl Future<Output = anyhow::Result<()>>,
+    policy: &WebhookPolicy,
+    service: impl FnOnce(Controls) -> S,
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
-        let telemetry = Telemetry::start(logs, traces)?;
-        let ended = service.await;
+        let telemetry = Telemetry::start(logs, traces, policy)?;
+        let ended = service(telemetry.controls()).await;
         telemetry.shutdown().await;
         ended.map(|()| ExitCode::SUCCESS)
     })

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use axum::Router;
-use pillion_engine::json::OwnedTape;
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::first::once_ready;
 use pillion_webhook::health::{self, Readiness};
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
+use pillion_webhook::policy::Policy;
 use pillion_webhook::router::{self, Admission, LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::serve::{Server, ServerSettings};
 use pillion_webhook::tls::ServingCertificate;
@@ -31,7 +31,7 @@ pub(crate) struct Parts {
     pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) look_ups: Option<LookUps>,
-    pub(crate) cluster: Option<Arc<OwnedTape>>,
+    pub(crate) policy: Arc<ArcSwap<Policy>>,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
     pub(crate) measure: MetricsSettings,
@@ -65,7 +65,7 @@ impl Servers {
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
-        let Parts { look_ups, cluster, mut registry, measure, settings, requests, .. } = parts;
+        let Parts { look_ups, policy, mut registry, measure, settings, requests, .. } = parts;
         let tls = certificate.server_config().context("TLS cannot be set up")?;
         let metrics = Arc::new(Metrics::register_with(&mut registry, &measure));
         metrics.register_snapshot(&mut registry, Arc::clone(&snapshot));
@@ -73,7 +73,7 @@ impl Servers {
         readiness.register(&mut registry);
         let exposition = Exposition::from(registry).with_exemplars(&metrics);
         let connections = metrics.connections.clone();
-        let admission = Admission { snapshot, live_namespace, look_ups, cluster, metrics, settings: requests };
+        let admission = Admission { snapshot, live_namespace, look_ups, policy, metrics, settings: requests };
 
         let admission_port = bind("--listen", listen).await?;
         // The thread that is to serve it takes it up.
@@ -157,7 +157,7 @@ mod tests {
             snapshot: Arc::default(),
             live_namespace: None,
             look_ups: None,
-            cluster: None,
+            policy: Arc::default(),
             readiness: Readiness::default(),
             registry: Registry::default(),
             measure: MetricsSettings::default(),

@@ -1,11 +1,9 @@
 //! `pillion webhook`: a replica as it runs in a cluster.
 
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
@@ -16,8 +14,7 @@ use pillion_control::{LiveNamespaces, Lookups, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::ReloadMetrics;
-use pillion_webhook::router::{LiveNamespace, LookUps, RequestSettings};
-use pillion_webhook::serve::ServerSettings;
+use pillion_webhook::router::{LiveNamespace, LookUps};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -30,8 +27,10 @@ use super::measure::MeasureArgs;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
-use crate::cluster_facts::ClusterFactsArgs;
-use crate::guardrails::GuardrailsArg;
+use crate::config::follow::{self, ConfigFile};
+use crate::config::{ConfigArg, Overrides, WebhookPolicy, check};
+use crate::telemetry::Controls;
+use crate::telemetry::logs::LogLevel;
 
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
@@ -40,60 +39,76 @@ pub(crate) struct WebhookArgs {
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// The serving certificate, PEM: the leaf first, then its intermediates. Read again when it changes.
-    #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT")]
-    pub(crate) tls_cert: PathBuf,
+    #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT", required_unless_present = "check_config")]
+    pub(crate) tls_cert: Option<PathBuf>,
     /// Its private key, PEM. Read again when it changes.
-    #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY")]
-    pub(crate) tls_key: PathBuf,
+    #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY", required_unless_present = "check_config")]
+    pub(crate) tls_key: Option<PathBuf>,
     /// Where admission reviews are taken, over TLS. Port 0 lets the system choose.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_LISTEN")]
     pub(crate) listen: SocketAddr,
     /// Where /livez, /readyz and /metrics are served, in clear text.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
     /// After being asked to end, go on accepting connections for so long at least: until nobody is sent here any more.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, env = "PILLION_DRAIN_MINIMUM")]
-    pub(crate) drain_minimum: u64,
+    /// Default: what the policy file says, else 10.
+    #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_MINIMUM")]
+    pub(crate) drain_minimum: Option<u64>,
     /// After being asked to end, wait no longer than this for connections to go. The API server keeps idle ones for 90 s.
-    #[arg(long, value_name = "SECONDS", default_value_t = 100, env = "PILLION_DRAIN_DEADLINE")]
-    pub(crate) drain_deadline: u64,
-    /// Memory that the bodies of all requests at one time may take. What would be more is answered with 503.
-    #[arg(long, value_name = "MIB", default_value_t = 64, env = "PILLION_MAX_BODY_MEMORY", value_parser = body_memory)]
-    pub(crate) max_body_memory: usize,
-    #[command(flatten)]
-    pub(crate) cluster_facts: ClusterFactsArgs,
-    #[command(flatten)]
-    pub(crate) guardrails: GuardrailsArg,
+    /// Default: what the policy file says, else 100.
+    #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_DEADLINE")]
+    pub(crate) drain_deadline: Option<u64>,
+    /// Check flags, policy file, certificates and kubeconfig as far as they are given, print the policy with all its
+    /// defaults, and end. Nothing is listened at or connected to. Exit code 1: something is wrong.
+    #[arg(long)]
+    pub(crate) check_config: bool,
     #[command(flatten)]
     pub(crate) measure: MeasureArgs,
     #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
-const MIB: usize = 1024 * 1024;
-
-/// Within what `--max-body-memory` makes sense, in MiB. The least lets one review of the largest size in beside small ones.
-const BODY_MEMORY: RangeInclusive<usize> = 16..=65_536;
-
-fn body_memory(text: &str) -> Result<usize, String> {
-    let expected = || format!("expected a whole number of MiB from {} to {}", BODY_MEMORY.start(), BODY_MEMORY.end());
-    text.parse().ok().filter(|mib| BODY_MEMORY.contains(mib)).ok_or_else(expected)
-}
-
 /// Serves until it is asked to end.
 pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
-    let traces = args.traces.clone();
-    super::run_service(logs, &traces, serve(args))
+    if args.check_config {
+        return check::run(&args, logs);
+    }
+    let policy = args.config.required(&args.overrides(logs))?;
+    let (traces, overrides) = (args.traces.clone(), args.overrides(logs));
+    let start = policy.clone();
+    super::run_service(logs, &traces, &policy, |controls| serve(args, overrides, start, controls))
 }
 
-async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
+impl WebhookArgs {
+    /// What wins over the policy file.
+    pub(crate) fn overrides(&self, logs: &LogArgs) -> Overrides {
+        Overrides {
+            log_level: logs.log_level.clone(),
+            trace_ratio: self.traces.trace_ratio,
+            drain_minimum: self.drain_minimum,
+            drain_deadline: self.drain_deadline,
+        }
+    }
+}
+
+async fn serve(
+    args: WebhookArgs,
+    overrides: Overrides,
+    start: WebhookPolicy,
+    controls: Controls,
+) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
-    let guardrails = args.guardrails.required()?;
-    let files = CertificateFiles::load(args.tls_cert, args.tls_key).await?;
-    let cluster = args.cluster_facts.load()?;
+    let detail = LogLevel::signal()?;
+    let (Some(certificate), Some(key)) = (args.tls_cert, args.tls_key) else {
+        return Err(anyhow!("--tls-cert and --tls-key are missing"));
+    };
+    let files = CertificateFiles::load(certificate, key).await?;
     let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
 
-    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails)));
+    let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    let policy = Arc::new(ArcSwap::from_pointee(start.decided_by()?));
     let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
     let readiness = Readiness::default();
     readiness.component("serving certificate").set_ready(true);
@@ -103,11 +118,11 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let reloads = ReloadMetrics::register(&mut registry);
     let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry));
     let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut registry));
-    let mut settings = ServerSettings::default();
-    settings.drain_minimum = Duration::from_secs(args.drain_minimum);
-    settings.drain_deadline = Duration::from_secs(args.drain_deadline);
-    let mut requests = RequestSettings::default();
-    requests.body_budget = args.max_body_memory * MIB;
+    controls.register(&mut registry);
+    let (settings, requests) = (start.server_settings(), start.request_settings());
+    let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };
+    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, takers));
+    follow::register(&mut registry, config.as_ref());
     let servers = Servers::bind(Parts {
         listen: args.listen,
         metrics_listen: args.metrics_listen,
@@ -115,7 +130,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
         snapshot,
         live_namespace: Some(live_namespace(live)),
         look_ups: Some(look_ups(lookups)),
-        cluster,
+        policy,
         readiness: readiness.clone(),
         registry,
         measure: args.measure.settings(),
@@ -131,6 +146,10 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     tasks.spawn(async move { watching.await.context("the cluster is not watched any more") });
     let following = files.follow(certificate::POLL, reloads, stop.clone());
     tasks.spawn(following.map(Ok));
+    if let Some(config) = config {
+        tasks.spawn(config.follow(follow::POLL, stop.clone()).map(Ok));
+    }
+    tasks.spawn(controls.level.follow(detail, stop.clone()).map(Ok));
     tokio::spawn(show(status, known, broken));
     let mut serving = tokio::spawn(servers.run(drain.clone()));
 

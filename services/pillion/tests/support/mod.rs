@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file is a crate of its own and uses a part of this")]
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
+pub(crate) mod collector;
 pub(crate) mod metrics_page;
 pub(crate) mod replicas;
 
@@ -44,8 +45,14 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) fn start(arguments: &[&str], folder: &Path) -> Self {
+        Self::start_with(arguments, &[], folder)
+    }
+
+    /// [`Program::start`] with variables in its environment.
+    pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)], folder: &Path) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_pillion"))
             .args(arguments)
+            .envs(variables.iter().copied())
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -81,6 +88,10 @@ impl Program {
             let (line, _) = rest.split_once('\n')?;
             line.split_whitespace().next().map(ToOwned::to_owned)
         })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn terminate(&self) {
@@ -136,6 +147,17 @@ pub(crate) fn post(url: &str, authority: &Path, body: &str) -> Answer {
 /// [`post`] with more headers, each with its line's end.
 pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) -> Answer {
     let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
+    let head = format!(
+        "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+         {headers}connection: close\r\n\r\n",
+        body.len()
+    );
+    exchange(connect(url, authority), &(head + body))
+}
+
+/// A TLS connection to where `https://localhost:PORT/PATH` is.
+pub(crate) fn connect(url: &str, authority: &Path) -> StreamOwned<ClientConnection, TcpStream> {
+    let (address, _) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let (host, port) = address.split_once(':').unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
@@ -148,13 +170,7 @@ pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) 
     let name = ServerName::try_from(host.to_owned()).unwrap();
     let tcp = TcpStream::connect(("127.0.0.1", port.parse::<u16>().unwrap())).unwrap();
     tcp.set_read_timeout(Some(LIMIT)).unwrap();
-    let stream = StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp);
-    let head = format!(
-        "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-         {headers}connection: close\r\n\r\n",
-        body.len()
-    );
-    exchange(stream, &(head + body))
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
 }
 
 fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {

@@ -32,7 +32,11 @@ func main() {
 		BuildInfo: component.BuildInfo{Command: "otelcol", Description: "the collector of Pillion's tests", Version: "0"},
 		Factories: factories,
 		ConfigProviderSettings: otelcol.ConfigProviderSettings{
-			ResolverSettings: confmap.ResolverSettings{ProviderFactories: []confmap.ProviderFactory{fileprovider.NewFactory()}},
+			ResolverSettings: confmap.ResolverSettings{
+				// Without it, variables of the environment are meant, and their provider is not here.
+				DefaultScheme:     "file",
+				ProviderFactories: []confmap.ProviderFactory{fileprovider.NewFactory()},
+			},
 		},
 	}
 	if err := otelcol.NewCommand(settings).Execute(); err != nil {

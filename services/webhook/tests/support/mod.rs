@@ -13,6 +13,7 @@ use pillion_engine::json::OwnedTape;
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::metrics::Metrics;
+use pillion_webhook::policy::Policy;
 use pillion_webhook::router::{Admission, LiveNamespace, LookUps, RequestSettings, router};
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
 use pillion_webhook::tls::{PemText, ServingCertificate};
@@ -84,7 +85,8 @@ impl App {
         let metrics = Arc::new(Metrics::register(&mut registry));
         let snapshot = Snapshot::default().with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router = router(Admission { snapshot, live_namespace, look_ups: None, cluster: None, metrics, settings });
+        let router =
+            router(Admission { snapshot, live_namespace, look_ups: None, policy: Arc::default(), metrics, settings });
         Self { router, registry }
     }
 
@@ -98,8 +100,9 @@ impl App {
             .with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
         let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
+        let policy = Arc::new(ArcSwap::from_pointee(Policy { cluster, ..Policy::default() }));
         let settings = RequestSettings::default();
-        let router = router(Admission { snapshot, live_namespace: None, look_ups, cluster, metrics, settings });
+        let router = router(Admission { snapshot, live_namespace: None, look_ups, policy, metrics, settings });
         Self { router, registry }
     }
 

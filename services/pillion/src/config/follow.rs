@@ -1,0 +1,168 @@
+//! The policy file while the program runs: what can change at once does, what cannot is told, and a file that is broken
+//! leaves the last good one at work.
+//!
+//! It is read again and again instead of being watched: the kubelet swaps a link to its folder, which a watch of the file
+//! does not see.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use pillion_webhook::policy::Policy;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::policy::WebhookPolicy;
+use super::read::{self, Overrides};
+use super::settings::{self, Setting};
+use crate::causes;
+use crate::load::Problem;
+use crate::telemetry::Controls;
+
+/// How often the file is read. The kubelet takes up to a minute to bring a ConfigMap anyway.
+pub(crate) const POLL: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+/// How reading the file went.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    family: Family<ResultLabel, Counter>,
+    good: Counter,
+    failed: Counter,
+    last_successful: Gauge,
+    restart_needed: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let family = Family::<ResultLabel, Counter>::default();
+        let of = |result| family.get_or_create_owned(&ResultLabel { result });
+        let (good, failed) = (of("ok"), of("failed"));
+        let (last_successful, restart_needed) = (Gauge::default(), Gauge::default());
+        // Else there would be no process.
+        last_successful.set(1);
+        Self { family, good, failed, last_successful, restart_needed }
+    }
+}
+
+/// Shows how reading the file goes; without a file nothing ever fails.
+pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
+    let metrics = file.map(|file| file.metrics.clone()).unwrap_or_default();
+    let registry = registry.sub_registry_with_prefix("pillion");
+    registry.register("config_reloads", "Times that a changed policy file was read, by how that went", metrics.family);
+    let help = "Whether the policy file could be used when it was last read: 1, or 0 and the last good one is at work";
+    registry.register("config_last_reload_successful", help, metrics.last_successful);
+    let help = "Whether the policy file says something that takes effect at the next start only: 1 or 0";
+    registry.register("config_restart_needed", help, metrics.restart_needed);
+}
+
+/// Who is told of a policy.
+#[derive(Clone, Debug)]
+pub(crate) struct Takers {
+    /// What requests are decided by.
+    pub(crate) policy: Arc<ArcSwap<Policy>>,
+    pub(crate) controls: Controls,
+}
+
+impl Takers {
+    fn apply(&self, policy: &WebhookPolicy) -> anyhow::Result<()> {
+        let decided_by = policy.decided_by()?;
+        self.policy.store(Arc::new(decided_by));
+        self.controls.apply(policy);
+        Ok(())
+    }
+}
+
+/// The file, and what of it is at work.
+#[derive(Debug)]
+pub(crate) struct ConfigFile {
+    file: PathBuf,
+    overrides: Overrides,
+    /// What the process was started with: what cannot change is as it says.
+    started: Value,
+    at_work: Value,
+    /// The text that was read last; `Err`: why it could not be.
+    seen: Option<Result<String, String>>,
+    takers: Takers,
+    metrics: Metrics,
+}
+
+impl ConfigFile {
+    /// A file that the process was started with.
+    pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, takers: Takers) -> Self {
+        let started = started.to_value();
+        let at_work = started.clone();
+        Self { file, overrides, started, at_work, seen: None, takers, metrics: Metrics::default() }
+    }
+
+    /// Reads the file every so often until `stop`.
+    pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                // One small file: read where we are, while the other threads serve.
+                _ = ticks.tick() => tokio::task::block_in_place(|| self.look()),
+            }
+        }
+    }
+
+    fn look(&mut self) {
+        let text = read::text_of(&self.file);
+        let seen = text.clone().map_err(|problem| problem.to_string());
+        // What is wrong with it is said once, until it changes.
+        let before = self.seen.replace(seen.clone());
+        if before.as_ref() == Some(&seen) {
+            return;
+        }
+        let is_first = before.is_none();
+        match text.map_err(|problem| vec![problem]).and_then(|text| read::from_text(&self.file, &text, &self.overrides))
+        {
+            // The first look finds the file that the process was started with, unless it has changed since.
+            Ok(policy) if is_first && policy.to_value() == self.at_work => {}
+            Ok(policy) => self.take(&policy),
+            Err(problems) => self.refuse(&problems),
+        }
+    }
+
+    fn refuse(&self, problems: &[Problem]) {
+        self.metrics.failed.inc();
+        self.metrics.last_successful.set(0);
+        error!("the policy file cannot be used, the last good one stays at work: {}", read::lines(problems));
+    }
+
+    fn take(&mut self, policy: &WebhookPolicy) {
+        if let Err(error) = self.takers.apply(policy) {
+            let problem = Problem::whole(self.file.display().to_string(), causes::told(&error));
+            return self.refuse(&[problem]);
+        }
+        self.metrics.good.inc();
+        self.metrics.last_successful.set(1);
+        let tree = policy.to_value();
+        let changed = settings::changed(&self.at_work, &tree);
+        let live = paths(changed.iter().filter(|setting| setting.is_live));
+        let waiting = paths(settings::changed(&self.started, &tree).iter().filter(|setting| !setting.is_live));
+        info!(file = %self.file.display(), changed = live, "the policy file was read again");
+        if !waiting.is_empty() {
+            warn!(settings = waiting, "the policy file says something that takes effect at the next start only");
+        }
+        self.metrics.restart_needed.set(i64::from(!waiting.is_empty()));
+        self.at_work = tree;
+    }
+}
+
+fn paths<'s>(settings: impl Iterator<Item = &'s Setting>) -> String {
+    settings.map(|setting| setting.path).collect::<Vec<_>>().join(", ")
+}

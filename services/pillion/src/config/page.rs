@@ -1,0 +1,114 @@
+//! `docs/configuration.md` and the program say the same. `PILLION_WRITE=1` writes the page's tables anew.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{ArgAction, Command, CommandFactory};
+
+use super::read::{Overrides, from_text, lines};
+use super::{WebhookPolicy, settings};
+use crate::args::Arguments;
+
+/// Writes a table.
+type Table = fn() -> String;
+
+/// What is written of the page, by the comment that it stands behind.
+const TABLES: [(&str, Table); 2] = [("flags", flags), ("keys", settings::table)];
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
+/// The flags of `pillion webhook`, with their variables.
+fn flags() -> String {
+    let mut program = Arguments::command();
+    program.build();
+    let webhook = program.find_subcommand("webhook").unwrap();
+    let mut table = "| flag | environment | default | meaning |\n|---|---|---|---|\n".to_owned();
+    for argument in webhook.get_arguments() {
+        let Some(long) = argument.get_long().filter(|long| !["help", "version"].contains(long)) else { continue };
+        let value = match (argument.get_action(), argument.get_value_names()) {
+            (ArgAction::SetTrue, _) | (_, None) => String::new(),
+            (_, Some(names)) => format!(" {}", names.join(" ")),
+        };
+        let code = |text: String| if text.is_empty() { text } else { format!("`{text}`") };
+        let variable = argument.get_env().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let default = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect::<Vec<_>>();
+        let default = if value.is_empty() { String::new() } else { default.join(" ") };
+        let help = argument.get_long_help().or_else(|| argument.get_help()).unwrap().to_string();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+        writeln!(table, "| `--{long}{value}` | {} | {} | {help} |", code(variable), code(default)).unwrap();
+    }
+    table
+}
+
+#[test]
+fn the_page_has_the_tables_of_the_program() {
+    let file = docs().join("configuration.md");
+    let mut page = std::fs::read_to_string(&file).unwrap();
+    let before = page.clone();
+    for (name, table) in TABLES {
+        let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+        let from = page.find(&begin).unwrap() + begin.len();
+        let to = page.find(&end).unwrap();
+        page.replace_range(from..to, &format!("\n{}\n", table()));
+    }
+    if std::env::var_os("PILLION_WRITE").is_some() {
+        std::fs::write(&file, &page).unwrap();
+    } else {
+        assert!(page == before, "docs/configuration.md is out of date: run this test with PILLION_WRITE=1");
+    }
+}
+
+/// The policies that pages show: their names, and their texts.
+fn examples() -> Vec<(String, String)> {
+    let mut pages: Vec<_> = std::fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    pages.sort();
+    let mut found = Vec::new();
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let blocks = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let name = page.file_name().unwrap().to_string_lossy().into_owned();
+        let policies = blocks.filter(|block| block.contains("kind: WebhookPolicy\n") && !block.starts_with("# wrong"));
+        found.extend(policies.map(|block| (name.clone(), block.to_owned())));
+    }
+    found
+}
+
+#[test]
+fn every_policy_on_a_page_can_be_used() {
+    let examples = examples();
+    assert!(examples.len() >= 2, "{examples:?}");
+    for (page, text) in examples {
+        if let Err(problems) = from_text(Path::new(&page), &text, &Overrides::default()) {
+            panic!("{}", lines(&problems));
+        }
+    }
+}
+
+#[test]
+fn the_page_of_guardrails_shows_all_defaults() {
+    let examples = examples();
+    let (page, text) = examples.iter().find(|(page, _)| page == "guardrails.md").unwrap();
+    let policy = from_text(Path::new(page), text, &Overrides::default()).unwrap();
+    assert_eq!(policy, WebhookPolicy::default());
+    let keys = settings::SETTINGS.into_iter().filter_map(|setting| setting.path.strip_prefix("guardrails."));
+    for key in keys {
+        assert!(text.lines().any(|line| line.trim_start().starts_with(&format!("{key}:"))), "{key}");
+    }
+}
+
+/// Environment variables that belong to no flag are not read: a page that lists flags lists them all.
+#[test]
+fn every_variable_has_a_prefix_that_says_whose_it_is() {
+    fn check(command: &Command) {
+        for argument in command.get_arguments() {
+            let Some(name) = argument.get_env() else { continue };
+            let name = name.to_string_lossy();
+            assert!(name.starts_with("PILLION_") || name.starts_with("OTEL_"), "{name}");
+        }
+        command.get_subcommands().for_each(check);
+    }
+    check(&Arguments::command());
+}

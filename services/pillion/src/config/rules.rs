@@ -1,0 +1,119 @@
+//! What has to hold between several keys of the policy file.
+
+use std::fmt::Display;
+
+use super::policy::WebhookPolicy;
+use super::units::Size;
+
+/// Two keys that do not go together.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Contradiction {
+    /// The key at which it is shown.
+    pub(crate) path: &'static str,
+    /// The other one.
+    pub(crate) other: &'static str,
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to do.
+    pub(crate) help: &'static str,
+}
+
+/// All that do not go together.
+pub(crate) fn contradictions(policy: &WebhookPolicy) -> Vec<Contradiction> {
+    let WebhookPolicy { requests, connections, .. } = policy;
+    // A body may have three quarters of the memory of all.
+    let large = Size(requests.max_body_memory.0 / 4 * 3);
+    [
+        at_most(
+            ("connections.drainMinimum", connections.drain_minimum),
+            ("connections.drainDeadline", connections.drain_deadline),
+            "make the minimum shorter or the deadline longer",
+        ),
+        at_most(
+            ("connections.handshakeTimeout", connections.handshake_timeout),
+            ("connections.idleTimeout", connections.idle_timeout),
+            "make the handshake's time shorter",
+        ),
+        at_most(
+            ("connections.maxHandshakes", connections.max_handshakes),
+            ("connections.max", connections.max),
+            "each handshake is a connection: allow more connections or fewer handshakes",
+        ),
+        at_most(
+            ("requests.bodyTimeout", requests.body_timeout),
+            ("requests.timeout", requests.timeout),
+            "make the body's time shorter or the whole request's longer",
+        ),
+        at_most(
+            ("requests.lookUpTimeout", requests.look_up_timeout),
+            ("requests.timeout", requests.timeout),
+            "make the look-up's time shorter or the whole request's longer",
+        ),
+        (requests.max_body > large).then(|| Contradiction {
+            path: "requests.maxBody",
+            other: "requests.maxBodyMemory",
+            message: format!(
+                "expected at most {large}, three quarters of requests.maxBodyMemory ({}), found {}",
+                requests.max_body_memory, requests.max_body
+            ),
+            help: "a body that is larger could never be read: allow smaller bodies or more memory",
+        }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn at_most<T: PartialOrd + Display>(
+    (path, value): (&'static str, T),
+    (other, most): (&'static str, T),
+    help: &'static str,
+) -> Option<Contradiction> {
+    (value > most).then(|| Contradiction {
+        path,
+        other,
+        message: format!("expected at most {other} ({most}), found {value}"),
+        help,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::units::Time;
+    use super::*;
+
+    type Spoil = fn(&mut WebhookPolicy);
+
+    fn seconds(count: u64) -> Time {
+        Time(std::time::Duration::from_secs(count))
+    }
+
+    #[test]
+    fn the_defaults_go_together_and_each_contradiction_is_found() {
+        assert_eq!(contradictions(&WebhookPolicy::default()), []);
+        let cases: [(Spoil, &str, &str); 6] = [
+            (
+                |policy| policy.connections.drain_minimum = seconds(101),
+                "connections.drainMinimum",
+                "drainDeadline (1m40s)",
+            ),
+            (
+                |policy| policy.connections.handshake_timeout = seconds(121),
+                "connections.handshakeTimeout",
+                "idleTimeout (2m)",
+            ),
+            (|policy| policy.connections.max = 100, "connections.maxHandshakes", "connections.max (100), found 256"),
+            (|policy| policy.requests.timeout = seconds(4), "requests.bodyTimeout", "requests.timeout (4s), found 5s"),
+            (|policy| policy.requests.look_up_timeout = seconds(41), "requests.lookUpTimeout", "(40s), found 41s"),
+            (|policy| policy.requests.max_body = Size(50 << 20), "requests.maxBody", "at most 48Mi"),
+        ];
+        for (spoil, path, expected) in cases {
+            let mut policy = WebhookPolicy::default();
+            spoil(&mut policy);
+            let found = contradictions(&policy);
+            let [only] = found.as_slice() else { panic!("{path}: {found:?}") };
+            assert_eq!(only.path, path);
+            assert!(only.message.contains(expected), "{}", only.message);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What is logged, and how that changes while the program runs: by the policy file, and for ten minutes by a signal, for
+//! who cannot wait for the file or may not change it.
+
+use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
+
+use crate::args::LogFormat;
+
+/// Logged only if somebody asks for it by its name: the client tells of each failed request once more, without what it was
+/// for; and the spans of requests are for traces.
+const QUIET: &str = "kube_client=off,pillion_trace=off";
+
+/// What is logged after the signal: each decision, and what else is told by this program and by nobody else.
+const DETAILED: &str = "info,pillion=debug,pillion_webhook=debug,pillion_control=debug,pillion_engine=debug";
+
+/// How long.
+const DETAILED_FOR: Duration = Duration::from_mins(10);
+
+/// The filter of a level, as in `info` or `info,pillion_control=debug`.
+///
+/// # Errors
+/// It is none.
+pub(crate) fn filter(level: &str) -> anyhow::Result<EnvFilter> {
+    EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
+        anyhow::anyhow!(
+            "{level:?} is no log level ({error}): expected error, warn, info, debug, trace or off, or parts as in \
+             \"info,pillion_control=debug\""
+        )
+    })
+}
+
+/// Lines to standard error.
+pub(crate) fn layer(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync> {
+    let layer = fmt::layer().with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => layer.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
+    }
+}
+
+/// The level at work.
+#[derive(Clone, Debug)]
+pub(crate) struct LogLevel(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    filter: reload::Handle<EnvFilter, Registry>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What the platform says.
+    configured: String,
+    is_detailed: bool,
+}
+
+impl LogLevel {
+    /// A filter that can be changed, and what changes it.
+    ///
+    /// # Errors
+    /// The level is none.
+    pub(crate) fn new(level: &str) -> anyhow::Result<(reload::Layer<EnvFilter, Registry>, Self)> {
+        let (layer, handle) = reload::Layer::new(filter(level)?);
+        let state = Mutex::new(State { configured: level.to_owned(), is_detailed: false });
+        Ok((layer, Self(Arc::new(Shared { filter: handle, state }))))
+    }
+
+    /// Takes over another level. While the signal's is at work, it comes after that.
+    pub(crate) fn set(&self, level: &str) {
+        self.change(|state| level.clone_into(&mut state.configured));
+    }
+
+    fn detail(&self, is_detailed: bool) {
+        self.change(|state| state.is_detailed = is_detailed);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        let level = if state.is_detailed { DETAILED } else { &state.configured };
+        let changed = filter(level).and_then(|filter| Ok(self.0.filter.reload(filter)?));
+        drop(state);
+        if let Err(error) = changed {
+            warn!(%error, "the log level stays as it was");
+        }
+    }
+
+    /// SIGUSR1: from now on it does not end the process.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub(crate) fn signal() -> anyhow::Result<Signal> {
+        signal(SignalKind::user_defined1()).context("cannot listen for SIGUSR1")
+    }
+
+    /// Logs in detail for some minutes after the signal, or until the next one.
+    pub(crate) async fn follow(self, signal: Signal, stop: CancellationToken) {
+        self.follow_for(DETAILED_FOR, signal, stop).await;
+    }
+
+    async fn follow_for(self, time: Duration, mut signal: Signal, stop: CancellationToken) {
+        let mut until: Option<Instant> = None;
+        loop {
+            let over = async {
+                match until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                received = signal.recv() => {
+                    if received.is_none() {
+                        return;
+                    }
+                    until = if until.is_none() { Some(Instant::now() + time) } else { None };
+                }
+                () = over => until = None,
+            }
+            self.detail(until.is_some());
+            if until.is_some() {
+                info!(level = DETAILED, minutes = time.as_secs() / 60, "SIGUSR1: logging in detail for a while");
+            } else {
+                info!("logging as configured again");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    #[test]
+    fn a_level_that_is_none_is_named() {
+        let error = filter("info,pillion=loud").unwrap_err().to_string();
+        assert!(error.contains("pillion=loud") && error.contains("expected error, warn"), "{error}");
+    }
+
+    fn shown(level: &LogLevel) -> String {
+        level.0.filter.with_current(ToString::to_string).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_signal_brings_detail_for_a_while_and_the_next_one_ends_it() {
+        let (layer, level) = LogLevel::new("warn").unwrap();
+        let _guard = tracing::subscriber::set_default(Registry::default().with(fmt::layer().with_filter(layer)));
+        let (stop, signal) = (CancellationToken::new(), LogLevel::signal().unwrap());
+        let time = Duration::from_secs(2);
+        let following = tokio::spawn(level.clone().follow_for(time, signal, stop.clone()));
+        let raise = || {
+            let pid = std::process::id().to_string();
+            assert!(std::process::Command::new("kill").args(["-USR1", &pid]).status().unwrap().success());
+        };
+        let becomes = async |detailed: bool| {
+            let is_so = || shown(&level).contains("pillion_webhook=debug") == detailed;
+            let end = Instant::now() + Duration::from_secs(10);
+            while !is_so() {
+                assert!(Instant::now() < end, "not {detailed}: {}", shown(&level));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        raise();
+        becomes(true).await;
+        level.set("error");
+        assert!(shown(&level).contains("pillion_webhook=debug"), "the file waits until the detail ends");
+        raise();
+        becomes(false).await;
+        assert!(shown(&level).contains("error"), "{}", shown(&level));
+        raise();
+        becomes(true).await;
+        becomes(false).await;
+        stop.cancel();
+        following.await.unwrap();
+    }
+}

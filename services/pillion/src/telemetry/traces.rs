@@ -1,0 +1,200 @@
+//! Where spans go, and which: to one collector by OTLP over gRPC, a share of the requests and those that ended badly.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use opentelemetry::trace::{Link, SpanContext, SpanKind, TraceContextExt, TraceId};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, SdkTracerProvider, ShouldSample};
+use pillion_webhook::trace::SAMPLED_FOR;
+
+use super::queue::{Queue, SpanMetrics};
+use crate::config::policy;
+
+/// A collector of traces.
+#[derive(Clone, Debug)]
+pub(crate) struct Collector {
+    /// `http://` or `https://`.
+    pub(crate) endpoint: String,
+    /// Whom to trust, PEM; `None`: whom the system trusts.
+    pub(crate) authority: Option<Vec<u8>>,
+    pub(crate) authority_file: Option<PathBuf>,
+}
+
+/// Which spans are made. All clones are one.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampling(Arc<Shares>);
+
+#[derive(Debug)]
+struct Shares {
+    /// The share of requests that nobody has decided on, as the bits of a float.
+    ratio: AtomicU64,
+    errors_per_second: AtomicU32,
+    errors: Mutex<Second>,
+}
+
+/// What was taken of a second.
+#[derive(Debug)]
+struct Second {
+    began: Instant,
+    taken: u32,
+}
+
+impl Sampling {
+    pub(crate) fn new(traces: &policy::Traces) -> Self {
+        let errors = Mutex::new(Second { began: Instant::now(), taken: 0 });
+        let sampling =
+            Self(Arc::new(Shares { ratio: AtomicU64::new(0), errors_per_second: AtomicU32::new(0), errors }));
+        sampling.set(traces);
+        sampling
+    }
+
+    /// Takes over other shares.
+    pub(crate) fn set(&self, traces: &policy::Traces) {
+        self.0.ratio.store(traces.ratio.to_bits(), Ordering::Relaxed);
+        self.0.errors_per_second.store(traces.errors_per_second, Ordering::Relaxed);
+    }
+
+    fn ratio(&self) -> f64 {
+        f64::from_bits(self.0.ratio.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is room for one more request that ended badly.
+    fn takes_error(&self, now: Instant) -> bool {
+        let most = self.0.errors_per_second.load(Ordering::Relaxed);
+        let mut second = self.0.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_duration_since(second.began) >= Duration::from_secs(1) {
+            *second = Second { began: now, taken: 0 };
+        }
+        let takes = second.taken < most;
+        second.taken += u32::from(takes);
+        takes
+    }
+}
+
+impl ShouldSample for Sampling {
+    fn should_sample(
+        &self,
+        parent: Option<&Context>,
+        trace: TraceId,
+        name: &str,
+        kind: &SpanKind,
+        attributes: &[KeyValue],
+        links: &[Link],
+    ) -> SamplingResult {
+        let parent = parent.map(|parent| parent.span().span_context().clone()).filter(SpanContext::is_valid);
+        let choice = |is_sampled: bool| SamplingResult {
+            decision: if is_sampled { SamplingDecision::RecordAndSample } else { SamplingDecision::Drop },
+            attributes: Vec::new(),
+            trace_state: parent.as_ref().map(|parent| parent.trace_state().clone()).unwrap_or_default(),
+        };
+        if attributes.iter().any(|attribute| attribute.key.as_str() == SAMPLED_FOR) {
+            return choice(self.takes_error(Instant::now()));
+        }
+        match &parent {
+            Some(parent) => choice(parent.is_sampled()),
+            None => Sampler::TraceIdRatioBased(self.ratio()).should_sample(None, trace, name, kind, attributes, links),
+        }
+    }
+}
+
+/// What makes spans and sends them.
+///
+/// # Errors
+/// The endpoint or its authority cannot be used.
+pub(super) fn provider(
+    collector: &Collector,
+    sampling: &Sampling,
+    metrics: SpanMetrics,
+) -> anyhow::Result<SdkTracerProvider> {
+    let resource = resource();
+    let queue = Queue::start(metrics, || collector.exporter(&resource))?;
+    let provider = SdkTracerProvider::builder().with_span_processor(queue).with_sampler(sampling.clone());
+    Ok(provider.with_resource(resource).build())
+}
+
+impl Collector {
+    /// What sends spans there. Has to be called in the runtime that drives it.
+    ///
+    /// # Errors
+    /// The endpoint or its authority cannot be used.
+    pub(crate) fn exporter(&self, resource: &Resource) -> anyhow::Result<SpanExporter> {
+        use opentelemetry_sdk::trace::SpanExporter as _;
+
+        let exporter = SpanExporter::builder().with_tonic().with_endpoint(&*self.endpoint);
+        let exporter = if self.endpoint.starts_with("https://") {
+            let tls = match &self.authority {
+                Some(authority) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority)),
+                None => ClientTlsConfig::new().with_native_roots(),
+            };
+            exporter.with_tls_config(tls)
+        } else {
+            exporter
+        };
+        let mut exporter = exporter.build().with_context(|| {
+            let authority = self.authority_file.as_ref().map(|file| format!(" with --otlp-ca {}", file.display()));
+            format!("traces cannot be sent to --otlp-endpoint {}{}", self.endpoint, authority.unwrap_or_default())
+        })?;
+        exporter.set_resource(resource);
+        Ok(exporter)
+    }
+}
+
+/// Who makes the spans. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` are read by the builder; the name given here
+/// would hide the former.
+fn resource() -> Resource {
+    let resource = Resource::builder();
+    let resource =
+        if std::env::var_os("OTEL_SERVICE_NAME").is_some() { resource } else { resource.with_service_name("pillion") };
+    resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::{SpanId, TraceFlags, TraceState};
+
+    use super::*;
+
+    fn sampling(ratio: f64, errors_per_second: u32) -> Sampling {
+        Sampling::new(&policy::Traces { ratio, errors_per_second })
+    }
+
+    fn samples(sampling: &Sampling, parent: Option<bool>, attributes: &[KeyValue]) -> bool {
+        let parent = parent.map(|is_sampled| {
+            let flags = if is_sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
+            let state = TraceState::default();
+            let parent = SpanContext::new(TraceId::from(1_u128 << 80), SpanId::from(7), flags, true, state);
+            Context::new().with_remote_span_context(parent)
+        });
+        let trace = TraceId::from(0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
+        let result = sampling.should_sample(parent.as_ref(), trace, "x", &SpanKind::Server, attributes, &[]);
+        result.decision == SamplingDecision::RecordAndSample
+    }
+
+    #[test]
+    fn who_sent_the_request_decides_and_else_the_share_which_changes_while_it_is_asked() {
+        let none = sampling(0.0, 0);
+        assert_eq!([Some(true), Some(false), None].map(|parent| samples(&none, parent, &[])), [true, false, false]);
+        let all = none.clone();
+        all.set(&policy::Traces { ratio: 1.0, errors_per_second: 0 });
+        assert_eq!([Some(true), Some(false), None].map(|parent| samples(&none, parent, &[])), [true, false, true]);
+    }
+
+    #[test]
+    fn what_ended_badly_is_sampled_so_often_in_a_second() {
+        let sampling = sampling(0.0, 3);
+        let error = [KeyValue::new(SAMPLED_FOR, "error")];
+        assert!(samples(&sampling, Some(false), &error), "although its sender had said no");
+        let now = Instant::now();
+        let taken = |now| (0..10).filter(|_| sampling.takes_error(now)).count();
+        assert_eq!(taken(now), 2, "one was taken");
+        assert_eq!(taken(now + Duration::from_secs(1)), 3);
+        assert_eq!(taken(now + Duration::from_millis(1_900)), 0);
+    }
+}

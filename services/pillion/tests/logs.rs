@@ -1,0 +1,190 @@
+//! What the program tells of itself never holds anything of an object but its name: a pod full of marked secrets goes
+//! through every way a request can take, with everything logged and traced that can be.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+mod support;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use support::collector::FakeCollector;
+use support::{Program, eventually, get, post_with};
+
+/// No text of the program holds it by chance.
+const MARK: &str = "xq7secretzw";
+
+/// A pod whose every text that could be a secret has the mark.
+fn pod() -> Value {
+    let marked = |what: &str| format!("{MARK}-{what}");
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "web", "namespace": "default",
+            "labels": {"team": marked("label")},
+            "annotations": {"example.com/token": marked("annotation"), (format!("{MARK}/key")): "x"},
+        },
+        "spec": {
+            "containers": [{
+                "name": "app", "image": "app:1",
+                "command": [marked("command")], "args": ["--password", marked("argument")],
+                "env": [{"name": "PASSWORD", "value": marked("value")}, {"name": marked("name"), "value": "x"}],
+                "livenessProbe": {"httpGet": {"path": "/", "port": 80, "httpHeaders": [{"name": "a", "value": marked("header")}]}},
+            }],
+            "volumes": [{"name": "v", "secret": {"secretName": marked("volume")}}],
+        },
+    })
+}
+
+fn review(object: &Value) -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "0df28fbd-5f5f-11e8-bc74-36e6bb280816",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": "default", "operation": "CREATE", "object": object,
+            "userInfo": {"username": "somebody", "extra": {"token": [format!("{MARK}-extra")]}},
+        },
+    })
+}
+
+/// One profile is applied; one computes with what is marked, and fails in its midst; one refuses because of it.
+const PROFILES: &str = r#"
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: applied}
+spec:
+  activation: Always
+  template:
+    metadata:
+      annotations: {example.com/copied: "${object.metadata.annotations['example.com/token']}"}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: failing}
+spec:
+  activation: Always
+  template:
+    metadata:
+      annotations: {example.com/number: "${string(int(object.metadata.annotations['example.com/token']))}"}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: refusing}
+spec:
+  activation: Requested
+  onError: Deny
+  template:
+    metadata:
+      annotations: {example.com/number: "${string(int(object.spec.containers[0].env[0].value))}"}
+"#;
+
+struct Dev {
+    program: Program,
+    url: String,
+    authority: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Dev {
+    fn start(more: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
+        let ports =
+            ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "profiles.yaml"];
+        let program = Program::start(&[&ports[..], more].concat(), folder.path());
+        Self {
+            authority: program.word_behind("--cacert ").into(),
+            url: format!("https://{}", program.word_behind("https://")),
+            program,
+            _folder: folder,
+        }
+    }
+
+    fn post(&self, headers: &str, body: &str) -> u16 {
+        post_with(&self.url, &self.authority, headers, body).status
+    }
+}
+
+#[test]
+fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (collector, address) = FakeCollector::start(&runtime);
+    let endpoint = format!("http://{address}");
+    let everything =
+        ["--log-level", "trace", "--log-format", "json", "--otlp-endpoint", &endpoint, "--trace-ratio", "1"];
+    let mut dev = Dev::start(&everything);
+
+    let injected = review(&pod()).to_string();
+    assert_eq!(dev.post("", &injected), 200);
+    let mut asks = pod();
+    asks["metadata"]["annotations"]["pillion.dev/profiles"] = "refusing".into();
+    assert_eq!(dev.post("", &review(&asks).to_string()), 200);
+    let mut twice = injected.clone();
+    let place = twice.find(r#""env":["#).unwrap();
+    twice.insert_str(place, &format!(r#""env":[{{"name":"A","value":"{MARK}"}}],"#));
+    assert_eq!(dev.post("", &twice), 200, "a key that stands twice is a denial");
+    let mut unmarked = pod();
+    unmarked["metadata"]["namespace"] = "nobody-knows".into();
+    let mut elsewhere = review(&unmarked);
+    elsewhere["request"]["namespace"] = "nobody-knows".into();
+    assert_eq!(dev.post("", &elsewhere.to_string()), 200);
+    // Requests that are none: cut off in a secret, with another kind's type, with a secret as the object.
+    let cut = injected.find("annotation\"").unwrap();
+    assert_eq!(dev.post("", &injected[..cut]), 400);
+    assert_eq!(
+        dev.post("", &format!("{{\"apiVersion\": \"v1\", \"kind\": \"Secret\", \"data\": {{\"a\": \"{MARK}\"}}}}")),
+        400
+    );
+    assert_eq!(dev.post("", &injected.replacen("{\"apiVersion\":\"v1\"", MARK, 1)), 400);
+    assert_eq!(dev.post("", &injected.replacen("\"spec\":{", &format!("\"spec\":{{\"\\ud800\":\"{MARK}\","), 1)), 400);
+    assert_eq!(dev.post(&format!("authorization: Bearer {MARK}\r\n"), &injected), 200);
+    assert_eq!(
+        dev.post(&format!("traceparent: {MARK}\r\ntracestate: a={MARK}\r\nbaggage: a={MARK}\r\n"), &injected),
+        200
+    );
+
+    eventually("spans of all requests come", || (collector.spans("admission").len() >= 10).then_some(()));
+    let metrics_at = dev.program.word_behind("http://");
+    let metrics = get(metrics_at.split('/').next().unwrap(), "/metrics").body;
+    dev.program.terminate();
+    assert_eq!(dev.program.ended().code(), Some(0));
+    let (told, spans) = (dev.program.stderr(), format!("{:?}", collector.all()));
+    for proof in ["\"decided\"", "a request was refused", "\"outcome\":\"injected\"", "\"outcome\":\"denied\"", "TRACE"]
+    {
+        assert!(told.contains(proof), "{proof} was to be told:\n{told}");
+    }
+    assert!(metrics.contains("pillion_admission_requests_total") && spans.contains("self-check"), "{metrics}\n{spans}");
+    for (what, text) in [("a line", &told), ("a metric", &metrics), ("a span", &spans)] {
+        let leak = text.lines().find(|line| line.contains(MARK));
+        assert_eq!(leak, None, "{what} holds what is marked");
+    }
+}
+
+#[test]
+fn a_signal_brings_a_line_for_each_decision_and_the_next_one_ends_that() {
+    let dev = Dev::start(&["--log-level", "info"]);
+    let raise = || {
+        let pid = dev.program.id().to_string();
+        assert!(Command::new("kill").args(["-USR1", &pid]).status().unwrap().success());
+    };
+    let body = review(&pod()).to_string();
+    let decided =
+        || dev.program.stderr().lines().filter(|line| line.contains("decided") && line.contains("uid=")).count();
+    assert_eq!(dev.post("", &body), 200);
+    raise();
+    dev.program.tells("SIGUSR1: logging in detail for a while");
+    assert_eq!(decided(), 0);
+    assert_eq!(dev.post("", &body), 200);
+    eventually("the decision is told", || (decided() == 1).then_some(()));
+    raise();
+    dev.program.tells("logging as configured again");
+    assert_eq!(dev.post("", &body), 200);
+    raise();
+    eventually("it is told again", || {
+        (dev.program.stderr().matches("in detail for a while").count() == 2).then_some(())
+    });
+    assert_eq!(decided(), 1, "{}", dev.program.stderr());
+}

@@ -1,0 +1,60 @@
+//! A collector of traces for what the real one cannot show: what has come is looked at in this process, with its headers,
+//! and it can stop answering.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use tonic::{Request, Response, Status};
+
+/// Keeps what it is sent.
+#[derive(Clone, Default)]
+pub(crate) struct FakeCollector {
+    sent: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
+    headers: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+#[tonic::async_trait]
+impl TraceService for FakeCollector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let headers = request.metadata().clone().into_headers();
+        let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap_or("").to_owned()));
+        self.headers.lock().unwrap().extend(headers);
+        self.sent.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+impl FakeCollector {
+    /// A collector on a loopback port, for as long as the runtime lives.
+    pub(crate) fn start(runtime: &tokio::runtime::Runtime) -> (Self, SocketAddr) {
+        let collector = Self::default();
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(collector.clone()));
+        runtime.spawn(server.serve(address));
+        (collector, address)
+    }
+
+    /// All that was sent.
+    pub(crate) fn all(&self) -> Vec<ExportTraceServiceRequest> {
+        self.sent.lock().unwrap().clone()
+    }
+
+    /// The spans of a name.
+    pub(crate) fn spans(&self, name: &str) -> Vec<Span> {
+        let resources = self.all().into_iter().flat_map(|request| request.resource_spans);
+        let spans = resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans);
+        spans.filter(|span| span.name == name).collect()
+    }
+
+    /// The values of a header, one for each batch.
+    pub(crate) fn header(&self, name: &str) -> Vec<String> {
+        let headers = self.headers.lock().unwrap();
+        headers.iter().filter(|(found, _)| found == name).map(|(_, value)| value.clone()).collect()
+    }
+}
