@@ -10,8 +10,10 @@
 mod body;
 mod budget;
 mod connection;
+mod decision;
 pub mod health;
 pub mod metrics;
+pub mod overload;
 mod refusal;
 pub mod router;
 pub mod serve;

@@ -18,6 +18,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::overload::OverloadMetrics;
+
 /// Seconds. A decision takes some 30 us; the API server waits up to 30 s.
 const DURATION_BUCKETS: [f64; 15] =
     [0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
@@ -36,7 +38,7 @@ pub enum RequestOutcome {
     BadRequest,
     /// Pillion failed: HTTP 500.
     Error,
-    /// There was no memory for the request's body: HTTP 503.
+    /// The request was turned away for want of time or room: HTTP 503.
     Shed,
 }
 
@@ -156,6 +158,8 @@ pub struct Metrics {
     pub panics: Counter,
     /// The connections.
     pub connections: ConnectionMetrics,
+    /// What was turned away, and what waited.
+    pub overload: OverloadMetrics,
 }
 
 impl Metrics {
@@ -207,7 +211,19 @@ impl Metrics {
         registry.register("build", "The version of Pillion", build);
 
         let connections = ConnectionMetrics::register(registry);
-        Self { requests, durations, decisions, request_bytes, patch_bytes, body_bytes, inflight, panics, connections }
+        let overload = OverloadMetrics::register(registry);
+        Self {
+            requests,
+            durations,
+            decisions,
+            request_bytes,
+            patch_bytes,
+            body_bytes,
+            inflight,
+            panics,
+            connections,
+            overload,
+        }
     }
 
     /// Adds the sizes of the snapshot, computed at each scrape.
