@@ -2,8 +2,8 @@
 //!
 //! The classes that have something waiting stand in a ring. The one at its front is served until it has used up its
 //! credit, then goes to the end; whenever it comes to the front it gets one quantum more. Whoever is served may leave its
-//! class in debt, so that even a dear one is served at its class's next visit, and paid for later. A class of which
-//! nothing waits is forgotten: there are never more of them than the queue is long.
+//! class in debt, so that even a dear one is served at its class's next visit, and paid for later: a class of which nothing
+//! waits is forgotten only when it owes nothing, or when nothing waits at all.
 //!
 //! So one that is the first of its class waits for at most one visit of each other class: a quantum and one dear request.
 //! Nothing here knows of time or of tasks.
@@ -31,7 +31,7 @@ pub(super) struct Bounds {
 pub(super) struct FairQueue<T> {
     bounds: Bounds,
     classes: HashMap<u64, Class<T>>,
-    /// The classes that have something waiting, each once; the front one has its credit.
+    /// The classes that have something waiting, or debts, each once. The visit of the front one has begun.
     ring: VecDeque<u64>,
     length: usize,
     next_ticket: u64,
@@ -89,39 +89,34 @@ impl<T> FairQueue<T> {
             if self.length < self.bounds.length { None } else { Some(self.displace(own + 2).ok_or(Shed::QueueFull)?) };
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        if own == 0 {
-            // Whoever comes to an empty ring is at its front, and has what is had there.
-            let credit = if self.ring.is_empty() { signed(self.bounds.quantum) } else { 0 };
-            self.classes.insert(class, Class { waiting: VecDeque::new(), credit });
-            self.ring.push_back(class);
-        }
-        if let Some(class) = self.classes.get_mut(&class) {
-            let cost = signed(cost.min(self.bounds.quantum.saturating_mul(DEAREST)));
-            class.waiting.push_back(Waiting { ticket, cost, value });
-            self.length += 1;
-        }
+        let cost = signed(cost.min(self.bounds.quantum.saturating_mul(DEAREST)));
+        let is_first = self.ring.is_empty();
+        let class = self.classes.entry(class).or_insert_with_key(|class| {
+            self.ring.push_back(*class);
+            // Whoever comes to an empty ring is visited at once.
+            Class { waiting: VecDeque::new(), credit: if is_first { signed(self.bounds.quantum) } else { 0 } }
+        });
+        class.waiting.push_back(Waiting { ticket, cost, value });
+        self.length += 1;
         Ok(Pushed { ticket, displaced })
     }
 
     /// The one whose turn it is.
     pub(super) fn pop(&mut self) -> Option<T> {
-        loop {
-            let key = *self.ring.front()?;
-            let class = self.classes.get_mut(&key)?;
-            if class.credit > 0 {
-                let first = class.waiting.pop_front()?;
+        // Each time round everybody gets a quantum, and nobody's debt is of many.
+        while self.length > 0 {
+            let class = self.front()?;
+            if class.credit > 0
+                && let Some(first) = class.waiting.pop_front()
+            {
                 class.credit = class.credit.saturating_sub(first.cost);
                 self.length -= 1;
-                if class.waiting.is_empty() {
-                    self.forget(key);
-                } else if class.credit <= 0 {
-                    self.turn();
-                }
+                self.go_on();
                 return Some(first.value);
             }
-            // Still in debt after its visit.
-            self.turn();
+            self.go_on();
         }
+        None
     }
 
     /// Takes one out that does not want to wait any more.
@@ -130,9 +125,7 @@ impl<T> FairQueue<T> {
         let at = waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket).ok()?;
         let removed = waiting.remove(at)?;
         self.length -= 1;
-        if waiting.is_empty() {
-            self.forget(class);
-        }
+        self.forget_all_if_empty();
         Some(removed.value)
     }
 
@@ -147,25 +140,35 @@ impl<T> FairQueue<T> {
         class.waiting.pop_back().map(|last| last.value)
     }
 
-    /// The visit of the class at the front has ended; the next one's begins.
-    fn turn(&mut self) {
-        self.ring.rotate_left(1);
-        self.visit();
+    fn front(&mut self) -> Option<&mut Class<T>> {
+        self.classes.get_mut(self.ring.front()?)
     }
 
-    fn visit(&mut self) {
-        if let Some(class) = self.ring.front().and_then(|key| self.classes.get_mut(key)) {
-            class.credit = class.credit.saturating_add(signed(self.bounds.quantum.max(1)));
+    /// Ends the visit of the class at the front if it has nothing waiting or no credit, and begins the next one's.
+    fn go_on(&mut self) {
+        self.forget_all_if_empty();
+        let Some(class) = self.front() else { return };
+        let is_empty = class.waiting.is_empty();
+        if !is_empty && class.credit > 0 {
+            return;
+        }
+        if is_empty && class.credit >= 0 {
+            if let Some(key) = self.ring.pop_front() {
+                self.classes.remove(&key);
+            }
+        } else {
+            self.ring.rotate_left(1);
+        }
+        let quantum = signed(self.bounds.quantum.max(1));
+        if let Some(class) = self.front() {
+            class.credit = class.credit.saturating_add(quantum);
         }
     }
 
-    fn forget(&mut self, key: u64) {
-        self.classes.remove(&key);
-        if self.ring.front() == Some(&key) {
-            self.ring.pop_front();
-            self.visit();
-        } else {
-            self.ring.retain(|other| *other != key);
+    fn forget_all_if_empty(&mut self) {
+        if self.length == 0 {
+            self.classes.clear();
+            self.ring.clear();
         }
     }
 }
