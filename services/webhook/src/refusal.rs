@@ -198,4 +198,25 @@ mod tests {
             assert!(!refusal.to_string().contains("secret"));
         }
     }
+
+    #[tokio::test]
+    async fn a_panic_on_a_thread_of_its_own_is_one() {
+        let ended = tokio::task::spawn_blocking(|| std::panic::resume_unwind(Box::new("for a test"))).await;
+        let refusal = Refusal::from_thread(ended.unwrap_err());
+        assert!(matches!(&refusal, Refusal::Panic(text) if &**text == "for a test"));
+        assert_eq!(refusal.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    #[test]
+    fn whoever_is_turned_away_is_told_when_to_come_again_if_that_is_any_use() {
+        for shed in Shed::ALL {
+            for (version, closes) in [(Version::HTTP_11, true), (Version::HTTP_10, true), (Version::HTTP_2, false)] {
+                let answer = Refusal::Shed(shed).answer(version);
+                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(answer.headers().get(CONNECTION).is_some_and(|value| value == "close"), closes, "{shed:?}");
+                let again = answer.headers().get(RETRY_AFTER).is_some_and(|value| value == "1");
+                assert_eq!(again, shed != Shed::Deadline, "{shed:?}");
+            }
+        }
+    }
 }

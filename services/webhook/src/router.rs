@@ -257,6 +257,9 @@ impl Service {
     /// The body of a request that may be a review.
     async fn receive(&self, request: Request, deadline: Deadline) -> Result<Whole, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
+        if deadline.has_passed() {
+            return Err(Refusal::Shed(Shed::Deadline));
+        }
         check_content(request.headers())?;
         let waits = request.headers().contains_key(EXPECT);
         let limits = Limits { bytes: settings.body_limit, time: settings.body_timeout.min(deadline.left()) };
