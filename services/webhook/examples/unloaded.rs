@@ -3,8 +3,10 @@
 //! difference of their numbers; `valgrind` also says how often memory was asked for.
 //!
 //! ```text
-//! unloaded COUNT
+//! unloaded COUNT [UNQUEUED]
 //! ```
+//!
+//! UNQUEUED is how many requests are decided as they come before it is looked whether others wait.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -49,7 +51,10 @@ async fn answer(count: u32) -> Result<(), Failure> {
     let namespace = Namespace::opted_in(InjectionLevel::Enabled);
     let snapshot = Snapshot::default().with_namespace("team-a", Some(namespace));
     let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-    let settings = RequestSettings::default();
+    let mut settings = RequestSettings::default();
+    if let Some(unqueued) = std::env::args().nth(2) {
+        settings.overload.unqueued_per_worker = unqueued.parse()?;
+    }
     let router = router(Admission { snapshot, live_namespace: None, look_ups: None, cluster: None, metrics, settings });
     for _ in 0..count {
         let request = Request::post("/mutate/enabled?timeout=10s")
@@ -59,6 +64,8 @@ async fn answer(count: u32) -> Result<(), Failure> {
         if status != http::StatusCode::OK {
             return Err(format!("answered with {status}").into());
         }
+        // There is nothing else to do, and the runtime sees it.
+        tokio::task::yield_now().await;
     }
     Ok(())
 }

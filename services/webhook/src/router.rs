@@ -183,7 +183,8 @@ impl Service {
         let body = self.receive(request, deadline).instrument(receive.clone()).await?;
         if overload::is_large(&body.bytes) {
             drop(receive);
-            self.decide_apart(endpoint, body, span, deadline).await
+            // Elsewhere in memory: each request is moved about with room for the largest of its states.
+            Box::pin(self.decide_apart(endpoint, body, span, deadline)).await
         } else {
             self.decide_here(endpoint, &body.bytes, span, receive, deadline).await
         }

@@ -9,6 +9,9 @@ use tokio::time::Instant;
 
 use super::OverloadSettings;
 
+/// Whatever the settings say: a moment that any clock can tell.
+const LONGEST: Duration = Duration::from_hours(24);
+
 /// A deadline that is no more than the longest timeout away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline(pub(crate) Instant);
@@ -16,7 +19,7 @@ pub(crate) struct Deadline(pub(crate) Instant);
 impl Deadline {
     /// The deadline of a request whose head came just now, with this query.
     pub(crate) fn of(query: Option<&str>, settings: &OverloadSettings) -> Self {
-        let timeout = timeout(query, settings);
+        let timeout = timeout(query, settings).min(LONGEST);
         Self(Instant::now() + timeout.saturating_sub(settings.margin.min(timeout / 5)))
     }
 

@@ -55,7 +55,7 @@ pub struct OverloadSettings {
     /// Threads that decide: small bodies are decided by so many at one time, large ones by half as many (at least one),
     /// on threads of their own. `None`: as many as the runtime has workers, in which the router is made.
     pub workers: Option<usize>,
-    /// How many small requests a worker may decide as they come before it looks whether others wait: 4. What comes in
+    /// How many small requests a worker may decide as they come before it looks whether others wait: 8. What comes in
     /// more quickly is put into a fair order.
     pub unqueued_per_worker: usize,
 }
@@ -72,7 +72,7 @@ impl Default for OverloadSettings {
             max_queued_large: 16,
             max_queued_large_per_tenant: 4,
             workers: None,
-            unqueued_per_worker: 4,
+            unqueued_per_worker: 8,
         }
     }
 }
@@ -137,7 +137,8 @@ impl Overload {
             return Ok(turn);
         }
         let class = tenant::class(&self.keys, body);
-        lane.queued(class, BASE_COST + body.len() as u64, deadline).await
+        // Elsewhere in memory, as it is seldom needed: a request that does not wait is not made larger by it.
+        Box::pin(lane.queued(class, BASE_COST + body.len() as u64, deadline)).await
     }
 
     /// Counts a request that was turned away.
