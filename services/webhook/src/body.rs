@@ -7,13 +7,14 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use tokio::time::{Instant, timeout_at};
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::budget::{Budget, Exhausted, Share};
+use crate::budget::{Budget, Exhausted, SMALL, Share};
 
 /// The least that is taken for a body of more than one piece.
 const FIRST_STEP: usize = 16 * 1024;
-/// How long a client is listened to after its body was refused for want of memory.
+/// How long a client is listened to after its body was refused for want of memory or of a place.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A body, and the memory that it takes of the budget.
@@ -77,6 +78,12 @@ pub(crate) async fn read(
     collected
 }
 
+/// Reads a body that nobody wants and throws it away, within so many bytes and a short time: a client that has written
+/// what it wanted to reads the answer.
+pub(crate) async fn pass_over(mut body: Body, limit: usize) {
+    let _ = timeout(LINGER, discard(&mut body, limit)).await;
+}
+
 async fn collect(body: &mut Body, limit: usize, mut share: Share) -> Result<Whole, BodyError> {
     let fits = |bytes: usize| if bytes <= limit { Ok(()) } else { Err(BodyError::TooLarge) };
     fits(lower_bound(body))?;
@@ -93,6 +100,10 @@ async fn collect(body: &mut Body, limit: usize, mut share: Share) -> Result<Whol
     let mut piece = Some(second);
     while let Some(bytes) = piece {
         append(&mut whole, &bytes, body, limit, &mut share)?;
+        // One that is large lets the others go first: to read it takes as long as to answer several of them.
+        if whole.len() > SMALL {
+            yield_now().await;
+        }
         piece = if body.is_end_stream() { None } else { next(body).await? };
     }
     Ok(Whole { bytes: whole.into(), _share: share })
@@ -123,6 +134,9 @@ async fn discard(body: &mut Body, limit: usize) {
             Some(rest) => left = rest,
             None => return,
         }
+        if limit - left > SMALL {
+            yield_now().await;
+        }
     }
 }
 
@@ -151,7 +165,6 @@ mod tests {
     use prometheus_client::metrics::gauge::Gauge;
 
     use super::*;
-    use crate::budget::SMALL;
 
     const LIMITS: Limits = Limits { bytes: 10, time: Duration::from_secs(5) };
 

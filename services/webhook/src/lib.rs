@@ -10,9 +10,11 @@
 mod body;
 mod budget;
 mod connection;
+mod decision;
 pub mod first;
 pub mod health;
 pub mod metrics;
+pub mod overload;
 pub mod policy;
 mod refusal;
 pub mod router;

@@ -45,6 +45,8 @@ pub use profiles::MAX_PROFILES;
 pub use tenants::{Tenant, TenantSettings, Tenants};
 pub use tls::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
 
+use crate::overload::OverloadMetrics;
+
 use cluster::Cluster;
 use decisions::DecisionCounters;
 use process::Process;
@@ -88,6 +90,8 @@ pub struct Metrics {
     pub inflight: Gauge,
     /// Panics that were caught.
     pub panics: Counter,
+    /// What was turned away, and what waited.
+    pub overload: OverloadMetrics,
     /// The connections.
     pub connections: ConnectionMetrics,
     /// The namespaces that requests are about.
@@ -155,6 +159,7 @@ impl Metrics {
             body_bytes,
             inflight,
             panics,
+            overload: OverloadMetrics::register(registry),
             connections,
             tenants,
         }

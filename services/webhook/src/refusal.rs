@@ -11,9 +11,11 @@ use axum::body::Body;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode, Version};
 use pillion_engine::review::{Fault, ReviewError};
+use tokio::task::JoinError;
 
 use crate::body::BodyError;
 use crate::metrics::RequestOutcome;
+use crate::overload::Shed;
 
 /// Bytes of a text that a client wrote, as far as it is logged.
 pub(crate) const LOGGED_BYTES: usize = 256;
@@ -33,8 +35,8 @@ pub(crate) enum Refusal {
     TooSlow(Duration),
     /// Its body broke off.
     Broken(axum::Error),
-    /// There is no memory for its body at present.
-    Shed,
+    /// It is turned away although nothing is wrong with it.
+    Shed(Shed),
     /// Its body is no review.
     Review(ReviewError),
     /// The engine failed.
@@ -49,7 +51,7 @@ impl Refusal {
             BodyError::TooLarge => Self::TooLarge(limits.bytes),
             BodyError::TooSlow => Self::TooSlow(limits.time),
             BodyError::Broken(error) => Self::Broken(error),
-            BodyError::Exhausted => Self::Shed,
+            BodyError::Exhausted => Self::Shed(Shed::NoMemory),
         }
     }
 
@@ -58,20 +60,28 @@ impl Refusal {
         Self::Panic(text.unwrap_or("no message").into())
     }
 
+    /// A thread of its own did not come to its end.
+    pub(crate) fn from_thread(error: JoinError) -> Self {
+        match error.try_into_panic() {
+            Ok(panic) => Self::from_panic(&*panic),
+            Err(cancelled) => Self::Panic(cancelled.to_string().into()),
+        }
+    }
+
     pub(crate) const fn status(&self) -> StatusCode {
         match self {
             Self::ContentType(_) | Self::ContentEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Broken(_) | Self::Review(_) => StatusCode::BAD_REQUEST,
-            Self::Shed => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Shed(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Fault(_) | Self::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
     pub(crate) const fn outcome(&self) -> RequestOutcome {
         match self {
-            Self::Shed => RequestOutcome::Shed,
+            Self::Shed(_) => RequestOutcome::Shed,
             Self::Fault(_) | Self::Panic(_) => RequestOutcome::Error,
             _ => RequestOutcome::BadRequest,
         }
@@ -85,7 +95,7 @@ impl Refusal {
             Self::TooLarge(_) => "body_too_large",
             Self::TooSlow(_) => "body_too_slow",
             Self::Broken(_) => "body_broken",
-            Self::Shed => "no_memory",
+            Self::Shed(shed) => shed.as_str(),
             Self::Review(_) => "no_review",
             Self::Fault(_) => "fault",
             Self::Panic(_) => "panic",
@@ -98,12 +108,13 @@ impl Refusal {
         let mut response = Response::new(Body::from(text));
         *response.status_mut() = self.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        // What is left of the body is in the way of the next request. HTTP/2 has streams, and no such header.
-        let left = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed);
+        // What is left of the body is in the way of the next request; and whoever is turned away may meet another replica
+        // on a new connection. HTTP/2 has streams, and no such header.
+        let left = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed(_));
         if left && version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if matches!(self, Self::Shed) {
+        if matches!(self, Self::Shed(shed) if shed.is_worth_a_retry()) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
@@ -127,8 +138,7 @@ impl fmt::Display for Refusal {
                 write!(formatter, "the request's body had not come to its end after {} ms", limit.as_millis())
             }
             Self::Broken(error) => write!(formatter, "the request's body broke off: {error}"),
-            Self::Shed => formatter
-                .write_str("the bodies of the requests that are being read take as much memory as they may: try again"),
+            Self::Shed(shed) => write!(formatter, "{shed}"),
             Self::Review(error) => write!(formatter, "not an AdmissionReview that can be answered: {error}"),
             Self::Fault(fault) => write!(formatter, "Pillion failed: {fault}"),
             // What a panic says is for the log.
@@ -186,6 +196,27 @@ mod tests {
             let refusal = Refusal::from_panic(&*panic);
             assert!(matches!(&refusal, Refusal::Panic(text) if &**text == "the secret"));
             assert!(!refusal.to_string().contains("secret"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_on_a_thread_of_its_own_is_one() {
+        let ended = tokio::task::spawn_blocking(|| std::panic::resume_unwind(Box::new("for a test"))).await;
+        let refusal = Refusal::from_thread(ended.unwrap_err());
+        assert!(matches!(&refusal, Refusal::Panic(text) if &**text == "for a test"));
+        assert_eq!(refusal.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    #[test]
+    fn whoever_is_turned_away_is_told_when_to_come_again_if_that_is_any_use() {
+        for shed in Shed::ALL {
+            for (version, closes) in [(Version::HTTP_11, true), (Version::HTTP_10, true), (Version::HTTP_2, false)] {
+                let answer = Refusal::Shed(shed).answer(version);
+                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(answer.headers().get(CONNECTION).is_some_and(|value| value == "close"), closes, "{shed:?}");
+                let again = answer.headers().get(RETRY_AFTER).is_some_and(|value| value == "1");
+                assert_eq!(again, shed != Shed::Deadline, "{shed:?}");
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The routes of the admission port: an HTTP request becomes a review, the engine decides it, and the decision becomes an
 //! answer, a line in the log and a few counters.
 //!
-//! A decision takes some 30 us of computing, less than handing it to another thread would: it is made where the request
-//! was read.
+//! A decision about a small pod takes some 30 us of computing, less than handing it to another thread would: it is made
+//! where the request was read, when it is its turn. One about a large object is made on a thread of its own.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -14,20 +14,21 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::routing::post;
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
-use pillion_engine::lookup::{Answer, LookedUp, Wanted};
-use pillion_engine::report::ProfileDecision;
-use pillion_engine::review::{Decided, Endpoint, Facts, Review};
+use pillion_engine::lookup::{LookedUp, Wanted};
+use pillion_engine::review::{Endpoint, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
-use prometheus_client::metrics::gauge::Gauge;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::body::{self, Limits, Whole};
 use crate::budget::Budget;
-use crate::metrics::{Metrics, RequestOutcome, Tenant};
+use crate::decision::{Answered, Case, Known};
+use crate::metrics::{Metrics, Tenant};
+use crate::overload::{self, Deadline, Overload, OverloadSettings, Shed, Turn};
 use crate::policy::Policy;
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 use crate::trace::RequestSpan;
@@ -59,6 +60,8 @@ pub struct RequestSettings {
     pub body_timeout: Duration,
     /// How long the look-up of a namespace may take, and all that a review wants besides.
     pub live_timeout: Duration,
+    /// How many requests there may be at one time, and how long they may take.
+    pub overload: OverloadSettings,
 }
 
 impl Default for RequestSettings {
@@ -68,6 +71,7 @@ impl Default for RequestSettings {
             body_budget: 64 * 1024 * 1024,
             body_timeout: Duration::from_secs(5),
             live_timeout: Duration::from_millis(300),
+            overload: OverloadSettings::default(),
         }
     }
 }
@@ -93,6 +97,7 @@ pub struct Admission {
 struct Service {
     admission: Admission,
     budget: Arc<Budget>,
+    overload: Overload,
 }
 
 impl fmt::Debug for Admission {
@@ -108,7 +113,10 @@ impl fmt::Debug for Admission {
 
 /// The routes: POST to `/mutate`, to `/validate`, and to the paths of each injection level below them.
 pub fn router(admission: Admission) -> Router {
-    let budget = Budget::new(admission.settings.body_budget, admission.metrics.body_bytes.clone());
+    let metrics = &admission.metrics;
+    let budget = Budget::new(admission.settings.body_budget, metrics.body_bytes.clone());
+    let overload =
+        Overload::new(admission.settings.overload.clone(), metrics.inflight.clone(), metrics.overload.clone());
     let mut router = Router::new();
     for endpoint in Endpoint::ALL {
         let answer = move |State(service): State<Arc<Service>>, request: Request| async move {
@@ -126,133 +134,174 @@ pub fn router(admission: Admission) -> Router {
         .method_not_allowed_fallback(async || {
             (StatusCode::METHOD_NOT_ALLOWED, "expected a POST of an AdmissionReview\n")
         })
-        .with_state(Arc::new(Service { admission, budget }))
+        .with_state(Arc::new(Service { admission, budget, overload }))
+}
+
+/// What is known of a request besides its body.
+#[derive(Clone, Copy)]
+struct Asked<'r> {
+    endpoint: Endpoint,
+    span: &'r RequestSpan,
+    tenant: &'r Tenant,
+    deadline: Deadline,
 }
 
 impl Service {
-    async fn answer(&self, endpoint: Endpoint, request: Request) -> Response<Body> {
+    async fn answer(self: Arc<Self>, endpoint: Endpoint, request: Request) -> Response<Body> {
         let began = Instant::now();
-        let metrics = &self.admission.metrics;
-        let _inflight = InFlight::new(&metrics.inflight);
         let version = request.version();
         let span = RequestSpan::begin(endpoint, request.headers());
-        let tenant = metrics.tenants.request();
-        // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
-        let result = AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await;
+        let tenant = self.admission.metrics.tenants.request();
+        // Held until there is an answer.
+        let place = self.overload.place();
+        let result = match &place {
+            // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
+            Some(_) => AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await,
+            None => Ok(Err(self.turn_away(request).await)),
+        };
         let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
         let (outcome, response) = match result {
-            Ok((outcome, body)) => (outcome, review_answer(body)),
+            Ok(Answered { outcome, body }) => (outcome, review_answer(body)),
             Err(refusal) => {
                 span.refused(&refusal);
-                self.admission.report(endpoint, &refusal);
+                self.report(endpoint, &refusal);
                 (refusal.outcome(), refusal.answer(version))
             }
         };
         span.answered(outcome, response.status());
-        metrics.answered(endpoint, outcome, began.elapsed(), span.sampled_trace(), &tenant);
+        self.admission.metrics.answered(endpoint, outcome, began.elapsed(), span.sampled_trace(), &tenant);
         response
     }
 
+    /// There is no place for this request.
+    async fn turn_away(&self, request: Request) -> Refusal {
+        let waits = request.headers().contains_key(EXPECT);
+        if !waits {
+            body::pass_over(request.into_body(), self.admission.settings.body_limit).await;
+        }
+        Refusal::Shed(Shed::InFlight)
+    }
+
     async fn decide(
-        &self,
+        self: &Arc<Self>,
         endpoint: Endpoint,
         request: Request,
         span: &RequestSpan,
         tenant: &Tenant,
-    ) -> Result<(RequestOutcome, Vec<u8>), Refusal> {
-        let Admission { snapshot, metrics, .. } = &self.admission;
+    ) -> Result<Answered, Refusal> {
+        let deadline = self.overload.deadline(request.uri().query());
         let receive = span.receive();
-        let body = self.receive(request).instrument(receive.clone()).await?;
-        let review = receive.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review)?;
+        let body = self.receive(request, deadline).instrument(receive.clone()).await?;
+        let asked = Asked { endpoint, span, tenant, deadline };
+        if overload::is_large(&body.bytes) {
+            drop(receive);
+            // Elsewhere in memory: each request is moved about with room for the largest of its states.
+            Box::pin(self.decide_apart(asked, body)).await
+        } else {
+            self.decide_here(asked, &body.bytes, receive).await
+        }
+    }
+
+    /// A turn to compute. Who is turned away is counted for whom the first bytes name, as far as that is known to exist.
+    async fn turn(&self, asked: Asked<'_>, body: &Bytes) -> Result<Turn, Refusal> {
+        self.overload.turn(body, asked.deadline).await.map_err(|shed| {
+            if let Some(name) = overload::namespace(body) {
+                asked.tenant.found(name, self.admission.snapshot.load().namespace(name).is_some());
+            }
+            Refusal::Shed(shed)
+        })
+    }
+
+    /// Decides on the thread that the request was read on.
+    async fn decide_here(&self, asked: Asked<'_>, body: &Bytes, receive: Span) -> Result<Answered, Refusal> {
+        let Asked { endpoint, span, tenant, deadline } = asked;
+        let mut turn = self.turn(asked, body).instrument(receive.clone()).await?;
+        let review = receive.in_scope(|| Review::parse(body)).map_err(Refusal::Review)?;
         drop(receive);
         span.review(&review);
+        let snapshot = &self.admission.snapshot.load();
+        let mut known = Known::default();
+        loop {
+            let mut resolve = span.resolve();
+            let next =
+                self.admission.next(&Case { endpoint, snapshot, span, tenant }, &review, &mut known, &mut resolve)?;
+            // Others compute while this one waits for a look-up.
+            drop(turn);
+            let answered = self.admission.fetch(next, &mut known, deadline).instrument(resolve.clone()).await;
+            if let Some(answered) = answered {
+                return Ok(answered);
+            }
+            turn = self.turn(asked, body).instrument(resolve).await?;
+        }
+    }
 
-        let resolve = span.resolve();
-        // One state of the cluster from here to the answer, also across a look-up.
-        let snapshot = snapshot.load();
-        let known = snapshot.namespace(review.namespace());
-        tenant.found(review.namespace(), known.is_some());
-        let namespace = match known {
-            Some(known) => Some(known),
-            None => self.admission.look_up(review.namespace()).instrument(resolve.clone()).await,
-        };
-        let policy = self.admission.policy.load();
-        let mut facts = Facts { namespace, guardrails: policy.guardrails.clone(), ..Facts::default() };
-        let wanted = resolve.in_scope(|| review.needs(endpoint, &snapshot, &facts));
-        if !wanted.is_empty() {
-            facts.looked_up = self.admission.look_up_all(wanted).instrument(resolve.clone()).await;
+    /// Decides on a thread of its own. What was read is read again after a look-up, so that nobody waits for one on it.
+    async fn decide_apart(self: &Arc<Self>, asked: Asked<'_>, mut body: Whole) -> Result<Answered, Refusal> {
+        let Asked { endpoint, deadline, .. } = asked;
+        let snapshot = self.admission.snapshot.load_full();
+        let mut known = Known::default();
+        loop {
+            let mut resolve = asked.span.resolve();
+            let turn = self.turn(asked, &body.bytes).instrument(resolve.clone()).await?;
+            let (service, snapshot) = (Arc::clone(self), Arc::clone(&snapshot));
+            let (span, tenant) = (asked.span.clone(), asked.tenant.clone());
+            let work = move || {
+                // Given back when the work is done, also if nobody waits for it any more, as are the body's bytes.
+                let _turn = turn;
+                let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review);
+                let next = review.and_then(|review| {
+                    span.review(&review);
+                    let case = Case { endpoint, snapshot: &snapshot, span: &span, tenant: &tenant };
+                    service.admission.next(&case, &review, &mut known, &mut resolve)
+                });
+                (body, known, next, resolve)
+            };
+            let (read, so_far, next, resolve) =
+                tokio::task::spawn_blocking(work).await.map_err(Refusal::from_thread)?;
+            (body, known) = (read, so_far);
+            let answered = self.admission.fetch(next?, &mut known, deadline).instrument(resolve).await;
+            if let Some(answered) = answered {
+                return Ok(answered);
+            }
         }
-        facts.looked_up.cluster.clone_from(&policy.cluster);
-        drop(resolve);
-        let mut steps = span.steps();
-        let decided = review.decide_observed(endpoint, &snapshot, &facts, &mut steps).map_err(Refusal::Fault)?;
-        drop(steps);
-        span.decided(&decided.decision);
-        metrics.decided(&decided.decision, review.dry_run());
-        if let Some(patch) = &decided.patch {
-            metrics.patch_bytes.observe_bytes(patch.len());
-        }
-        log(endpoint, &review, &decided);
-        let answer = span.serialise().in_scope(|| review.respond(&decided));
-        Ok((RequestOutcome::Decided(decided.decision.outcome), answer))
     }
 
     /// The body of a request that may be a review.
-    async fn receive(&self, request: Request) -> Result<Whole, Refusal> {
+    async fn receive(&self, request: Request, deadline: Deadline) -> Result<Whole, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
+        if deadline.has_passed() {
+            return Err(Refusal::Shed(Shed::Deadline));
+        }
         check_content(request.headers())?;
         let waits = request.headers().contains_key(EXPECT);
-        let limits = Limits { bytes: settings.body_limit, time: settings.body_timeout };
+        let limits = Limits { bytes: settings.body_limit, time: settings.body_timeout.min(deadline.left()) };
         let body = body::read(request.into_body(), limits, &self.budget, waits).await;
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;
         metrics.request_bytes.observe_bytes(body.bytes.len());
         Ok(body)
-    }
-}
-
-impl Admission {
-    /// A namespace that the snapshot does not know, if it is to be found in time.
-    async fn look_up(&self, name: &str) -> Option<Arc<Namespace>> {
-        // Objects of the cluster's own have no namespace.
-        let look_up = self.live_namespace.as_ref().filter(|_| !name.is_empty())?;
-        let found = tokio::time::timeout(self.settings.live_timeout, look_up(name)).await;
-        if found.is_err() {
-            // A client can bring this about with each request: whoever gives the function tells of it, now and then.
-            tracing::debug!(
-                namespace = %Bounded(name, LOGGED_BYTES),
-                timeout = ?self.settings.live_timeout,
-                "a namespace that is not known yet could not be looked up in time"
-            );
-        }
-        found.ok().flatten()
-    }
-
-    /// What a review wants, as far as it is to be had in time.
-    async fn look_up_all(&self, wanted: Wanted) -> LookedUp {
-        let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
-        match tokio::time::timeout(self.settings.live_timeout, look_ups(wanted.clone())).await {
-            Ok(looked_up) => looked_up,
-            Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
-        }
     }
 
     fn report(&self, endpoint: Endpoint, refusal: &Refusal) {
         let endpoint = endpoint.as_str();
         match refusal {
             Refusal::Panic(text) => {
-                self.metrics.panics.inc();
+                self.admission.metrics.panics.inc();
                 tracing::error!(endpoint, panic = %Bounded(text, LOGGED_BYTES), "a request was answered with 500: a panic");
             }
             Refusal::Fault(fault) => {
-                self.metrics.failed(fault);
+                self.admission.metrics.failed(fault);
                 let fault = fault.to_string();
                 tracing::error!(endpoint, fault = %Bounded(&fault, 4 * LOGGED_BYTES), "a request was answered with 500");
             }
-            refusal if tracing::enabled!(tracing::Level::DEBUG) => {
-                let (status, text) = (refusal.status().as_u16(), refusal.to_string());
-                tracing::debug!(endpoint, status, reason = %Bounded(&text, LOGGED_BYTES), "a request was refused");
+            refusal => {
+                if let Refusal::Shed(shed) = refusal {
+                    self.overload.count(*shed);
+                }
+                if tracing::enabled!(tracing::Level::DEBUG) {
+                    let (status, text) = (refusal.status().as_u16(), refusal.to_string());
+                    tracing::debug!(endpoint, status, reason = %Bounded(&text, LOGGED_BYTES), "a request was refused");
+                }
             }
-            _ => {}
         }
     }
 }
@@ -276,51 +325,4 @@ fn review_answer(body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
-}
-
-/// One line for each decision: who and why, and never the object, which can hold secrets.
-fn log(endpoint: Endpoint, review: &Review<'_>, decided: &Decided) {
-    let decision = &decided.decision;
-    tracing::debug!(
-        endpoint = endpoint.as_str(),
-        namespace = %Bounded(review.namespace(), LOGGED_BYTES),
-        name = %Bounded(&review.object_name().unwrap_or_default(), LOGGED_BYTES),
-        uid = %Bounded(review.uid(), LOGGED_BYTES),
-        dry_run = review.dry_run(),
-        outcome = decision.outcome.as_str(),
-        reason = decision.reason.as_str(),
-        profiles = %Profiles(&decision.profiles),
-        "decided"
-    );
-}
-
-/// What was decided about each profile, for the log: `nginx@3f2a=applied/injected team-a/x@91bc=skipped/name_taken`.
-struct Profiles<'d>(&'d [ProfileDecision]);
-
-impl fmt::Display for Profiles<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, decided) in self.0.iter().enumerate() {
-            let space = if index > 0 { " " } else { "" };
-            let (name, revision) = (decided.profile.name(), decided.profile.revision());
-            let (outcome, reason) = (decided.outcome.as_str(), decided.reason);
-            write!(formatter, "{space}{name}@{revision}={outcome}/{reason}")?;
-        }
-        Ok(())
-    }
-}
-
-/// Counts a request for as long as it is being answered, or until its client goes away.
-struct InFlight<'m>(&'m Gauge);
-
-impl<'m> InFlight<'m> {
-    fn new(gauge: &'m Gauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
 }

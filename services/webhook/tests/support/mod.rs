@@ -106,6 +106,21 @@ impl App {
         Self { router, registry }
     }
 
+    /// With this snapshot, and these look-ups.
+    pub fn of(
+        snapshot: Snapshot,
+        settings: RequestSettings,
+        live_namespace: Option<LiveNamespace>,
+        look_ups: Option<LookUps>,
+    ) -> Self {
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::register(&mut registry));
+        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
+        let router =
+            router(Admission { snapshot, live_namespace, look_ups, policy: Arc::default(), metrics, settings });
+        Self { router, registry }
+    }
+
     /// The value of a series, as its text stands in a scrape; `None` if there is no such series.
     pub fn metric(&self, series: &str) -> Option<f64> {
         value(&self.registry, series)
@@ -253,6 +268,12 @@ impl Answer {
             Self { status: head[9..12].parse().unwrap(), head, body: String::from_utf8(body).unwrap() }
         };
         tokio::time::timeout(PATIENCE, read).await.expect("no answer")
+    }
+
+    /// The number in its header `x-number`.
+    pub fn number(&self) -> u64 {
+        let number = self.head.split("x-number: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+        number.and_then(|number| number.parse().ok()).expect("an answer without a number")
     }
 
     /// Whether it says that the connection is used no more.

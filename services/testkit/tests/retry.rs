@@ -1,0 +1,121 @@
+//! A replica that turns requests away sends them to another one: the API server asks again, on a new connection, and
+//! whoever makes a pod notices a second at most.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use arc_swap::ArcSwap;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use futures::future::try_join_all;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, PostParams};
+use pillion_api::names::InjectionLevel;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::{NAMESPACE, SERVER_NAME, SERVICE};
+use pillion_testkit::{ControlPlane, TestCa, eventually, https, isolated, register_service, register_webhook};
+use pillion_webhook::metrics::Metrics;
+use pillion_webhook::router::{Admission, RequestSettings, router};
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+const SOON: Duration = Duration::from_secs(20);
+const PODS: usize = 12;
+const SHED: &str = "pillion_shed_total{reason=\"in_flight\"}";
+const ANSWERED: &str = "pillion_admission_requests_total{endpoint=\"required\",outcome=\"skipped\"}";
+
+#[test]
+fn what_one_replica_turns_away_another_answers() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let client = control_plane.client();
+        control_plane.create_namespace("tenant", &[("pillion.dev/injection", "required")]).await?;
+        let ca = TestCa::new()?;
+        let addresses = [replica_address(1), replica_address(2)];
+        let full = serve(&ca, (addresses[0], 8443).into(), 0).await?;
+        let free = serve(&ca, (addresses[1], 8443).into(), 1024).await?;
+        register_service(&client, &addresses).await?;
+        register_webhook(&client, &configuration(&ca)?).await?;
+
+        let pods: Api<Pod> = Api::namespaced(client, "tenant");
+        let create = async |name: String| -> Result<()> {
+            let pod = serde_json::from_value(json!({
+                "metadata": {"name": name},
+                "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+            }))?;
+            // failurePolicy is Fail: a pod that is created was answered for.
+            pods.create(&PostParams::default(), &pod).await?;
+            Ok(())
+        };
+        let mut number = 0;
+        eventually(SOON, "the API server calls the webhook", async || {
+            number += 1;
+            create(format!("probe-{number}")).await?;
+            ensure!(value(&free, ANSWERED)? > 0.0, "created without a call");
+            Ok(())
+        })
+        .await?;
+
+        let (shed, answered) = (value(&full, SHED)?, value(&free, ANSWERED)?);
+        // All at once, so that there are new connections, of which about half go to the one that turns all away.
+        try_join_all((0..PODS).map(|number| create(format!("pod-{number}")))).await?;
+        let (shed, answered) = (value(&full, SHED)? - shed, value(&free, ANSWERED)? - answered);
+        ensure!(shed >= 1.0, "nothing was turned away");
+        ensure!((answered - 12.0).abs() < 0.5, "{answered} answers for {PODS} pods");
+        ensure!(value(&full, ANSWERED)? < 0.5, "it answered after all");
+        Ok(())
+    });
+}
+
+/// A replica that answers so many requests at one time.
+async fn serve(ca: &TestCa, address: std::net::SocketAddr, max_in_flight: usize) -> Result<Arc<Registry>> {
+    let mut registry = Registry::default();
+    let metrics = Arc::new(Metrics::register(&mut registry));
+    let namespace = Namespace::opted_in(InjectionLevel::Required);
+    let snapshot = Snapshot::default().with_namespace("tenant", Some(namespace));
+    let mut settings = RequestSettings::default();
+    settings.overload.max_in_flight = max_in_flight;
+    let app = router(Admission {
+        snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
+        live_namespace: None,
+        look_ups: None,
+        cluster: None,
+        metrics,
+        settings,
+    });
+    let (cert, key) = ca.serving(&[SERVER_NAME])?;
+    let tls = https::server_config(cert.as_bytes(), key.as_bytes())?;
+    tokio::spawn(https::serve(TcpListener::bind(address).await?, tls, app));
+    Ok(Arc::new(registry))
+}
+
+/// The value of a series.
+fn value(registry: &Registry, series: &str) -> Result<f64> {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry)?;
+    let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')).context("no such series")?;
+    Ok(value.parse()?)
+}
+
+fn configuration(ca: &TestCa) -> Result<MutatingWebhookConfiguration> {
+    Ok(serde_json::from_value(json!({
+        "metadata": {"name": "pillion"},
+        "webhooks": [{
+            "name": "required.pillion.example",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Fail",
+            "timeoutSeconds": 10,
+            "clientConfig": {
+                "service": {"namespace": NAMESPACE, "name": SERVICE, "path": "/mutate/required", "port": 443},
+                "caBundle": STANDARD.encode(ca.bundle_pem()),
+            },
+            "namespaceSelector": {"matchLabels": {"pillion.dev/injection": "required"}},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        }],
+    }))?)
+}

@@ -1,0 +1,72 @@
+//! Answers so many requests one after the other, without a network, to be counted from outside: what a request costs where
+//! nobody else asks. Under an instruction profiler the cost of one is the difference of two counts divided by the
+//! difference of their numbers; `valgrind` also says how often memory was asked for.
+//!
+//! ```text
+//! unloaded COUNT [UNQUEUED]
+//! ```
+//!
+//! UNQUEUED is how many requests are decided as they come before it is looked whether others wait.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use axum::body::Body;
+use http::Request;
+use pillion_api::names::InjectionLevel;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_webhook::metrics::Metrics;
+use pillion_webhook::router::{Admission, RequestSettings, router};
+use prometheus_client::registry::Registry;
+use tower::ServiceExt;
+
+type Failure = Box<dyn std::error::Error>;
+
+const REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","kind":{"group":"","version":"v1","kind":"Pod"},"resource":{"group":"","version":"v1","resource":"pods"},"namespace":"team-a","operation":"CREATE","object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[]}}}}"#;
+
+#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let count: u32 = std::env::args().nth(1).ok_or("expected a number of requests")?.parse()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(async move {
+        // On a worker, as the requests of a server are.
+        let answered = tokio::spawn(async move { answer(count).await.map_err(|error| error.to_string()) });
+        answered.await?.map_err(Failure::from)
+    })
+}
+
+async fn answer(count: u32) -> Result<(), Failure> {
+    let metrics = Arc::new(Metrics::register(&mut Registry::default()));
+    let namespace = Namespace::opted_in(InjectionLevel::Enabled);
+    let snapshot = Snapshot::default().with_namespace("team-a", Some(namespace));
+    let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
+    let mut settings = RequestSettings::default();
+    if let Some(unqueued) = std::env::args().nth(2) {
+        settings.overload.unqueued_per_worker = unqueued.parse()?;
+    }
+    let router =
+        router(Admission { snapshot, live_namespace: None, look_ups: None, policy: Arc::default(), metrics, settings });
+    for _ in 0..count {
+        let request = Request::post("/mutate/enabled?timeout=10s")
+            .header("content-type", "application/json")
+            .body(Body::from(REVIEW))?;
+        let status = router.clone().oneshot(request).await?.status();
+        if status != http::StatusCode::OK {
+            return Err(format!("answered with {status}").into());
+        }
+        // There is nothing else to do, and the runtime sees it.
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}

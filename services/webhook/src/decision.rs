@@ -1,0 +1,173 @@
+//! A review that has been read, on its way to an answer: decided as soon as all is known that it needs.
+//!
+//! Computing and waiting are kept apart. [`Admission::next`] computes, on whatever thread it is called; what it has to
+//! wait for it asks for as data, and is called again when that is there.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pillion_engine::lookup::{Answer, LookedUp, Wanted};
+use pillion_engine::report::ProfileDecision;
+use pillion_engine::review::{Decided, Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use tokio::time::timeout;
+use tracing::Span;
+
+use crate::metrics::{RequestOutcome, Tenant};
+use crate::overload::Deadline;
+use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
+use crate::router::Admission;
+use crate::trace::RequestSpan;
+
+/// A review's answer.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) outcome: RequestOutcome,
+    pub(crate) body: Vec<u8>,
+}
+
+/// What has been looked up for a review so far.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    namespace: Answer<Arc<Namespace>>,
+    looked_up: Option<LookedUp>,
+}
+
+/// What a review needs next.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Nothing: this is the answer.
+    Answer(Answered),
+    /// The namespace of this name, which the snapshot does not know.
+    Namespace(Box<str>),
+    /// These look-ups.
+    LookUps(Wanted),
+}
+
+/// What all parts of one decision share.
+pub(crate) struct Case<'c> {
+    pub(crate) endpoint: Endpoint,
+    /// One state of the cluster from the first part to the last.
+    pub(crate) snapshot: &'c Snapshot,
+    pub(crate) span: &'c RequestSpan,
+    /// Whose it is, for who counts that.
+    pub(crate) tenant: &'c Tenant,
+}
+
+impl Admission {
+    /// Decides about a review, or says what is needed for it. That is asked for at most once each. `resolve` is the span of
+    /// finding that out, and ends where the decision begins.
+    pub(crate) fn next(
+        &self,
+        case: &Case<'_>,
+        review: &Review<'_>,
+        known: &mut Known,
+        resolve: &mut Span,
+    ) -> Result<Next, Refusal> {
+        let Case { endpoint, snapshot, span, tenant } = *case;
+        let in_snapshot = snapshot.namespace(review.namespace());
+        tenant.found(review.namespace(), in_snapshot.is_some());
+        let namespace = match (in_snapshot, &known.namespace) {
+            (Some(namespace), _) => Some(namespace),
+            (None, Answer::Found(looked_up)) => Some(Arc::clone(looked_up)),
+            // Objects of the cluster's own have no namespace.
+            (None, Answer::NotAsked) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
+                return Ok(Next::Namespace(review.namespace().into()));
+            }
+            (None, _) => None,
+        };
+        let policy = self.policy.load();
+        let mut facts = Facts { namespace, guardrails: policy.guardrails.clone(), ..Facts::default() };
+        if let Some(looked_up) = known.looked_up.take() {
+            facts.looked_up = looked_up;
+        } else {
+            let wanted = resolve.in_scope(|| review.needs(endpoint, snapshot, &facts));
+            if !wanted.is_empty() {
+                if self.look_ups.is_some() {
+                    return Ok(Next::LookUps(wanted));
+                }
+                facts.looked_up = wanted.answered(&Answer::Missing);
+            }
+        }
+        facts.looked_up.cluster.clone_from(&policy.cluster);
+        *resolve = Span::none();
+        let mut steps = span.steps();
+        let decided = review.decide_observed(endpoint, snapshot, &facts, &mut steps).map_err(Refusal::Fault)?;
+        drop(steps);
+        span.decided(&decided.decision);
+        self.metrics.decided(&decided.decision, review.dry_run());
+        if let Some(patch) = &decided.patch {
+            self.metrics.patch_bytes.observe_bytes(patch.len());
+        }
+        log(endpoint, review, &decided);
+        let body = span.serialise().in_scope(|| review.respond(&decided));
+        Ok(Next::Answer(Answered { outcome: RequestOutcome::Decided(decided.decision.outcome), body }))
+    }
+
+    /// Looks up what is needed, as far as it is to be had in time; the answer if nothing is.
+    pub(crate) async fn fetch(&self, next: Next, known: &mut Known, deadline: Deadline) -> Option<Answered> {
+        match next {
+            Next::Answer(answered) => return Some(answered),
+            Next::Namespace(name) => known.namespace = self.look_up(&name, deadline).await,
+            Next::LookUps(wanted) => known.looked_up = Some(self.look_up_all(wanted, deadline).await),
+        }
+        None
+    }
+
+    /// A namespace that the snapshot does not know, if it is to be found in time.
+    async fn look_up(&self, name: &str, deadline: Deadline) -> Answer<Arc<Namespace>> {
+        let Some(look_up) = &self.live_namespace else { return Answer::Missing };
+        let limit = self.settings.live_timeout.min(deadline.left());
+        let found = timeout(limit, look_up(name)).await;
+        if found.is_err() {
+            // A client can bring this about with each request: whoever gives the function tells of it, now and then.
+            tracing::debug!(
+                namespace = %Bounded(name, LOGGED_BYTES),
+                timeout = ?limit,
+                "a namespace that is not known yet could not be looked up in time"
+            );
+        }
+        found.ok().flatten().map_or(Answer::Missing, Answer::Found)
+    }
+
+    /// What a review wants, as far as it is to be had in time.
+    async fn look_up_all(&self, wanted: Wanted, deadline: Deadline) -> LookedUp {
+        let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
+        let limit = self.settings.live_timeout.min(deadline.left());
+        match timeout(limit, look_ups(wanted.clone())).await {
+            Ok(looked_up) => looked_up,
+            Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
+        }
+    }
+}
+
+/// One line for each decision: who and why, and never the object, which can hold secrets.
+fn log(endpoint: Endpoint, review: &Review<'_>, decided: &Decided) {
+    let decision = &decided.decision;
+    tracing::debug!(
+        endpoint = endpoint.as_str(),
+        namespace = %Bounded(review.namespace(), LOGGED_BYTES),
+        name = %Bounded(&review.object_name().unwrap_or_default(), LOGGED_BYTES),
+        uid = %Bounded(review.uid(), LOGGED_BYTES),
+        dry_run = review.dry_run(),
+        outcome = decision.outcome.as_str(),
+        reason = decision.reason.as_str(),
+        profiles = %Profiles(&decision.profiles),
+        "decided"
+    );
+}
+
+/// What was decided about each profile, for the log: `nginx@3f2a=applied/injected team-a/x@91bc=skipped/name_taken`.
+struct Profiles<'d>(&'d [ProfileDecision]);
+
+impl fmt::Display for Profiles<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, decided) in self.0.iter().enumerate() {
+            let space = if index > 0 { " " } else { "" };
+            let (name, revision) = (decided.profile.name(), decided.profile.revision());
+            let (outcome, reason) = (decided.outcome.as_str(), decided.reason);
+            write!(formatter, "{space}{name}@{revision}={outcome}/{reason}")?;
+        }
+        Ok(())
+    }
+}

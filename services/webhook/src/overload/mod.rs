@@ -1,0 +1,166 @@
+//! What happens when more is asked than can be answered: every wait is bounded, whoever waits does so in a fair order,
+//! and whoever cannot be answered in time hears it at once.
+//!
+//! In the order in which a request meets them: its [`deadline`], a place [`in_flight`], its [`tenant`], and a turn to be
+//! decided in one of two [`lane`]s, over a [`fair`] queue. Why one was turned away is a [`Shed`].
+
+mod deadline;
+mod fair;
+mod in_flight;
+mod lane;
+mod metrics;
+mod shed;
+mod tenant;
+
+use std::hash::RandomState;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::budget::SMALL;
+pub(crate) use deadline::Deadline;
+use in_flight::{Place, Places};
+use lane::Lane;
+pub(crate) use lane::Turn;
+pub use metrics::OverloadMetrics;
+pub use shed::Shed;
+
+/// What a request costs beside the bytes of its body, in bytes: a small pod is not decided in no time.
+const BASE_COST: u64 = 4096;
+
+/// How much may be asked at one time, and how long it may take.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OverloadSettings {
+    /// How long a caller waits that does not say it by `?timeout=`, or says nothing that can be understood: 10 s, as the
+    /// API server does by default.
+    pub default_timeout: Duration,
+    /// What a longer `?timeout=` is taken for: 30 s, the longest that the API server waits.
+    pub longest_timeout: Duration,
+    /// How long before its caller's deadline a request is given up, so that the answer still arrives: 200 ms, or a fifth
+    /// of the timeout where that is less.
+    pub margin: Duration,
+    /// Requests at one time, from the end of their heads to their answers: 1024. One more is turned away before its body
+    /// is read.
+    pub max_in_flight: usize,
+    /// Requests with a body of at most 128 KiB that wait for their turn at one time: 512.
+    pub max_queued: usize,
+    /// How many of these may be of one namespace: 128.
+    pub max_queued_per_tenant: usize,
+    /// Requests with a larger body that wait for their turn at one time: 16.
+    pub max_queued_large: usize,
+    /// How many of these may be of one namespace: 4.
+    pub max_queued_large_per_tenant: usize,
+    /// Threads that decide: small bodies are decided by so many at one time, large ones by half as many (at least one),
+    /// on threads of their own. `None`: as many as the runtime has workers, in which the router is made.
+    pub workers: Option<usize>,
+    /// How many small requests a worker may decide as they come before it looks whether others wait: 8. What comes in
+    /// more quickly is put into a fair order.
+    pub unqueued_per_worker: usize,
+}
+
+impl Default for OverloadSettings {
+    fn default() -> Self {
+        Self {
+            default_timeout: Duration::from_secs(10),
+            longest_timeout: Duration::from_secs(30),
+            margin: Duration::from_millis(200),
+            max_in_flight: 1024,
+            max_queued: 512,
+            max_queued_per_tenant: 128,
+            max_queued_large: 16,
+            max_queued_large_per_tenant: 4,
+            workers: None,
+            unqueued_per_worker: 8,
+        }
+    }
+}
+
+/// What all requests share to keep within the bounds.
+#[derive(Debug)]
+pub(crate) struct Overload {
+    settings: OverloadSettings,
+    places: Places,
+    small: Arc<Lane>,
+    large: Arc<Lane>,
+    metrics: OverloadMetrics,
+    /// Nobody outside can make two namespaces share a class.
+    keys: RandomState,
+}
+
+impl Overload {
+    pub(crate) fn new(settings: OverloadSettings, in_flight: Gauge, metrics: OverloadMetrics) -> Self {
+        let places = Places::new(settings.max_in_flight, in_flight);
+        let workers = settings.workers.unwrap_or_else(workers).max(1);
+        let small = lane::Bounds {
+            slots: workers,
+            unqueued: settings.unqueued_per_worker.saturating_mul(workers),
+            queue: fair::Bounds {
+                length: settings.max_queued,
+                per_class: settings.max_queued_per_tenant,
+                // About one request of a small pod.
+                quantum: 2 * BASE_COST,
+            },
+        };
+        let large = lane::Bounds {
+            slots: (workers / 2).max(1),
+            unqueued: 0,
+            queue: fair::Bounds {
+                length: settings.max_queued_large,
+                per_class: settings.max_queued_large_per_tenant,
+                quantum: SMALL as u64,
+            },
+        };
+        let small = Lane::new(&small, metrics.small.clone());
+        let large = Lane::new(&large, metrics.large.clone());
+        Self { settings, places, small, large, metrics, keys: RandomState::new() }
+    }
+
+    /// A place for a request, if there is one.
+    pub(crate) fn place(&self) -> Option<Place<'_>> {
+        self.places.take()
+    }
+
+    /// When a request has to be answered whose head has just come.
+    pub(crate) fn deadline(&self, query: Option<&str>) -> Deadline {
+        Deadline::of(query, &self.settings)
+    }
+
+    /// A turn to decide the request with this body, large or not. It waits for it no longer than to the deadline.
+    pub(crate) async fn turn(&self, body: &Bytes, deadline: Deadline) -> Result<Turn, Shed> {
+        if deadline.has_passed() {
+            return Err(Shed::Deadline);
+        }
+        let lane = if is_large(body) { &self.large } else { &self.small };
+        if let Some(turn) = lane.unqueued() {
+            return Ok(turn);
+        }
+        let class = tenant::class(&self.keys, body);
+        // Elsewhere in memory, as it is seldom needed: a request that does not wait is not made larger by it.
+        Box::pin(lane.queued(class, BASE_COST + body.len() as u64, deadline)).await
+    }
+
+    /// Counts a request that was turned away.
+    pub(crate) fn count(&self, shed: Shed) {
+        self.metrics.count(shed);
+    }
+}
+
+/// The namespace that the first bytes of a body name, if they do so plainly.
+pub(crate) fn namespace(body: &Bytes) -> Option<&str> {
+    tenant::namespace(body).and_then(|name| std::str::from_utf8(name).ok())
+}
+
+/// Whether a body is decided on a thread of its own: it may take milliseconds.
+pub(crate) const fn is_large(body: &Bytes) -> bool {
+    body.len() > SMALL
+}
+
+fn workers() -> usize {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => runtime.metrics().num_workers(),
+        Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
+    }
+}

@@ -1,0 +1,308 @@
+//! More than can be answered, too late, and gone again: whoever asks hears it in time, and nothing is left behind.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
+
+#[cfg(test)]
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt, stream};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use pillion_webhook::router::{LiveNamespace, RequestSettings};
+use pillion_webhook::serve::ServerSettings;
+use support::{Answer, App, KNOWN, Running, post, review, review_text, until};
+use tokio::io::AsyncWriteExt;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::Instant;
+use tower::ServiceExt;
+
+fn request(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
+}
+
+async fn ask(router: &Router, path: &str, body: impl Into<Body>) -> Response {
+    router.clone().oneshot(request(path, body)).await.unwrap()
+}
+
+/// A review of so many bytes and a few more.
+fn large(namespace: &str, bytes: usize) -> String {
+    let mut review = review(namespace);
+    review["request"]["object"]["spec"]["containers"][0]["env"] =
+        serde_json::json!([{"name": "E", "value": "x".repeat(bytes)}]);
+    review.to_string()
+}
+
+/// A body that begins and never ends.
+fn endless_wait(text: &'static str) -> Body {
+    let first = stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from_static(text.as_bytes()))]);
+    Body::from_stream(first.chain(stream::pending()))
+}
+
+fn shed(app: &App, reason: &str) -> Option<f64> {
+    app.metric(&format!("pillion_shed_total{{reason=\"{reason}\"}}"))
+}
+
+/// What requests hold while they are being answered, of anything.
+fn held(app: &App) -> Option<f64> {
+    ["pillion_inflight", "pillion_body_bytes", "pillion_queued{size=\"small\"}", "pillion_queued{size=\"large\"}"]
+        .into_iter()
+        .map(|series| app.metric(series).map(f64::abs))
+        .sum()
+}
+
+/// The look-up of a namespace never ends, and is not ended by its own limit.
+fn hanging() -> App {
+    let mut settings = RequestSettings::default();
+    settings.live_timeout = Duration::from_mins(10);
+    App::with(settings, Some(Arc::new(|_| std::future::pending().boxed())))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_callers_timeout_is_the_deadline_and_nonsense_is_the_default() {
+    for (query, milliseconds) in [
+        ("", 9_800),
+        ("?timeout=0s", 9_800),
+        ("?timeout=-1s", 9_800),
+        ("?timeout=abc", 9_800),
+        ("?timeout=", 9_800),
+        ("?timeout=1h", 29_800),
+        ("?timeout=10s", 9_800),
+        ("?timeout=1m30s", 29_800),
+        ("?timeout=3s", 2_800),
+        ("?timeout=500ms", 400),
+        ("?a=b&timeout=2s", 1_800),
+    ] {
+        let app = hanging();
+        let began = Instant::now();
+        let answer = ask(&app.router, &format!("/mutate{query}"), review("unknown").to_string()).await;
+        assert_eq!(began.elapsed(), Duration::from_millis(milliseconds), "{query}");
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{query}");
+        assert!(answer.headers().get("retry-after").is_none(), "its caller has given up by then");
+        assert_eq!(answer.headers()["connection"], "close");
+        let text = answer.into_body().collect().await.unwrap().to_bytes();
+        assert!(text.starts_with(b"the caller's deadline"), "{text:?}");
+        assert_eq!((shed(&app, "deadline"), held(&app)), (Some(1.0), Some(0.0)), "{query}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_is_waited_for_no_longer_than_the_caller_waits() {
+    let app = App::new();
+    for (query, milliseconds) in [("?timeout=1s", 800), ("?timeout=30s", 5_000)] {
+        let began = Instant::now();
+        let answer = ask(&app.router, &format!("/mutate{query}"), endless_wait("{")).await;
+        assert_eq!(began.elapsed(), Duration::from_millis(milliseconds));
+        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
+    }
+    assert_eq!(held(&app), Some(0.0));
+}
+
+#[tokio::test]
+async fn a_deadline_that_has_passed_costs_no_work() {
+    let app = App::new();
+    let answer = ask(&app.router, "/mutate?timeout=1ns", review_text()).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(shed(&app, "deadline"), Some(1.0));
+    assert_eq!(app.metric("pillion_request_bytes_count"), Some(0.0), "not even read");
+    assert_eq!(app.metric("pillion_decisions_total{outcome=\"skipped\",reason=\"no_profile\"}"), None);
+}
+
+#[tokio::test]
+async fn one_too_many_is_told_so_before_its_body_is_kept_and_may_come_again() {
+    let mut settings = RequestSettings::default();
+    settings.overload.max_in_flight = 2;
+    let app = App::with(settings, None);
+    let server = Running::start(app.router.clone(), ServerSettings::default()).await;
+    let text = post("/mutate", &review_text());
+    let (all_but_one, last) = text.split_at(text.len() - 1);
+    let mut slow = [server.http1().await, server.http1().await];
+    for stream in &mut slow {
+        stream.write_all(all_but_one.as_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+    until("both are in flight", || app.metric("pillion_inflight") == Some(2.0)).await;
+    for times in 1..=3 {
+        let mut stream = server.http1().await;
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let answer = Answer::read(&mut stream).await;
+        assert_eq!(answer.status, 503, "{answer:?}");
+        assert!(answer.closes() && answer.head.contains("retry-after: 1\r\n"), "{answer:?}");
+        assert!(answer.body.starts_with("as many requests are being answered as may be"), "{answer:?}");
+        assert_eq!(shed(&app, "in_flight"), Some(f64::from(times)));
+    }
+    let [mut first, second] = slow;
+    drop(second);
+    until("one is gone", || app.metric("pillion_inflight") == Some(1.0)).await;
+    let mut stream = server.http1().await;
+    stream.write_all(text.as_bytes()).await.unwrap();
+    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    first.write_all(last.as_bytes()).await.unwrap();
+    assert_eq!(Answer::read(&mut first).await.status, 200);
+    until("all is given back", || held(&app) == Some(0.0)).await;
+}
+
+/// HTTP/2 has no such header as `Connection`.
+#[tokio::test]
+async fn over_http2_only_the_request_ends() {
+    let mut settings = RequestSettings::default();
+    settings.overload.max_in_flight = 0;
+    let app = App::with(settings, None);
+    let mut request = request("/mutate", review_text());
+    *request.version_mut() = http::Version::HTTP_2;
+    let answer = app.router.oneshot(request).await.unwrap();
+    assert_eq!(
+        (answer.status(), &answer.headers()["retry-after"]),
+        (StatusCode::SERVICE_UNAVAILABLE, &"1".parse().unwrap())
+    );
+    assert!(answer.headers().get("connection").is_none());
+}
+
+/// There is but one thread that reads, and while it is the turn of a large one it answers small ones.
+#[tokio::test]
+async fn a_large_body_is_decided_on_a_thread_of_its_own() {
+    const HAD_ITS_TURN: &str = "pillion_queue_wait_seconds_count{size=\"large\"}";
+    let body = large(KNOWN, 6 * 1024 * 1024);
+    // Once is enough; a machine that is busy may have no time for both at once.
+    for _ in 0..20 {
+        let app = App::new();
+        let mut answer = std::pin::pin!(ask(&app.router, "/mutate", body.clone()));
+        let mut meanwhile = 0;
+        let answer = loop {
+            tokio::select! {
+                biased;
+                answer = &mut answer => break answer,
+                small = ask(&app.router, "/mutate", review_text()) => {
+                    assert_eq!(small.status(), StatusCode::OK);
+                    meanwhile += u32::from(app.metric(HAD_ITS_TURN) == Some(1.0));
+                    yield_now().await;
+                }
+            }
+        };
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!((app.metric(HAD_ITS_TURN), held(&app)), (Some(1.0), Some(0.0)));
+        if meanwhile > 0 {
+            return;
+        }
+    }
+    panic!("small reviews waited for large ones");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_wait_in_a_short_queue_of_their_own() {
+    let mut settings = RequestSettings::default();
+    settings.overload.max_queued_large = 2;
+    settings.overload.max_queued_large_per_tenant = 1;
+    let app = App::with(settings, None);
+    let body = large(KNOWN, 1024 * 1024);
+    let mut tasks = JoinSet::new();
+    for _ in 0..16 {
+        let (router, body) = (app.router.clone(), body.clone());
+        tasks.spawn(async move { ask(&router, "/mutate", body).await });
+    }
+    let answers = tasks.join_all().await;
+    let count = |status: StatusCode| answers.iter().filter(|answer| answer.status() == status).count();
+    let turned_away = count(StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(count(StatusCode::OK) + turned_away, 16);
+    assert!(turned_away > 0 && count(StatusCode::OK) > 0);
+    assert_eq!(shed(&app, "tenant_queue_full"), Some(f64::from(u32::try_from(turned_away).unwrap())));
+    assert!(answers.iter().all(|answer| answer.status() == StatusCode::OK || answer.headers()["retry-after"] == "1"));
+    assert_eq!(held(&app), Some(0.0));
+    assert_eq!(ask(&app.router, "/mutate", review_text()).await.status(), StatusCode::OK);
+}
+
+/// Namespaces that are never found, found at once, found a little later, or whose look-up panics.
+fn moody() -> LiveNamespace {
+    Arc::new(|name| match name.len() % 4 {
+        0 => std::future::pending().boxed(),
+        1 => async { None }.boxed(),
+        2 => async {
+            yield_now().await;
+            None
+        }
+        .boxed(),
+        _ => async { panic!("for a test") }.boxed(),
+    })
+}
+
+/// In whatever state it is when its client goes away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_thousands_that_go_away_nothing_is_left() {
+    const TIMES: usize = 5000;
+    let mut settings = RequestSettings::default();
+    settings.overload.unqueued_per_worker = 1;
+    settings.overload.max_queued = 8;
+    settings.overload.max_queued_per_tenant = 4;
+    let app = App::with(settings, Some(moody()));
+    let seen = Arc::new(AtomicU64::new(0));
+    let mut tasks = JoinSet::new();
+    for number in 0..TIMES {
+        let (router, seen) = (app.router.clone(), Arc::clone(&seen));
+        tasks.spawn(async move {
+            let namespace = "n".repeat(number % 7);
+            let body = match number % 10 {
+                0 => Body::from(large(&namespace, 200 * 1024)),
+                1 => endless_wait("{\"request\":"),
+                2 => Body::from(large(&namespace, 100 * 1024)),
+                _ => Body::from(review(&namespace).to_string()),
+            };
+            ask(&router, "/mutate?timeout=20s", body).await;
+            seen.fetch_add(1, Ordering::Relaxed);
+        });
+        if number % 25 == 0 {
+            for _ in 0..number % 11 {
+                yield_now().await;
+            }
+            tasks.shutdown().await;
+        }
+    }
+    tasks.shutdown().await;
+    assert!(seen.load(Ordering::Relaxed) < 4000, "hardly one was gone early");
+    until("all is given back", || held(&app) == Some(0.0)).await;
+    for body in [review_text(), large(KNOWN, 300 * 1024)] {
+        assert_eq!(ask(&app.router, "/mutate", body).await.status(), StatusCode::OK);
+    }
+    assert_eq!(held(&app), Some(0.0));
+}
+
+/// The same over sockets, which are closed at any moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_connections_that_break_nothing_is_left() {
+    let mut settings = RequestSettings::default();
+    settings.overload.unqueued_per_worker = 0;
+    let app = App::with(settings, Some(moody()));
+    let server = Running::start(app.router.clone(), ServerSettings::default()).await;
+    for number in 0..150_usize {
+        let mut stream = server.http1().await;
+        let body = if number % 5 == 0 { large("nn", 400 * 1024) } else { review(&"n".repeat(number % 7)).to_string() };
+        let text = post("/mutate", &body);
+        let sent = if number % 3 == 0 { text.len() / 2 } else { text.len() };
+        stream.write_all(&text.as_bytes()[..sent]).await.unwrap();
+        stream.flush().await.unwrap();
+        for _ in 0..number % 13 {
+            yield_now().await;
+        }
+    }
+    until("all is given back", || held(&app) == Some(0.0)).await;
+}
+
+#[tokio::test]
+async fn a_panic_gives_everything_back() {
+    let app = App::with(RequestSettings::default(), Some(moody()));
+    for (panics, body) in [(1.0, review("nnn").to_string()), (2.0, large("nnn", 300 * 1024))] {
+        assert_eq!(ask(&app.router, "/mutate", body).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!((app.metric("pillion_panics_total"), held(&app)), (Some(panics), Some(0.0)));
+    }
+}
