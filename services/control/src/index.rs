@@ -60,10 +60,7 @@ impl Index {
             Update::Cluster(change) => self.cluster.update(change),
             Update::Namespaced(change) => Updated { touched: BTreeSet::new(), ..self.namespaced.update(change) },
             Update::Namespace(change) => {
-                if let Some(snapshot) = self.namespaces.update(change, &self.snapshot) {
-                    self.snapshot = snapshot;
-                    self.namespaces_changed = true;
-                }
+                self.namespaces_changed |= self.namespaces.update(change, &mut self.snapshot);
                 return Vec::new();
             }
         };
@@ -112,7 +109,8 @@ impl Index {
         }
         if self.profiles_changed {
             let profiles = self.cluster.at_work().chain(self.namespaced.at_work()).cloned();
-            self.snapshot = self.snapshot.with_profiles(ProfileSet::new(profiles));
+            let profiles = ProfileSet::after(self.snapshot.profiles(), profiles);
+            self.snapshot = self.snapshot.with_profiles(profiles);
         }
         (self.profiles_changed, self.namespaces_changed) = (false, false);
         Some(Arc::new(self.snapshot.clone()))
