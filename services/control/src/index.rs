@@ -9,6 +9,7 @@ use std::sync::Arc;
 use pillion_engine::profile::{MAX_CHAIN, ProfileSet};
 use pillion_engine::snapshot::Snapshot;
 
+use crate::cache_metrics::Kind;
 use crate::namespaces::{NamespaceChange, NamespaceIndex};
 use crate::profiles::{Broken, ProfileChange, ProfileIndex, Updated};
 
@@ -124,6 +125,16 @@ impl Index {
             profiles: self.snapshot.profiles().len(),
             broken_profiles: self.cluster.broken() + self.namespaced.broken(),
             namespaces: self.snapshot.namespace_count(),
+        }
+    }
+
+    /// Whether all objects of a kind were listed, and how many there are.
+    #[must_use]
+    pub fn known(&self, kind: Kind) -> (bool, usize) {
+        match kind {
+            Kind::ClusterProfiles => (self.cluster.synced(), self.cluster.len()),
+            Kind::Profiles => (self.namespaced.synced(), self.namespaced.len()),
+            Kind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
         }
     }
 
