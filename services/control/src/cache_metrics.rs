@@ -55,6 +55,7 @@ pub struct CacheMetrics {
     synced: Family<KindLabel, Gauge>,
     objects: Family<KindLabel, Gauge>,
     restarts: Family<RestartLabels, Counter>,
+    lists: Family<KindLabel, Counter>,
     generation: Gauge,
 }
 
@@ -154,12 +155,15 @@ impl CacheMetrics {
         let text = "How often a watch was cut off, by kind and reason. It goes on where it was, or lists all anew if it \
                     expired";
         registry.register("watch_restarts", text, metrics.restarts.clone());
+        let text = "How often all objects of a kind were asked for, by kind: at the start, and after a watch expired";
+        registry.register("cache_lists", text, metrics.lists.clone());
         let text = "How many snapshots of profiles and namespaces were published";
         registry.register("snapshot_generation", text, metrics.generation.clone());
         registry.register_collector(Box::new(Staleness(metrics.heard.clone())));
         // Series that are there from the beginning have a rate from their first event on.
         for kind in Kind::ALL {
             metrics.known(kind, false, 0);
+            drop(metrics.lists.get_or_create_owned(&kind.label()));
             for reason in Reason::ALL {
                 drop(metrics.restart(kind, reason));
             }
@@ -181,6 +185,10 @@ impl CacheMetrics {
     pub(crate) fn known(&self, kind: Kind, synced: bool, objects: usize) {
         self.synced.get_or_create_owned(&kind.label()).set(i64::from(synced));
         self.objects.get_or_create_owned(&kind.label()).set(i64::try_from(objects).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn list_begins(&self, kind: Kind) {
+        self.lists.get_or_create_owned(&kind.label()).inc();
     }
 
     pub(crate) fn restarted(&self, kind: Kind, reason: Reason) {
@@ -255,6 +263,7 @@ mod tests {
             "pillion_watch_restarts_total{kind=\"injectionprofiles\",reason=\"expired\"} 1",
             "pillion_watch_restarts_total{kind=\"clusterinjectionprofiles\",reason=\"disconnected\"} 0",
             "pillion_snapshot_generation 1",
+            "pillion_cache_lists_total{kind=\"namespaces\"} 0",
             "pillion_cache_staleness_seconds{kind=\"namespaces\"} 0",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");

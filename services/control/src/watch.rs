@@ -206,7 +206,14 @@ fn changes<O, K, T>(
 where
     O: Send + Debug + 'static,
 {
-    let events = events.try_filter(|event| std::future::ready(!matches!(event, Event::Init)));
+    let lists = metrics.clone();
+    let events = events.try_filter(move |event| {
+        let announces = matches!(event, Event::Init);
+        if announces {
+            lists.list_begins(kind);
+        }
+        std::future::ready(!announces)
+    });
     events.backoff(pauses()).map(move |event| match event {
         Ok(event) => Change::from_event(event, &read, &key),
         Err(error) => {
