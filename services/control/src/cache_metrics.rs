@@ -3,13 +3,16 @@
 //! How old: the time since the API server was last heard of by that watch, be it an event, a bookmark (which it sends
 //! about once a minute, and shortly before it ends a watch) or the answer to a new watch. It is measured where the bytes
 //! come in, so it does not depend on what the client makes of them, and rises for as long as the API server is silent,
-//! whatever the reason. How long a change takes from its being written until it is served is not measured here: the
-//! time of writing stands in no object but by the second, in `managedFields`, which are not asked for a second time.
+//! whatever the reason.
+//!
+//! How long a change takes from its being written until it is served is not measured here: when it was written stands
+//! only in `managedFields`, by the second and by the API server's clock, which makes no figure for what takes a tenth of
+//! one. A test with a real API server measures it.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kube::runtime::watcher;
 use prometheus_client::collector::Collector;
@@ -173,7 +176,7 @@ impl CacheMetrics {
 
     /// The time since the API server was last heard of by the watch of this kind.
     #[must_use]
-    pub fn staleness(&self, kind: Kind) -> std::time::Duration {
+    pub fn staleness(&self, kind: Kind) -> Duration {
         self.heard(kind).age()
     }
 
@@ -205,14 +208,20 @@ impl CacheMetrics {
 }
 
 impl Heard {
+    /// Never heard of, since then.
+    #[cfg(test)]
+    pub(crate) fn silent_since(since: Instant) -> Self {
+        Self { since, last: Arc::default() }
+    }
+
     /// The API server was heard of.
     pub(crate) fn now(&self) {
         let millis = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.fetch_max(millis, Ordering::Relaxed);
     }
 
-    fn age(&self) -> std::time::Duration {
-        let last = std::time::Duration::from_millis(self.last.load(Ordering::Relaxed));
+    pub(crate) fn age(&self) -> Duration {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
         self.since.elapsed().saturating_sub(last)
     }
 }
@@ -273,8 +282,7 @@ mod tests {
 
     #[test]
     fn it_is_old_until_something_is_heard() {
-        let heard =
-            Heard { since: Instant::now().checked_sub(std::time::Duration::from_mins(1)).unwrap(), ..Heard::default() };
+        let heard = Heard { since: Instant::now().checked_sub(Duration::from_mins(1)).unwrap(), ..Heard::default() };
         assert!(heard.age().as_secs() >= 60);
         heard.now();
         assert!(heard.age().as_secs() < 30);

@@ -32,3 +32,32 @@ pub(crate) fn noting(client: Client, heard: Heard) -> Client {
     });
     Client::new(service, namespace)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// How old the knowledge is after a request that was answered so.
+    async fn age_after(status: u16, pieces: usize) -> (Duration, Duration) {
+        let answer = service_fn(move |_: http::Request<Body>| async move {
+            let body = Body::from(vec![b' '; pieces]);
+            Ok::<_, kube::Error>(http::Response::builder().status(status).body(body).unwrap())
+        });
+        let heard = Heard::silent_since(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
+        let client = noting(Client::new(answer, "default"), heard.clone());
+        let response = client.send(http::Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
+        let at_once = heard.age();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), pieces);
+        (at_once, heard.age())
+    }
+
+    #[tokio::test]
+    async fn an_answer_counts_if_it_is_a_success() {
+        let (at_once, after) = age_after(200, 3).await;
+        assert!(at_once.as_secs() < 30 && after.as_secs() < 30, "{at_once:?}, {after:?}");
+        let (at_once, after) = age_after(503, 3).await;
+        assert!(at_once.as_secs() >= 60 && after.as_secs() >= 60, "{at_once:?}, {after:?}");
+    }
+}

@@ -10,6 +10,7 @@
 //! * [`remember`]: answers of the API server that are remembered, and served when it is away.
 //! * [`live`]: the look-up of a namespace that the watch has not delivered yet.
 //! * [`lookups`]: the look-up of service accounts, owners and what profiles declare, when a review wants them.
+//! * [`lookup_metrics`]: how look-ups ended.
 //! * [`client`]: the connection to the API server.
 
 pub mod cache_metrics;
@@ -29,5 +30,5 @@ pub mod watch;
 pub use cache_metrics::CacheMetrics;
 pub use index::Status;
 pub use live::LiveNamespaces;
-pub use lookups::Lookups;
+pub use lookups::{LookupSettings, Lookups};
 pub use watch::Publisher;

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::lookup_metrics::{self, About};
 use crate::namespaces;
-use crate::remember::{self, Bounds, Remembered};
+use crate::remember::{self, Bounds, Remembered, STALE_FOR};
 
 pub use crate::lookup_metrics::LookupResult;
 pub use crate::remember::FetchError;
@@ -43,6 +43,7 @@ const BOUNDS: Bounds = Bounds {
     found_for: Duration::from_secs(10),
     missing_for: UNKNOWN_FOR,
     failed_for: UNKNOWN_FOR,
+    stale_for: STALE_FOR,
     wanted: "a namespace that the watch has not delivered",
 };
 
@@ -101,10 +102,14 @@ impl LiveNamespaces {
         metrics: LookupMetrics,
     ) -> Self {
         let fetch = move |name| fetch(name).map(|answer| answer.map(|found| found.map(Arc::new))).boxed();
-        let weight = |name: &Box<str>, namespace: Option<&Arc<Namespace>>| {
-            ENTRY_BYTES + name.len() + namespace.map_or(0, |namespace| namespace.memory())
-        };
-        Self { remembered: Remembered::new(fetch, weight, BOUNDS, metrics) }
+        let bytes = |namespace: &Arc<Namespace>| namespace.memory();
+        let remembered = Remembered::new(
+            fetch,
+            move |name, found| ENTRY_BYTES + name.len() + found.map_or(0, bytes),
+            BOUNDS,
+            metrics,
+        );
+        Self { remembered }
     }
 
     /// What is known of a namespace; `None` if nothing is, for whatever reason. Takes 250 milliseconds at most.

@@ -24,7 +24,7 @@ use pillion_engine::lookup::{Answer, LookedUp, OwnerChain, Query, Wanted};
 use tokio::time::Instant;
 
 use crate::lookup_metrics::{About, LookupMetrics, LookupResult};
-use crate::remember::{self, Bounds, Remembered};
+use crate::remember::{self, Bounds, Remembered, STALE_FOR};
 
 pub use key::{Key, Which};
 
@@ -34,17 +34,41 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 /// What an entry takes besides what was found, about.
 const ENTRY_BYTES: usize = 512;
 
-const BOUNDS: Bounds = Bounds {
-    ask_limit: Duration::from_millis(240),
-    at_once: 16,
-    a_second: None,
-    capacity: 16 * 1024 * 1024,
-    found_for: Duration::from_secs(30),
-    missing_for: Duration::from_secs(5),
-    // The next pods fail at once instead of waiting in vain.
-    failed_for: Duration::from_secs(1),
-    wanted: "what a profile reads",
-};
+/// How long and how much is remembered of what is looked up for profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LookupSettings {
+    /// How long an object that is there is fresh: how late a change of it may be seen.
+    pub fresh_for: Duration,
+    /// How old an answer may be that is served while the API server cannot be asked.
+    pub stale_for: Duration,
+    /// Memory for all answers, in bytes.
+    pub memory: u64,
+}
+
+impl Default for LookupSettings {
+    /// Half a minute, an hour, 16 MiB.
+    fn default() -> Self {
+        Self { fresh_for: Duration::from_secs(30), stale_for: STALE_FOR, memory: 16 * 1024 * 1024 }
+    }
+}
+
+impl From<LookupSettings> for Bounds {
+    fn from(settings: LookupSettings) -> Self {
+        let LookupSettings { fresh_for, stale_for, memory } = settings;
+        Self {
+            ask_limit: Duration::from_millis(240),
+            at_once: 16,
+            a_second: None,
+            capacity: memory,
+            found_for: fresh_for,
+            missing_for: Duration::from_secs(5).min(fresh_for),
+            // The next pods fail at once instead of waiting in vain.
+            failed_for: Duration::from_secs(1),
+            stale_for,
+            wanted: "what a profile reads",
+        }
+    }
+}
 
 /// What the API server answered, as JSON: an object, or a list of objects; `None` if there is none.
 pub type Fetched = remember::Fetched<Arc<OwnedTape>>;
@@ -96,16 +120,30 @@ impl Lookups {
     /// Asks the API server.
     #[must_use]
     pub fn new(client: Client, metrics: Metrics) -> Self {
-        Self::by(move |key| key.fetch(client.clone()).boxed(), metrics)
+        Self::with_settings(client, metrics, LookupSettings::default())
+    }
+
+    /// Asks the API server, and remembers as the settings say.
+    #[must_use]
+    pub fn with_settings(client: Client, metrics: Metrics, settings: LookupSettings) -> Self {
+        Self::made(move |key| key.fetch(client.clone()).boxed(), metrics, settings)
     }
 
     /// Asks whom you like.
     #[must_use]
     pub fn by(fetch: impl Fn(Key) -> BoxFuture<'static, Fetched> + Send + Sync + 'static, metrics: Metrics) -> Self {
+        Self::made(fetch, metrics, LookupSettings::default())
+    }
+
+    fn made(
+        fetch: impl Fn(Key) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
+        metrics: Metrics,
+        settings: LookupSettings,
+    ) -> Self {
         let weight = |key: &Key, object: Option<&Arc<OwnedTape>>| {
             ENTRY_BYTES + key.bytes() + object.map_or(0, |object| object.memory())
         };
-        Self { remembered: Remembered::new(fetch, weight, BOUNDS, metrics) }
+        Self { remembered: Remembered::new(fetch, weight, settings.into(), metrics) }
     }
 
     /// Everything that a review wants, within 250 milliseconds. It never fails as a whole: each answer says how it ended.

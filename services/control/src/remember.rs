@@ -5,7 +5,8 @@
 //! time is asked for again behind the request's back, so that what is in use never makes a pod wait. One that is older is
 //! asked for, and whoever wants it waits. If that is in vain because the API server is away, the old answer is served,
 //! for an hour: an API server that is restarted must not change what pods get. If the API server does answer, and
-//! refuses, the old answer is not served: what may not be read any more is not used.
+//! refuses, the old answer is served for five minutes: one that has just started refuses what it allows a moment later,
+//! and what may not be read any more is not used for long.
 //!
 //! While it is away a pod does not wait for it where something is remembered; one request is made now and then behind it.
 
@@ -28,6 +29,8 @@ use crate::throttle::{Rate, Throttle};
 
 /// How long an old answer is served while the API server cannot be asked.
 pub(crate) const STALE_FOR: Duration = Duration::from_hours(1);
+/// How old an answer may be that is served although the API server refuses to give it.
+const REFUSED_FOR: Duration = Duration::from_mins(5);
 /// After the API server could not be asked: how long nobody waits for it who can be given an old answer.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 /// How long the log is quiet after it told of a look-up that brought nothing.
@@ -66,6 +69,8 @@ pub(crate) struct Bounds {
     pub(crate) missing_for: Duration,
     /// How long it is not asked for again after that was in vain.
     pub(crate) failed_for: Duration,
+    /// How old an answer may be that is served while the API server cannot be asked.
+    pub(crate) stale_for: Duration,
     /// What the log calls what is asked for.
     pub(crate) wanted: &'static str,
 }
@@ -160,13 +165,13 @@ impl From<serde_json::Error> for FetchError {
 
 impl<V> Known<V> {
     /// A fact that is too old to be served at all is none.
-    fn fact(&self, now: Instant) -> Option<&Fact<V>> {
-        self.fact.as_ref().filter(|fact| now.duration_since(fact.told_at) < STALE_FOR)
+    fn fact(&self, bounds: &Bounds, now: Instant) -> Option<&Fact<V>> {
+        self.fact.as_ref().filter(|fact| now.duration_since(fact.told_at) < bounds.stale_for)
     }
 
     fn standing(&self, bounds: &Bounds, now: Instant) -> Standing {
         let failed = self.failure.as_ref().is_some_and(|failure| now < failure.until);
-        let Some(fact) = self.fact(now) else {
+        let Some(fact) = self.fact(bounds, now) else {
             return if failed { Standing::Failed } else { Standing::Unknown };
         };
         let age = now.duration_since(fact.told_at);
@@ -181,8 +186,8 @@ impl<V> Known<V> {
 }
 
 impl<V: Clone> Known<V> {
-    fn answer(&self, now: Instant) -> Answer<V> {
-        match self.fact(now) {
+    fn answer(&self, bounds: &Bounds, now: Instant) -> Answer<V> {
+        match self.fact(bounds, now) {
             Some(Fact { value: Some(value), .. }) => Answer::Found(value.clone()),
             Some(Fact { value: None, .. }) => Answer::Missing,
             None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.why).into()),
@@ -213,7 +218,7 @@ where
             let value = known.fact.as_ref().and_then(|fact| fact.value.as_ref());
             u32::try_from(weight(key, value)).unwrap_or(u32::MAX)
         };
-        let memory = Memory { failed_for: bounds.failed_for };
+        let memory = Memory { stale_for: bounds.stale_for, failed_for: bounds.failed_for };
         let cache = Cache::builder().max_capacity(bounds.capacity).weigher(weigher).expire_after(memory).build();
         let asking = Asking {
             fetch: Box::new(fetch),
@@ -258,10 +263,10 @@ where
             };
             if let Some(served) = served {
                 self.count(what, served);
-                return known.answer(now);
+                return known.answer(&bounds, now);
             }
         }
-        let fact = known.as_ref().and_then(|known| known.fact(now).cloned());
+        let fact = known.as_ref().and_then(|known| known.fact(&bounds, now).cloned());
         let ask = Arc::clone(&self.asking).ask(key.clone(), fact);
         let is_due = |known: &Arc<Known<V>>| {
             let standing = known.standing(&bounds, Instant::now());
@@ -271,9 +276,9 @@ where
         let entry = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(ask, is_due)).await;
         let Ok(entry) = entry else {
             self.asking.is_away_now();
-            let old = known.filter(|known| known.fact(Instant::now()).is_some());
+            let old = known.filter(|known| known.fact(&bounds, now).is_some());
             self.count(what, if old.is_some() { LookupResult::Stale } else { LookupResult::TimedOut });
-            return old.map_or_else(|| Answer::Failed("no answer in time".into()), |old| old.answer(now));
+            return old.map_or_else(|| Answer::Failed("no answer in time".into()), |old| old.answer(&bounds, now));
         };
         let (is_fresh, known) = (entry.is_fresh(), entry.into_value());
         let ended = match known.standing(&bounds, Instant::now()) {
@@ -282,7 +287,7 @@ where
             _ => LookupResult::Hit,
         };
         self.count(what, ended);
-        known.answer(Instant::now())
+        known.answer(&bounds, Instant::now())
     }
 
     /// Asks again while what is known is served: one at a time for each key, and only if it is nobody else's turn.
@@ -347,7 +352,7 @@ impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
             }
         };
         let passes = matches!(error, FetchError::Unavailable(_));
-        let old = old.filter(|_| passes);
+        let old = old.filter(|old| passes || old.told_at.elapsed() < REFUSED_FOR);
         if let Some(suppressed) = self.failures.tell() {
             let (wanted, old) = (self.bounds.wanted, old.is_some());
             warn!(%key, %error, suppressed, wanted, old_answer_served = old, "cannot look it up");
@@ -374,12 +379,13 @@ impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
 
 /// When what is remembered is forgotten, so that it takes no memory; what may be served when is [`Known::standing`]'s.
 struct Memory {
+    stale_for: Duration,
     failed_for: Duration,
 }
 
 impl Memory {
     fn of<V>(&self, known: &Known<V>) -> Duration {
-        if known.fact.is_some() { STALE_FOR } else { self.failed_for }
+        if known.fact.is_some() { self.stale_for } else { self.failed_for }
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use allocation_counter::{AllocationInfo, measure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -131,7 +131,7 @@ fn ten_thousand_namespaces_take_a_few_mebibytes() {
     let (live, peak) = told("10,000 namespaces", &info);
     println!("{} bytes a namespace", info.bytes_current / 10_000);
     assert_eq!(index.status().namespaces, NAMESPACES);
-    assert!(live < 5.5 && peak < 7.0, "{live} MiB live, {peak} MiB at the peak");
+    assert!(live < 5.5 && peak < 6.0, "{live} MiB live, {peak} MiB at the peak");
 }
 
 /// A review of a pod in every fifth namespace: what they are found to get is remembered too.
@@ -177,17 +177,23 @@ fn all_of_it_keeps_to_its_share_of_the_replica() {
         published = index.publish();
     });
     let (_, other_peak) = told("a list in which everything is new", &other);
-    assert!(first_live + asked_live < 22.0, "{first_live} + {asked_live} MiB live");
-    assert!(first_peak < 26.0 && same_peak < 8.0 && other_peak < 24.0, "{first_peak}, {same_peak}, {other_peak} MiB");
+    assert!(first_live + asked_live < 28.0, "{first_live} + {asked_live} MiB live");
+    assert!(first_peak < 28.0 && same_peak < 1.5 && other_peak < 27.0, "{first_peak}, {same_peak}, {other_peak} MiB");
     assert!(same_live.abs() < 0.5, "a list that says nothing new leaves nothing behind: {same_live} MiB");
 }
 
-/// The least of some runs: the machine may have other things to do.
-fn fastest(mut run: impl FnMut(usize)) -> std::time::Duration {
+/// Time that this thread has had a processor: others on this machine do not count.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or_default())
+}
+
+/// The least of some runs.
+fn fastest(mut run: impl FnMut(usize)) -> Duration {
     let times = (0..9).map(|number| {
-        let began = Instant::now();
+        let began = processor_time();
         run(number);
-        began.elapsed()
+        processor_time().saturating_sub(began)
     });
     times.min().unwrap()
 }
@@ -214,10 +220,15 @@ fn a_change_costs_what_changed() {
         one_profile.bytes_total as f64 / MIB
     );
 
-    let namespace_time = fastest(|number| {
-        index.update(Update::Namespace(Change::Applied(namespaces::read(namespace(9, 3 + number)))));
-        published = index.publish().unwrap();
+    // A clock of this kind may go by the tick.
+    let hundred_times = fastest(|number| {
+        for time in 0..100 {
+            let changed = namespaces::read(namespace(9, 3 + 100 * number + time));
+            index.update(Update::Namespace(Change::Applied(changed)));
+            published = index.publish().unwrap();
+        }
     });
+    let namespace_time = hundred_times / 100;
     let profile_time = fastest(|number| {
         index.update(Update::Cluster(Change::Applied(profile(9, 3 + i64::try_from(number).unwrap()))));
         published = index.publish().unwrap();
@@ -230,9 +241,9 @@ fn a_change_costs_what_changed() {
         published = index.publish().unwrap();
     });
     println!(
-        "until published: one namespace {namespace_time:?}, one profile {profile_time:?}, 1,000 namespaces {burst_time:?}"
+        "processor time until published: one namespace {namespace_time:?}, one profile {profile_time:?}, 1,000 namespaces {burst_time:?}"
     );
     assert_eq!(published.profiles().len(), PROFILES);
     assert!(one_namespace.count_total < 400, "{} allocations for one namespace", one_namespace.count_total);
-    assert!(one_profile.count_total < 30_000, "{} allocations for one profile", one_profile.count_total);
+    assert!(one_profile.count_total < 70_000, "{} allocations for one profile", one_profile.count_total);
 }

@@ -48,7 +48,7 @@ impl World {
 }
 
 fn found(value: &Value) -> Fetched {
-    Ok(Some(Arc::new(OwnedTape::parse(value.to_string()).unwrap())))
+    Ok(Some(Arc::new(OwnedTape::parse(value.to_string()).map_err(FetchError::refused)?)))
 }
 
 fn account(name: &str) -> Wanted {

@@ -15,6 +15,7 @@ const BOUNDS: Bounds = Bounds {
     found_for: Duration::from_secs(30),
     missing_for: Duration::from_secs(5),
     failed_for: Duration::from_secs(1),
+    stale_for: STALE_FOR,
     wanted: "a thing",
 };
 
@@ -72,7 +73,7 @@ impl World {
         };
         let mut registry = Registry::default();
         let metrics = LookupMetrics::register(&mut registry);
-        let things = Remembered::new(fetch, |_: &Box<str>, _: Option<&usize>| 100, BOUNDS, metrics);
+        let things = Remembered::new(fetch, |_, _| 100, BOUNDS, metrics);
         Self { things, state, asked, registry }
     }
 
@@ -180,15 +181,17 @@ async fn half_an_hour_without_the_api_server_changes_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_answer_is_served_for_an_hour_and_not_if_it_is_forbidden() {
+async fn an_old_answer_is_served_for_an_hour_and_for_minutes_if_it_is_forbidden() {
     let world = World::new();
     world.get("a").await;
     world.get("b").await;
     world.becomes(State::Forbidding);
     pass(31).await;
+    assert_eq!(world.text("b").await, "found 2", "it may have started a moment ago");
+    pass(270).await;
     assert_eq!(world.text("b").await, "failed: the API server did not give it");
     world.becomes(State::Gone);
-    pass(3500).await;
+    pass(3230).await;
     assert_eq!(world.text("a").await, "found 1");
     pass(100).await;
     assert_eq!(world.text("a").await, "failed: the API server did not give it");

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{Api, ApiResource, DynamicObject, PostParams};
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use pillion_api::ClusterInjectionProfile;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::SERVER_NAME;
-use pillion_testkit::{ControlPlane, Isolation, Replica, ReplicaSpec, TestCa};
+use pillion_testkit::{ControlPlane, Isolation, Replica, ReplicaSpec, TestCa, eventually};
 use serde_json::{Value as Json, json};
 
 use crate::direct::{memory, metric};
@@ -101,6 +101,21 @@ async fn make_profiles(control_plane: &ControlPlane, count: usize) -> Result<()>
     stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
 }
 
+/// Changes one profile among all; how long it took until the replica had published it, as seen every 25 ms.
+async fn change_one(control_plane: &ControlPlane, replica: &Replica) -> Result<Duration> {
+    let api: Api<DynamicObject> =
+        Api::all_with(control_plane.client(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
+    let generation = metric(replica, "pillion_snapshot_generation").await?;
+    let patch = Patch::Merge(json!({"spec": {"order": 7}}));
+    api.patch("agent-0007", &PatchParams::default(), &patch).await?;
+    let began = Instant::now();
+    eventually(Duration::from_secs(10), "the change is served", async || {
+        ensure!(metric(replica, "pillion_snapshot_generation").await? > generation, "not yet");
+        Ok(began.elapsed())
+    })
+    .await
+}
+
 /// Ticks of the processor that a process has used, a hundredth of a second each.
 fn processor_time(pid: u32) -> Result<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -153,6 +168,9 @@ fn a_replica_is_ready_in_seconds_with_many_namespaces() {
         ensure!(known >= f64::from(u32::try_from(PROFILES)?), "{known} profiles are known");
         let broken = metric(&replica, "pillion_broken_profiles").await?;
         ensure!(broken < 1.0, "{broken} profiles are broken");
+        let took = change_one(&control_plane, &replica).await?;
+        println!("a profile's change is served after {took:?}");
+        ensure!(took < Duration::from_secs(5), "{took:?}");
         let anonymous = memory(replica.process().pid(), "RssAnon")?;
         ensure!(anonymous <= 48 * 1024, "{anonymous} KiB of anonymous memory");
         ensure!(empty < EMPTY_LIMIT && full < FULL_LIMIT, "{empty:?} and {full:?}");
