@@ -139,3 +139,21 @@ async fn an_error_is_unknown_and_remembered_only_shortly() {
     tokio::time::advance(Duration::from_millis(1)).await;
     assert_eq!((world.live.get("shop").await, world.asked()), (None, 2));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_was_found_stays_known_for_half_an_hour_without_the_api_server() {
+    let began = Instant::now();
+    let world = World::new(move |name| async move {
+        if began.elapsed() > Duration::from_secs(5) {
+            return Err(FetchError::unavailable("no route"));
+        }
+        Ok((&*name == "shop").then(|| Namespace::new([("team", "red")], [])))
+    });
+    for minute in 0..30 {
+        let shop = world.live.get("shop").await;
+        assert_eq!(shop.as_ref().and_then(|shop| shop.label("team")), Some("red"), "minute {minute}");
+        assert_eq!(world.live.get("nowhere").await, None);
+        tokio::time::advance(Duration::from_mins(1)).await;
+    }
+    assert_eq!(world.counted(LookupResult::Stale), 2 * 29);
+}

@@ -195,3 +195,22 @@ async fn what_cannot_be_a_name_is_not_asked_for() {
     let game = OwnerReference { api_version: "example.com/v1".into(), kind: "Job".into(), name: "a".into(), uid: None };
     assert_eq!(Key::owner("shop", &game), None, "kinds of others are not looked up");
 }
+
+#[tokio::test(start_paused = true)]
+async fn half_an_hour_without_the_api_server_changes_nothing_that_is_looked_up() {
+    let began = Instant::now();
+    let world = World::new(move |key: Key| async move {
+        if began.elapsed() > Duration::from_secs(5) {
+            return Err(FetchError::unavailable("no route"));
+        }
+        let Which::Metadata(name) = &key.which else { return Ok(None) };
+        if &**name == "web" { found(&json!({"metadata": {"name": "web"}})) } else { Ok(None) }
+    });
+    for minute in 0..30 {
+        let web = world.lookups.get(account("web")).await.service_account;
+        assert_eq!(name_of(&web).as_deref(), Some("web"), "minute {minute}");
+        assert_eq!(world.lookups.get(account("nobody")).await.service_account.ending(), "missing", "minute {minute}");
+        tokio::time::advance(Duration::from_mins(1)).await;
+    }
+    assert_eq!(world.accounts(LookupResult::Stale), 2 * 29);
+}
