@@ -87,3 +87,49 @@ impl InjectionLevel {
         Self::ALL.into_iter().find(|level| level.label_value() == value)
     }
 }
+/// Bytes of a label of DNS, as namespaces' names are.
+const DNS_LABEL_BYTES: usize = 63;
+/// Bytes of a name of DNS, as most objects' names are.
+const DNS_NAME_BYTES: usize = 253;
+
+/// Whether it is a label of DNS, as namespaces' names are: letters in lower case, digits and `-`, which neither begins nor
+/// ends it.
+#[must_use]
+pub fn is_dns_label(name: &str) -> bool {
+    name.len() <= DNS_LABEL_BYTES && is_of_names(name, b"-")
+}
+
+/// Whether it is a name of DNS, as most objects' names are: letters in lower case, digits, `-` and single `.`, which neither
+/// begin nor end it. So it can be a part of a URL's path.
+#[must_use]
+pub fn is_dns_name(name: &str) -> bool {
+    name.len() <= DNS_NAME_BYTES && is_of_names(name, b"-.") && !name.contains("..")
+}
+
+fn is_of_names(name: &str, within: &[u8]) -> bool {
+    let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = name.as_bytes();
+    bytes.first().is_some_and(alphanumeric)
+        && bytes.last().is_some_and(alphanumeric)
+        && bytes.iter().all(|byte| alphanumeric(byte) || within.contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_from_what_would_be_a_path_of_its_own() {
+        for name in ["a", "0", "a-0", "kube-system", &"a".repeat(63)] {
+            assert!(is_dns_label(name) && is_dns_name(name), "{name:?}");
+        }
+        let dotted = ["a.b", "a.b-c.0", &"a".repeat(253)];
+        assert!(dotted.iter().all(|name| is_dns_name(name) && !is_dns_label(name)));
+        let long = "a".repeat(254);
+        for name in
+            ["", "-a", "a-", "A", "a..b", ".a", "a.", "a/../b", "..", "a%2fb", "a?b", "a#b", "a b", "é", "a\n", &long]
+        {
+            assert!(!is_dns_name(name) && !is_dns_label(name), "{name:?}");
+        }
+    }
+}

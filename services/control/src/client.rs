@@ -6,12 +6,14 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-/// How long connecting may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+use crate::watch::WATCH_FOR;
 
-/// How long the API server may be silent. Longer than a watch lives (it is asked to end it after 290 seconds), so that
-/// this ends only what hangs: a list whose connection was lost without a word.
-const SILENCE_LIMIT: Duration = Duration::from_secs(295);
+/// How long connecting may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long the API server may be silent. Longer than a watch lives, so that this ends only what hangs: a list whose
+/// connection was lost without a word.
+const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_FOR.as_secs() + 10);
 
 /// There is no way to the API server.
 #[derive(Debug, thiserror::Error)]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use pillion_engine::profile::{MAX_CHAIN, ProfileSet};
 use pillion_engine::snapshot::Snapshot;
 
+use crate::cache_metrics::Kind;
 use crate::namespaces::{NamespaceChange, NamespaceIndex};
 use crate::profiles::{Broken, ProfileChange, ProfileIndex, Updated};
 
@@ -60,10 +61,7 @@ impl Index {
             Update::Cluster(change) => self.cluster.update(change),
             Update::Namespaced(change) => Updated { touched: BTreeSet::new(), ..self.namespaced.update(change) },
             Update::Namespace(change) => {
-                if let Some(snapshot) = self.namespaces.update(change, &self.snapshot) {
-                    self.snapshot = snapshot;
-                    self.namespaces_changed = true;
-                }
+                self.namespaces_changed |= self.namespaces.update(change, &mut self.snapshot);
                 return Vec::new();
             }
         };
@@ -112,7 +110,8 @@ impl Index {
         }
         if self.profiles_changed {
             let profiles = self.cluster.at_work().chain(self.namespaced.at_work()).cloned();
-            self.snapshot = self.snapshot.with_profiles(ProfileSet::new(profiles));
+            let profiles = ProfileSet::after(self.snapshot.profiles(), profiles);
+            self.snapshot = self.snapshot.with_profiles(profiles);
         }
         (self.profiles_changed, self.namespaces_changed) = (false, false);
         Some(Arc::new(self.snapshot.clone()))
@@ -126,6 +125,16 @@ impl Index {
             profiles: self.snapshot.profiles().len(),
             broken_profiles: self.cluster.broken() + self.namespaced.broken(),
             namespaces: self.snapshot.namespace_count(),
+        }
+    }
+
+    /// Whether all objects of a kind were listed, and how many there are.
+    #[must_use]
+    pub fn known(&self, kind: Kind) -> (bool, usize) {
+        match kind {
+            Kind::ClusterProfiles => (self.cluster.synced(), self.cluster.len()),
+            Kind::Profiles => (self.namespaced.synced(), self.namespaced.len()),
+            Kind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
         }
     }
 

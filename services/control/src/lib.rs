@@ -6,20 +6,29 @@
 //! * [`namespaces`]: what is kept of a namespace.
 //! * [`index`]: all of it together: changes in, snapshots out. Pure, and where the tests are.
 //! * [`watch`]: the watches themselves, and the one task that publishes.
+//! * [`cache_metrics`]: how old what is known may be, and how often a watch was cut off.
+//! * [`remember`]: answers of the API server that are remembered, and served when it is away.
 //! * [`live`]: the look-up of a namespace that the watch has not delivered yet.
 //! * [`lookups`]: the look-up of service accounts, owners and what profiles declare, when a review wants them.
+//! * [`lookup_metrics`]: how look-ups ended.
 //! * [`client`]: the connection to the API server.
 
+pub mod cache_metrics;
 pub mod change;
 pub mod client;
+mod heard;
 pub mod index;
 pub mod live;
+pub mod lookup_metrics;
 pub mod lookups;
 pub mod namespaces;
 pub mod profiles;
+pub mod remember;
+mod throttle;
 pub mod watch;
 
+pub use cache_metrics::CacheMetrics;
 pub use index::Status;
 pub use live::LiveNamespaces;
-pub use lookups::Lookups;
+pub use lookups::{LookupSettings, Lookups};
 pub use watch::Publisher;

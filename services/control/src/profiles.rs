@@ -269,6 +269,18 @@ impl ProfileIndex {
         self.entries.values().filter_map(|entry| entry.good.as_ref())
     }
 
+    /// How many there are, whether they are at work or not.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// How many are not at work as they are stored.
     #[must_use]
     pub fn broken(&self) -> usize {

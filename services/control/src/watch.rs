@@ -3,15 +3,22 @@
 //! One task takes what all three watches say, as many changes at a time as have come, and is the only one that writes the
 //! snapshot. So a burst costs one publication, and no two writers ever race. A watch that is cut off begins anew after a
 //! pause that grows; until then the last snapshot stays.
+//!
+//! A watch is asked to end after three quarters of a minute and goes on with the next one where it was: so the API server
+//! is heard of at least that often, and a connection that was lost without a word is noticed soon after. Lists come in
+//! pages, of which one is in memory at a time; of each object only what is kept is taken on.
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use backon::ExponentialBuilder;
 use futures::stream::{self, BoxStream, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
@@ -21,13 +28,31 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::cache_metrics::{CacheMetrics, Kind, Reason};
 use crate::change::Change;
+use crate::heard::noting;
 use crate::index::{Index, Status, Update};
 use crate::namespaces;
 use crate::profiles::{self, Broken, News, ProfileChange, StoredProfile};
 
 /// How many changes one publication takes at most, so that a publication comes also if changes never stop.
 const BATCH: usize = 1024;
+
+/// How long a watch lasts. Then the next one goes on; nothing is listed for it. When nothing was heard for five seconds
+/// longer, the connection counts as lost.
+pub(crate) const WATCH_FOR: Duration = Duration::from_secs(45);
+
+/// Namespaces of one page of a list. A page is in memory with all that its objects have.
+const NAMESPACES_A_PAGE: u32 = 250;
+/// Profiles of one page: they are larger.
+const PROFILES_A_PAGE: u32 = 100;
+
+/// The first pause after a watch was cut off, and the longest one, which jitter may double: an API server that comes back
+/// after half an hour is not waited for much longer than it takes to come back.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// A watch that lives so long has no pause from before.
+const PAUSE_IS_OVER: Duration = Duration::from_mins(2);
 
 /// Of how many profiles one publication tells in the log, each on a line: a first list may have thousands.
 const TOLD: usize = 100;
@@ -44,6 +69,7 @@ pub struct Publisher {
     published: Arc<ArcSwap<Snapshot>>,
     status: watch::Sender<Status>,
     index: Index,
+    metrics: CacheMetrics,
 }
 
 impl Publisher {
@@ -51,7 +77,12 @@ impl Publisher {
     pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
         let (status, seen) = watch::channel(Status::default());
         let index = Index::from_snapshot(published.load().as_ref().clone());
-        (Self { published, status, index }, seen)
+        (Self { published, status, index, metrics: CacheMetrics::default() }, seen)
+    }
+
+    /// Tells these what it knows.
+    pub fn with_metrics(self, metrics: CacheMetrics) -> Self {
+        Self { metrics, ..self }
     }
 
     /// Watches until `shutdown`.
@@ -60,9 +91,9 @@ impl Publisher {
     /// The watches ended by themselves.
     pub async fn run(self, client: Client, shutdown: CancellationToken) -> Result<(), WatchesEnded> {
         let updates = stream::select_all([
-            profiles_of::<ClusterInjectionProfile>(&client, Update::Cluster),
-            profiles_of::<InjectionProfile>(&client, Update::Namespaced),
-            namespaces_of(&client),
+            profiles_of::<ClusterInjectionProfile>(&client, Kind::ClusterProfiles, &self.metrics, Update::Cluster),
+            profiles_of::<InjectionProfile>(&client, Kind::Profiles, &self.metrics, Update::Namespaced),
+            namespaces_of(&client, &self.metrics),
         ]);
         self.follow(updates, shutdown).await
     }
@@ -96,7 +127,12 @@ impl Publisher {
         let first = !self.status.borrow().synced;
         if let Some(snapshot) = self.index.publish() {
             let before = self.published.swap(Arc::clone(&snapshot));
+            self.metrics.published();
             tell(&profiles::news(before.profiles(), snapshot.profiles()));
+        }
+        for kind in Kind::ALL {
+            let (synced, objects) = self.index.known(kind);
+            self.metrics.known(kind, synced, objects);
         }
         let status = self.index.status();
         let changed = self.status.send_if_modified(|known| std::mem::replace(known, status) != status);
@@ -110,28 +146,50 @@ impl Publisher {
 }
 
 /// Profiles are read as whatever JSON they are: one that this build cannot read must not break the stream.
-fn profiles_of<K>(client: &Client, update: fn(ProfileChange) -> Update) -> BoxStream<'static, Update>
+fn profiles_of<K>(
+    client: &Client,
+    kind: Kind,
+    metrics: &CacheMetrics,
+    update: fn(ProfileChange) -> Update,
+) -> BoxStream<'static, Update>
 where
     K: Resource<DynamicType = ()>,
 {
     let resource = ApiResource::erase::<K>(&());
-    let kind = resource.kind.clone();
     let read = |mut object: DynamicObject| {
         let spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
         StoredProfile::new(object.metadata, spec)
     };
     let key = |object: DynamicObject| profiles::name(object.metadata);
-    let events = watcher(Api::<DynamicObject>::all_with(client.clone(), &resource), watcher::Config::default());
-    changes(events, kind, read, key).map(update).boxed()
+    let client = noting(client.clone(), metrics.heard(kind).clone());
+    let events = watcher(Api::<DynamicObject>::all_with(client, &resource), config(PROFILES_A_PAGE));
+    changes(events, kind, metrics.clone(), read, key).map(update).boxed()
 }
 
 /// Only the metadata of namespaces are asked for, and made small at once.
-fn namespaces_of(client: &Client) -> BoxStream<'static, Update> {
-    let api = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
+fn namespaces_of(client: &Client, metrics: &CacheMetrics) -> BoxStream<'static, Update> {
+    let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
+    let api = Api::<PartialObjectMeta<Namespace>>::all(client);
     let read = |object: PartialObjectMeta<Namespace>| namespaces::read(object.metadata);
     let key = |object: PartialObjectMeta<Namespace>| object.metadata.name.unwrap_or_default().into();
-    let events = watcher(api, watcher::Config::default());
-    changes(events, "Namespace".to_owned(), read, key).map(Update::Namespace).boxed()
+    let events = watcher(api, config(NAMESPACES_A_PAGE));
+    changes(events, Kind::Namespaces, metrics.clone(), read, key).map(Update::Namespace).boxed()
+}
+
+/// With bookmarks, which is the default.
+fn config(page_size: u32) -> watcher::Config {
+    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+    watcher::Config::default().timeout(seconds).page_size(page_size)
+}
+
+fn pauses() -> impl Backoff + 'static {
+    let pauses = ExponentialBuilder::default()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
+        .with_factor(2.0)
+        .with_jitter()
+        .without_max_times();
+    ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), PAUSE_IS_OVER)
 }
 
 /// What the events say. After an error, which is logged, the stream begins anew by itself, after a pause that grows.
@@ -140,20 +198,29 @@ fn namespaces_of(client: &Client) -> BoxStream<'static, Update> {
 /// was cut off is told by the error instead.
 fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
-    kind: String,
+    kind: Kind,
+    metrics: CacheMetrics,
     read: impl Fn(O) -> T + Send + 'static,
     key: impl Fn(O) -> K + Send + 'static,
 ) -> impl Stream<Item = Change<K, T>> + Send
 where
     O: Send + Debug + 'static,
 {
-    let events = events.try_filter(|event| std::future::ready(!matches!(event, Event::Init)));
-    events.default_backoff().map(move |event| match event {
+    let lists = metrics.clone();
+    let events = events.try_filter(move |event| {
+        let announces = matches!(event, Event::Init);
+        if announces {
+            lists.list_begins(kind);
+        }
+        std::future::ready(!announces)
+    });
+    events.backoff(pauses()).map(move |event| match event {
         Ok(event) => Change::from_event(event, &read, &key),
         Err(error) => {
+            metrics.restarted(kind, Reason::of(&error));
             let help = help(&error);
             let error = described(&error);
-            warn!(kind, error, help, "not watched at present, what was last known stays; trying again");
+            warn!(kind = kind.as_str(), error, help, "not watched at present, what was last known stays; trying again");
             Change::Restarted
         }
     })
@@ -351,7 +418,7 @@ mod tests {
     }
 
     fn told(events: Vec<Told>) -> impl Stream<Item = Change<&'static str, &'static str>> + Send {
-        changes(stream::iter(events), "Thing".to_owned(), |object| object, |object| object)
+        changes(stream::iter(events), Kind::Namespaces, CacheMetrics::default(), |object| object, |object| object)
     }
 
     #[tokio::test(start_paused = true)]
@@ -381,7 +448,7 @@ mod tests {
         let began = tokio::time::Instant::now();
         assert_eq!(told(events).count().await, 8);
         let took = began.elapsed();
-        // Without growth it would be less than ten.
-        assert!(took > std::time::Duration::from_secs(40), "{took:?}");
+        // Without growth it would be less than four; and what has come back is not waited for long.
+        assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
     }
 }

@@ -10,7 +10,7 @@ use crate::expression::{Bindings, Budget, EvaluationError, Expression, Key, Map,
 use crate::json::{self, OwnedTape};
 use crate::lookup::{self, LookedUp};
 use crate::profile::CompiledProfile;
-use crate::snapshot::Namespace;
+use crate::snapshot::{Namespace, Pairs};
 
 /// The names that every expression of a profile may use, beside its variables.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
@@ -227,13 +227,11 @@ impl<'v> Computation<'v> {
 
     fn namespace(&self) -> Value<'v> {
         let text = |text: &'v str| Key::String(TextValue::Borrowed(text));
-        let pairs = |pairs: &'v [(Box<str>, Box<str>)]| {
-            Value::map(pairs.iter().map(|(key, value)| (text(key), Value::text(value))).collect())
-        };
+        let pairs = |pairs: Pairs<'v>| Value::map(pairs.map(|(key, value)| (text(key), Value::text(value))).collect());
         let metadata: Map<'v> = [
             (text("name"), Value::text(self.world.namespace_name)),
-            (text("labels"), pairs(&self.world.namespace.labels)),
-            (text("annotations"), pairs(&self.world.namespace.annotations)),
+            (text("labels"), pairs(self.world.namespace.labels())),
+            (text("annotations"), pairs(self.world.namespace.annotations())),
         ]
         .into_iter()
         .collect();

@@ -2,86 +2,27 @@
 //!
 //! A [`Snapshot`] never changes. Whoever watches the cluster makes a new one from the last one and publishes it whole, so
 //! that a request sees one state from its beginning to its end, and reading it takes no lock. Making a new one costs the
-//! part that changed: namespaces are kept in shards, and a change to one of them copies its shard's table, not the index.
+//! part that changed: namespaces are kept in shards, and a change to one of them copies its shard's table, not the index;
+//! other profiles leave all namespaces where they are.
+
+mod namespace;
+mod pool;
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, OnceLock};
-
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+use std::sync::Arc;
 
 use crate::limits::Guardrails;
 use crate::profile::ProfileSet;
 use crate::select::candidates::Candidates;
 
+pub use namespace::{Namespace, Pairs};
+use pool::Pool;
+
 /// How many tables the index of namespaces is kept in.
 const SHARDS: usize = 64;
 
-/// What is known of a namespace: its metadata, as far as selectors, requests and expressions read it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Namespace {
-    /// Its labels, sorted by key.
-    pub labels: Box<[(Box<str>, Box<str>)]>,
-    /// Its annotations, sorted by key.
-    pub annotations: Box<[(Box<str>, Box<str>)]>,
-}
-
-impl Namespace {
-    /// From labels and annotations in any order. Of two with the same key, the last one counts.
-    #[must_use]
-    pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
-        labels: impl IntoIterator<Item = (K, V)>,
-        annotations: impl IntoIterator<Item = (K, V)>,
-    ) -> Self {
-        Self { labels: sorted(labels), annotations: sorted(annotations) }
-    }
-
-    /// A namespace that is opted in, without anything else.
-    #[must_use]
-    pub fn opted_in(level: InjectionLevel) -> Self {
-        Self::new([(INJECTION_LABEL, level.label_value())], [])
-    }
-
-    /// The value of a label.
-    #[must_use]
-    pub fn label(&self, key: &str) -> Option<&str> {
-        find(&self.labels, key)
-    }
-
-    /// The value of an annotation.
-    #[must_use]
-    pub fn annotation(&self, key: &str) -> Option<&str> {
-        find(&self.annotations, key)
-    }
-
-    /// How firmly it is opted in; `None` if it is not.
-    #[must_use]
-    pub fn level(&self) -> Option<InjectionLevel> {
-        self.label(INJECTION_LABEL).and_then(InjectionLevel::from_label_value)
-    }
-}
-
-fn sorted<K: Into<Box<str>>, V: Into<Box<str>>>(
-    pairs: impl IntoIterator<Item = (K, V)>,
-) -> Box<[(Box<str>, Box<str>)]> {
-    let map: std::collections::BTreeMap<Box<str>, Box<str>> =
-        pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
-    map.into_iter().collect()
-}
-
-fn find<'p>(pairs: &'p [(Box<str>, Box<str>)], key: &str) -> Option<&'p str> {
-    let index = pairs.binary_search_by(|(candidate, _)| (**candidate).cmp(key)).ok()?;
-    pairs.get(index).map(|(_, value)| &**value)
-}
-
-/// A namespace in the index, with the profiles that may act in it once somebody asked for them.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    pub(crate) namespace: Arc<Namespace>,
-    candidates: OnceLock<Arc<Candidates>>,
-}
-
-type Shard = HashMap<Box<str>, Arc<Entry>>;
+type Shard = HashMap<Box<str>, Arc<Namespace>>;
 
 /// Profiles and namespaces at one moment.
 #[derive(Clone, Debug)]
@@ -89,6 +30,8 @@ pub struct Snapshot {
     profiles: Arc<ProfileSet>,
     guardrails: Arc<Guardrails>,
     shards: Arc<[Arc<Shard>]>,
+    /// What namespaces get of these profiles.
+    pool: Arc<Pool>,
 }
 
 impl Default for Snapshot {
@@ -105,6 +48,7 @@ impl Snapshot {
             profiles: Arc::new(profiles),
             guardrails: Arc::default(),
             shards: (0..SHARDS).map(|_| Arc::default()).collect(),
+            pool: Arc::default(),
         }
     }
 
@@ -129,39 +73,45 @@ impl Snapshot {
     /// The same namespaces with other profiles.
     #[must_use]
     pub fn with_profiles(&self, profiles: ProfileSet) -> Self {
-        let fresh = |shard: &Arc<Shard>| {
-            let entries =
-                shard.iter().map(|(name, entry)| (name.clone(), Arc::new(Entry::new(entry.namespace.clone()))));
-            Arc::new(entries.collect())
-        };
-        Self {
-            profiles: Arc::new(profiles),
-            guardrails: Arc::clone(&self.guardrails),
-            shards: self.shards.iter().map(fresh).collect(),
-        }
+        let profiles = Arc::new(profiles);
+        Self { profiles, pool: Arc::default(), ..self.clone() }
     }
 
     /// The same with one namespace added, changed, or (`None`) gone.
     #[must_use]
     pub fn with_namespace(&self, name: &str, namespace: Option<Namespace>) -> Self {
-        let mut shards = self.shards.to_vec();
-        if let Some(shard) = shards.get_mut(shard_of(name)) {
-            let shard = Arc::make_mut(shard);
-            match namespace {
-                Some(namespace) => shard.insert(name.into(), Arc::new(Entry::new(Arc::new(namespace)))),
-                None => shard.remove(name),
-            };
-        }
-        Self { shards: shards.into(), ..self.clone() }
+        let mut next = self.clone();
+        next.set_namespace(name, namespace.map(Arc::new));
+        next
     }
 
-    /// The same profiles with other namespaces: what a watch has after it listed them anew.
+    /// Adds, changes, or (`None`) takes out one namespace. Copies of this snapshot are not changed: what they share with it
+    /// is copied, once for however many changes follow.
+    pub fn set_namespace(&mut self, name: &str, namespace: Option<Arc<Namespace>>) {
+        let Some(shard) = Arc::make_mut(&mut self.shards).get_mut(shard_of(name)) else { return };
+        let shard = Arc::make_mut(shard);
+        match namespace {
+            Some(namespace) => match shard.get_mut(name) {
+                Some(known) => *known = namespace,
+                None => drop(shard.insert(name.into(), namespace)),
+            },
+            None => drop(shard.remove(name)),
+        }
+    }
+
+    /// The same profiles with other namespaces.
     #[must_use]
     pub fn with_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Namespace)>) -> Self {
+        self.with_shared_namespaces(namespaces.into_iter().map(|(name, namespace)| (name, Arc::new(namespace))))
+    }
+
+    /// [`Snapshot::with_namespaces`] with such as may be those of this snapshot: what a watch has after it listed them anew.
+    #[must_use]
+    pub fn with_shared_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Arc<Namespace>)>) -> Self {
         let mut shards: Vec<Shard> = (0..SHARDS).map(|_| Shard::new()).collect();
         for (name, namespace) in namespaces {
             if let Some(shard) = shards.get_mut(shard_of(&name)) {
-                shard.insert(name, Arc::new(Entry::new(Arc::new(namespace))));
+                shard.insert(name, namespace);
             }
         }
         Self { shards: shards.into_iter().map(Arc::new).collect(), ..self.clone() }
@@ -170,7 +120,7 @@ impl Snapshot {
     /// What is known of a namespace.
     #[must_use]
     pub fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
-        self.entry(name).map(|entry| Arc::clone(&entry.namespace))
+        self.shards.get(shard_of(name))?.get(name).cloned()
     }
 
     /// How many namespaces are known.
@@ -179,24 +129,17 @@ impl Snapshot {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// The profiles that may act in a namespace. They are found once for each namespace that is in the index, and each
-    /// time for one that is not.
-    pub(crate) fn candidates(&self, name: &str, namespace: &Arc<Namespace>) -> Arc<Candidates> {
-        let find = || Arc::new(Candidates::find(&self.profiles, name, namespace));
-        match self.entry(name) {
-            Some(entry) if Arc::ptr_eq(&entry.namespace, namespace) => Arc::clone(entry.candidates.get_or_init(find)),
-            _ => find(),
+    /// The profiles that may act in a namespace. They are found once for each namespace and set of profiles, and kept once
+    /// for all namespaces that get the same.
+    pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
+        if let Some(found) = namespace.remembered()
+            && found.is_of(&self.profiles, name)
+        {
+            return found;
         }
-    }
-
-    fn entry(&self, name: &str) -> Option<&Entry> {
-        self.shards.get(shard_of(name))?.get(name).map(|entry| &**entry)
-    }
-}
-
-impl Entry {
-    const fn new(namespace: Arc<Namespace>) -> Self {
-        Self { namespace, candidates: OnceLock::new() }
+        let found = self.pool.share(Candidates::find(&self.profiles, name, namespace));
+        namespace.remember(&found);
+        found
     }
 }
 
@@ -210,6 +153,8 @@ fn shard_of(name: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use pillion_api::names::InjectionLevel;
+
     use super::*;
 
     #[test]
@@ -232,12 +177,49 @@ mod tests {
         assert!(after.namespace("ns-999").is_some());
     }
 
+    fn profile(name: &str, team: &str) -> Arc<crate::profile::CompiledProfile> {
+        let spec = serde_json::json!({
+            "activation": "Always", "template": {"metadata": {"labels": {"x": "y"}}},
+            "namespaceSelector": {"matchLabels": {"team": team}},
+        });
+        let name = crate::profile::ProfileName::cluster(name);
+        Arc::new(crate::profile::compile(&name, &serde_json::from_value(spec).unwrap()).unwrap())
+    }
+
     #[test]
-    fn labels_are_found_whatever_their_order() {
-        let namespace = Namespace::new([("b", "2"), ("a", "1"), ("c", "3")], [("x", "y")]);
-        assert_eq!(namespace.label("a"), Some("1"));
-        assert_eq!(namespace.label("c"), Some("3"));
-        assert_eq!(namespace.label("d"), None);
-        assert_eq!(namespace.annotation("x"), Some("y"));
+    fn namespaces_that_get_the_same_keep_it_once() {
+        let (red, blue) = (profile("red", "red"), profile("blue", "blue"));
+        let team = |team: &'static str| Namespace::new([("team", team)], []);
+        let all = (0..1_000).map(|i| (format!("ns-{i}").into(), team(if i % 2 == 0 { "red" } else { "blue" })));
+        let first = Snapshot::new(ProfileSet::new([red.clone(), blue])).with_namespaces(all);
+        let of = |snapshot: &Snapshot, name: &str| snapshot.candidates(name, &snapshot.namespace(name).unwrap());
+        for number in 0..1_000 {
+            of(&first, &format!("ns-{number}"));
+        }
+        assert_eq!(first.pool.len(), 2);
+        assert!(Arc::ptr_eq(&of(&first, "ns-0"), &of(&first, "ns-2")));
+        assert!(!Arc::ptr_eq(&of(&first, "ns-0"), &of(&first, "ns-1")));
+
+        let second = first.with_profiles(ProfileSet::new([red]));
+        assert!(of(&second, "ns-1").is_empty(), "other profiles, other candidates");
+        assert!(!of(&first, "ns-1").is_empty(), "who still serves the older set finds what it finds there");
+        let gone = Arc::downgrade(&of(&first, "ns-0"));
+        drop(first);
+        assert!(gone.upgrade().is_none(), "what no snapshot serves is not kept by those who asked");
+    }
+
+    #[test]
+    fn what_no_namespace_gets_any_more_is_forgotten() {
+        let keyed =
+            serde_json::json!({"request": {"annotation": "a"}, "template": {"metadata": {"labels": {"x": "y"}}}});
+        let name = crate::profile::ProfileName::cluster("keyed");
+        let keyed = crate::profile::compile(&name, &serde_json::from_value(keyed).unwrap()).unwrap();
+        let mut snapshot = Snapshot::new(ProfileSet::new([Arc::new(keyed)]));
+        for number in 0..1_000 {
+            let namespace = Namespace::new([], [("a".to_owned(), number.to_string())]);
+            snapshot.set_namespace("changing", Some(Arc::new(namespace)));
+            snapshot.candidates("changing", &snapshot.namespace("changing").unwrap());
+        }
+        assert!(snapshot.pool.len() < 300, "{}", snapshot.pool.len());
     }
 }

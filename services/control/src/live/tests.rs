@@ -1,9 +1,14 @@
 //! The look-up with somebody else in the API server's place.
 
-use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use prometheus_client::registry::Registry;
+use tokio::sync::Semaphore;
+
 use super::*;
+
+const A_SECOND: usize = 10;
+const AT_ONCE: usize = 8;
 
 /// A look-up whose questions are answered by `answer`, and what it counts.
 struct World {
@@ -52,7 +57,7 @@ async fn many_who_ask_at_once_ask_once() {
     let world = World::new(move |_| {
         let gate = Arc::clone(&closed);
         async move {
-            gate.acquire().await?.forget();
+            gate.acquire().await.unwrap().forget();
             Ok(Some(Namespace::new([("team", "red")], [])))
         }
     });
@@ -124,52 +129,31 @@ async fn eight_wait_for_the_api_server_at_most_and_who_waits_in_vain_is_unknown(
     assert_eq!(world.counted(LookupResult::TimedOut), A_SECOND);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_error_is_unknown_and_remembered_only_shortly() {
-    let world = World::new(|_| std::future::ready(Err("no route".into())));
+    let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
     assert_eq!(world.live.get("shop").await, None);
     assert_eq!(world.counted(LookupResult::Failed), 1);
-    let memory =
-        |known: &Option<Arc<Namespace>>| Memory.expire_after_create(&"shop".into(), known, std::time::Instant::now());
-    assert_eq!(memory(&None), Some(UNKNOWN_FOR));
-    assert_eq!(memory(&Some(Arc::default())), Some(FOUND_FOR));
-}
-
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    tokio::time::advance(Duration::from_millis(999)).await;
+    assert_eq!((world.live.get("shop").await, world.asked()), (None, 1));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!((world.live.get("shop").await, world.asked()), (None, 2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_told_once_in_a_while_with_the_number_of_those_that_were_not() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
-    let told = move || String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
-
-    let world = World::new(|_| std::future::ready(Err("no route".into())));
-    for number in 0..25 {
-        world.live.get(&format!("n{number}")).await;
+async fn a_namespace_that_was_found_stays_known_for_half_an_hour_without_the_api_server() {
+    let began = Instant::now();
+    let world = World::new(move |name| async move {
+        if began.elapsed() > Duration::from_secs(5) {
+            return Err(FetchError::unavailable("no route"));
+        }
+        Ok((&*name == "shop").then(|| Namespace::new([("team", "red")], [])))
+    });
+    for minute in 0..30 {
+        let shop = world.live.get("shop").await;
+        assert_eq!(shop.as_ref().and_then(|shop| shop.label("team")), Some("red"), "minute {minute}");
+        assert_eq!(world.live.get("nowhere").await, None);
+        tokio::time::advance(Duration::from_mins(1)).await;
     }
-    let first = told();
-    assert_eq!(first.lines().count(), 1, "{first}");
-    assert!(first.contains("namespace=n0") && first.contains("no route") && first.contains("suppressed=0"), "{first}");
-
-    tokio::time::advance(QUIET_FOR).await;
-    for number in 30..32 {
-        world.live.get(&format!("n{number}")).await;
-    }
-    let second = told();
-    assert_eq!(second.lines().count(), 1, "{second}");
-    assert!(second.contains("namespace=n30") && second.contains("suppressed=24"), "{second}");
+    assert_eq!(world.counted(LookupResult::Stale), 2 * 29);
 }

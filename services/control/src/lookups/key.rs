@@ -9,21 +9,20 @@ use std::sync::Arc;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::ApiResource;
 use kube::{Client, ResourceExt};
+use pillion_api::names::is_dns_name;
 use pillion_api::selector::{LabelSelector, Operator};
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{self, OwnerReference, Query};
 use serde_json::{Value, json};
 
 use super::Fetched;
+use crate::namespaces::LAST_APPLIED;
+use crate::remember::FetchError;
 
-/// Bytes of a name, as DNS has it.
-const NAME_BYTES: usize = 253;
 /// How large an object or a list may be, as JSON.
 const OBJECT_BYTES: usize = 256 * 1024;
 /// How many objects a list may have.
 const LIST_ITEMS: u32 = 200;
-/// `kubectl apply` keeps the whole object in this annotation.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// What is asked for. The same key has the same answer, whoever asks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +63,7 @@ impl Key {
 
     /// All kinds of which the metadata is asked for are served as v1, whichever version a reference to one says.
     fn metadata(group: &str, resource: &str, namespace: &str, name: &str) -> Option<Self> {
-        (can_be_a_name(namespace) && can_be_a_name(name)).then(|| Self {
+        (is_dns_name(namespace) && is_dns_name(name)).then(|| Self {
             group: group.into(),
             version: "v1".into(),
             resource: resource.into(),
@@ -82,8 +81,8 @@ impl Key {
         let is_secret = query.group.is_empty() && &*query.resource == "secrets";
         let parts = [Some(&query.version), Some(&query.resource), name];
         let may_be_empty = [&query.group, &query.namespace];
-        let is_right = parts.into_iter().flatten().all(|part| can_be_a_name(part))
-            && may_be_empty.into_iter().all(|part| part.is_empty() || can_be_a_name(part));
+        let is_right = parts.into_iter().flatten().all(|part| is_dns_name(part))
+            && may_be_empty.into_iter().all(|part| part.is_empty() || is_dns_name(part));
         (is_right && !is_secret).then(|| Self {
             group: query.group.clone(),
             version: query.version.clone(),
@@ -136,18 +135,17 @@ impl Key {
             Which::Selected(selector) => {
                 let list = api.list(&ListParams::default().labels(selector).limit(LIST_ITEMS)).await?;
                 if list.metadata.continue_.is_some_and(|rest| !rest.is_empty()) {
-                    return Err(format!("there are more than {LIST_ITEMS} of them").into());
+                    return Err(FetchError::refused(format!("there are more than {LIST_ITEMS} of them")));
                 }
                 let items = list.items.into_iter().map(without_managed_fields).collect::<Result<Vec<_>, _>>()?;
                 serde_json::to_string(&items)?
             }
         };
         if text.len() > OBJECT_BYTES {
-            return Err(
-                format!("{} bytes are more than the {OBJECT_BYTES} that a look-up may bring", text.len()).into()
-            );
+            let why = format!("{} bytes are more than the {OBJECT_BYTES} that a look-up may bring", text.len());
+            return Err(FetchError::refused(why));
         }
-        Ok(Some(Arc::new(OwnedTape::parse(text)?)))
+        Ok(Some(Arc::new(OwnedTape::parse(text).map_err(FetchError::refused)?)))
     }
 }
 
@@ -178,15 +176,4 @@ fn selector_text(selector: &LabelSelector) -> String {
         }
     }));
     requirements.join(",")
-}
-
-/// Whether it can be a name of an object: letters in lower case, digits, `-` and `.`.
-fn can_be_a_name(name: &str) -> bool {
-    let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let bytes = name.as_bytes();
-    bytes.len() <= NAME_BYTES
-        && bytes.first().is_some_and(alphanumeric)
-        && bytes.last().is_some_and(alphanumeric)
-        && bytes.iter().all(|byte| alphanumeric(byte) || b"-.".contains(byte))
-        && !name.contains("..")
 }

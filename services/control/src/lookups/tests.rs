@@ -3,9 +3,12 @@
 use std::sync::Mutex;
 
 use pillion_engine::lookup::{OwnerReference, Which as Asked};
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use super::*;
+use crate::remember::FetchError;
 
 /// Look-ups whose questions are answered by `answer`, and what they ask.
 struct World {
@@ -45,7 +48,7 @@ impl World {
 }
 
 fn found(value: &Value) -> Fetched {
-    Ok(Some(Arc::new(OwnedTape::parse(value.to_string())?)))
+    Ok(Some(Arc::new(OwnedTape::parse(value.to_string()).map_err(FetchError::refused)?)))
 }
 
 fn account(name: &str) -> Wanted {
@@ -66,7 +69,7 @@ async fn many_pods_of_one_workload_ask_once() {
     let world = World::new(move |_| {
         let gate = Arc::clone(&closed);
         async move {
-            gate.acquire().await?.forget();
+            gate.acquire().await.unwrap().forget();
             found(&json!({"metadata": {"name": "web"}}))
         }
     });
@@ -83,17 +86,11 @@ async fn many_pods_of_one_workload_ask_once() {
 async fn what_is_not_there_is_a_fact_and_what_cannot_be_asked_for_a_failure() {
     let world = World::new(|_| std::future::ready(Ok(None)));
     assert_eq!(world.lookups.get(account("web")).await.service_account.ending(), "missing");
-    let world = World::new(|_| std::future::ready(Err("no route".into())));
+    let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
     let Answer::Failed(why) = world.lookups.get(account("web")).await.service_account else { panic!("a failure") };
     assert!(!why.contains("route"), "{why}: the author of a pod is not told where the API server is");
     world.lookups.get(account("web")).await;
     assert_eq!(world.asked().len(), 1, "the next pods fail at once");
-
-    let key = Key::service_account("shop", "web").unwrap();
-    let remembered = |found: &Found| Memory.expire_after_create(&key, found, std::time::Instant::now());
-    assert_eq!(remembered(&Answer::Missing), Some(MISSING_FOR));
-    assert_eq!(remembered(&Answer::Failed("x".into())), Some(FAILED_FOR));
-    assert_eq!(remembered(&Answer::Found(Arc::new(OwnedTape::parse("{}").unwrap()))), Some(FOUND_FOR));
 }
 
 trait Ending {
@@ -139,7 +136,7 @@ async fn a_job_leads_to_its_cron_job_and_no_further_than_is_wanted() {
         let job = job.clone();
         move |key: Key| {
             let job = job.clone();
-            async move { if &*key.resource == "jobs" { found(&job) } else { Err("asked for more".into()) } }
+            async move { if &*key.resource == "jobs" { found(&job) } else { Err(FetchError::refused("asked for more")) } }
         }
     };
     let world = World::new(answer);
@@ -197,4 +194,23 @@ async fn what_cannot_be_a_name_is_not_asked_for() {
     assert_eq!(selected.which, Which::Selected("a=b,c in (d,e),!f,g notin (h),i".into()));
     let game = OwnerReference { api_version: "example.com/v1".into(), kind: "Job".into(), name: "a".into(), uid: None };
     assert_eq!(Key::owner("shop", &game), None, "kinds of others are not looked up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_an_hour_without_the_api_server_changes_nothing_that_is_looked_up() {
+    let began = Instant::now();
+    let world = World::new(move |key: Key| async move {
+        if began.elapsed() > Duration::from_secs(5) {
+            return Err(FetchError::unavailable("no route"));
+        }
+        let Which::Metadata(name) = &key.which else { return Ok(None) };
+        if &**name == "web" { found(&json!({"metadata": {"name": "web"}})) } else { Ok(None) }
+    });
+    for minute in 0..30 {
+        let web = world.lookups.get(account("web")).await.service_account;
+        assert_eq!(name_of(&web).as_deref(), Some("web"), "minute {minute}");
+        assert_eq!(world.lookups.get(account("nobody")).await.service_account.ending(), "missing", "minute {minute}");
+        tokio::time::advance(Duration::from_mins(1)).await;
+    }
+    assert_eq!(world.accounts(LookupResult::Stale), 2 * 29);
 }

@@ -5,13 +5,11 @@
 
 use std::collections::HashMap;
 
+use pillion_api::names::is_dns_name;
 use pillion_api::profile::Lookup;
 
 use super::{Query, Which};
 use crate::profile::{Diagnostic, Limits};
-
-/// Bytes of a name, as DNS has it.
-const MAX_NAME: usize = 253;
 
 /// A look-up that was found to be right.
 #[derive(Clone, Debug)]
@@ -112,16 +110,4 @@ fn which(path: &str, lookup: &Lookup, faults: &mut Vec<Diagnostic>) -> Option<Wh
             None
         }
     }
-}
-
-/// Whether it can be a part of a URL's path: letters in lower case, digits, `-` and `.`, as in all names of Kubernetes
-/// that matter here.
-fn is_dns_name(name: &str) -> bool {
-    let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let bytes = name.as_bytes();
-    bytes.len() <= MAX_NAME
-        && bytes.first().is_some_and(alphanumeric)
-        && bytes.last().is_some_and(alphanumeric)
-        && bytes.iter().all(|byte| alphanumeric(byte) || b"-.".contains(byte))
-        && !name.contains("..")
 }

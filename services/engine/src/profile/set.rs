@@ -21,6 +21,12 @@ impl ProfileSet {
     /// A set of profiles. Of two with the same name, the last one counts.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
+        Self::after(&Self::default(), profiles)
+    }
+
+    /// A set of profiles of which most are those of another set: what is as it was there is not arranged anew.
+    #[must_use]
+    pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         let mut sorted: Vec<_> = profiles.into_iter().enumerate().collect();
         sorted.sort_by(|(a_place, a), (b_place, b)| (a.name(), Reverse(*a_place)).cmp(&(b.name(), Reverse(*b_place))));
         sorted.dedup_by(|(_, later), (_, kept)| later.name() == kept.name());
@@ -29,7 +35,7 @@ impl ProfileSet {
         all.sort_by(|a, b| (&a.name().namespace, a.order, a.name()).cmp(&(&b.name().namespace, b.order, b.name())));
         let mut set = Self::default();
         for group in all.chunk_by(|a, b| a.name().namespace == b.name().namespace) {
-            let index = Arc::new(Index::new(group));
+            let index = before.index_of(group).unwrap_or_else(|| Arc::new(Index::new(group)));
             match group.first().and_then(|profile| profile.name().namespace.clone()) {
                 Some(namespace) => {
                     set.namespaced.insert(namespace, index);
@@ -39,6 +45,20 @@ impl ProfileSet {
         }
         set.all = all;
         set
+    }
+
+    /// The index of the platform's profiles or a namespace's, if those are just these.
+    fn index_of(&self, group: &[Arc<CompiledProfile>]) -> Option<Arc<Index>> {
+        let namespace = group.first()?.name().namespace.as_deref();
+        let begin = self.all.partition_point(|known| known.name().namespace.as_deref() < namespace);
+        let known = self.all.get(begin..)?;
+        let known = known.get(..known.partition_point(|known| known.name().namespace.as_deref() == namespace))?;
+        let same = known.len() == group.len() && known.iter().zip(group).all(|(one, other)| Arc::ptr_eq(one, other));
+        let index = match namespace {
+            Some(namespace) => self.namespaced.get(namespace)?,
+            None => &self.cluster,
+        };
+        same.then(|| Arc::clone(index))
     }
 
     /// How many profiles there are.
@@ -94,6 +114,26 @@ mod tests {
         let names: Vec<_> = set.iter().map(|profile| profile.display_name()).collect();
         assert_eq!(names, ["z", "a", "b", "late", "team-a/own"]);
         assert_eq!((set.len(), set.is_empty()), (5, false));
+    }
+
+    #[test]
+    fn what_did_not_change_is_not_arranged_anew() {
+        let cluster = |label| profile(&ProfileName::cluster("a"), 1, label);
+        let of = |namespace: &str, label| profile(&ProfileName::namespaced(namespace, "own"), 1, label);
+        let (platforms, one, two) = (cluster("x"), of("team-a", "x"), of("team-b", "x"));
+        let before = ProfileSet::new([platforms.clone(), one.clone(), two.clone()]);
+        let own = |set: &ProfileSet, namespace: &str| set.of_namespace(namespace).cloned().unwrap();
+
+        let after = ProfileSet::after(&before, [platforms.clone(), one, of("team-b", "y")]);
+        assert!(Arc::ptr_eq(before.cluster(), after.cluster()));
+        assert!(Arc::ptr_eq(&own(&before, "team-a"), &own(&after, "team-a")));
+        assert!(!Arc::ptr_eq(&own(&before, "team-b"), &own(&after, "team-b")));
+
+        let after = ProfileSet::after(&before, [cluster("y"), two]);
+        assert!(!Arc::ptr_eq(before.cluster(), after.cluster()));
+        assert!(Arc::ptr_eq(&own(&before, "team-b"), &own(&after, "team-b")));
+        assert!(after.of_namespace("team-a").is_none());
+        assert_eq!(ProfileSet::after(&before, []).len(), 0);
     }
 
     #[test]

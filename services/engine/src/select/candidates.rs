@@ -5,6 +5,7 @@
 //! platform's profiles is shared by all namespaces; a namespace has one of its own profiles, and a note of the platform's
 //! that its labels exclude.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use pillion_api::names::PROFILES_ANNOTATION;
@@ -13,7 +14,7 @@ use pillion_api::profile::OptOut;
 use super::index::{Index, KeyGroup, KeyKind};
 use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, ProfileSet};
-use crate::snapshot::Namespace;
+use crate::snapshot::{Namespace, Pairs};
 
 /// Place of a profile among the candidates. A lower place is applied first: all of the platform's come before all of the
 /// namespace's own.
@@ -24,13 +25,20 @@ pub(crate) type Place = usize;
 pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
-    /// Places of the profiles whose selectors exclude the namespace, in order. One of the namespace's own has a selector
-    /// if it extends one of the platform's that has.
-    excluded: Box<[Place]>,
+    /// Places of the profiles whose selectors exclude the namespace. One of the namespace's own has a selector if it
+    /// extends one of the platform's that has.
+    excluded: Places,
     /// What the namespace itself asks for: the keys that some profile knows.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
     /// What the namespace asks for by name.
     pub(crate) namespace_names: Box<str>,
+}
+
+/// A set of places: a bit each, as there may be thousands, of which a namespace is excluded from nearly all.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+struct Places {
+    bits: Vec<u64>,
+    count: usize,
 }
 
 /// The profiles that one key asks for: the platform's, and the namespace's own.
@@ -46,35 +54,46 @@ impl Candidates {
     /// Finds them.
     pub(crate) fn find(set: &ProfileSet, name: &str, namespace: &Namespace) -> Self {
         let cluster = Arc::clone(set.cluster());
-        let excluded_of = |index: &Index, offset: Place| {
-            let excluded = index.selective().filter(|place| {
-                let selector = index.profile(*place).and_then(|profile| profile.namespace_selector.as_ref());
-                selector.is_some_and(|selector| !selector.matches(|key| namespace.label(key)))
-            });
-            excluded.map(|place| place + offset).collect::<Vec<_>>()
-        };
         let own = set.of_namespace(name).cloned();
-        let mut excluded = excluded_of(&cluster, 0);
-        excluded.extend(own.iter().flat_map(|own| excluded_of(own, cluster.len())));
+        let mut excluded = Places::default();
+        let mut exclude = |index: &Index, offset: Place| {
+            for place in index.selective() {
+                let selector = index.profile(place).and_then(|profile| profile.namespace_selector.as_ref());
+                if selector.is_some_and(|selector| !selector.matches(|key| namespace.label(key))) {
+                    excluded.add(place + offset);
+                }
+            }
+        };
+        exclude(&cluster, 0);
+        if let Some(own) = &own {
+            exclude(own, cluster.len());
+        }
+        excluded.bits.shrink_to_fit();
         let mut candidates = Self {
-            excluded: excluded.into(),
+            excluded,
             own,
             cluster,
             namespace_values: Vec::new(),
             namespace_names: namespace.annotation(PROFILES_ANNOTATION).unwrap_or_default().into(),
         };
-        let known = |kind: KeyKind, pairs: &[(Box<str>, Box<str>)]| -> Vec<_> {
-            let known = pairs.iter().filter(|(key, _)| candidates.knows(kind, key));
-            known.map(|(key, value)| (kind, key.clone(), value.clone())).collect()
+        let known = |kind: KeyKind, pairs: Pairs<'_>| -> Vec<_> {
+            let known = pairs.filter(|(key, _)| candidates.knows(kind, key));
+            known.map(|(key, value)| (kind, key.into(), value.into())).collect()
         };
-        let mut values = known(KeyKind::Label, &namespace.labels);
-        values.extend(known(KeyKind::Annotation, &namespace.annotations));
+        let mut values = known(KeyKind::Label, namespace.labels());
+        values.extend(known(KeyKind::Annotation, namespace.annotations()));
         candidates.namespace_values = values;
         candidates
     }
 
+    /// Whether they were found among these profiles, for a namespace of this name.
+    pub(crate) fn is_of(&self, set: &ProfileSet, name: &str) -> bool {
+        let own = set.of_namespace(name);
+        Arc::ptr_eq(&self.cluster, set.cluster()) && self.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.cluster.len() + self.own.as_ref().map_or(0, |own| own.len()) == self.excluded.len()
+        self.cluster.len() + self.own.as_ref().map_or(0, |own| own.len()) == self.excluded.count
     }
 
     /// Whether any of them wants something looked up. Most clusters have no such profile, and no request pays for it.
@@ -132,7 +151,49 @@ impl Candidates {
     }
 
     fn is_here(&self, place: Place) -> bool {
-        self.excluded.binary_search(&place).is_err()
+        !self.excluded.contains(place)
+    }
+}
+
+/// Those of the same profiles are the same if a request would find the same in them.
+impl PartialEq for Candidates {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.cluster, &other.cluster)
+            && self.own.as_ref().map(Arc::as_ptr) == other.own.as_ref().map(Arc::as_ptr)
+            && self.excluded == other.excluded
+            && self.namespace_values == other.namespace_values
+            && self.namespace_names == other.namespace_names
+    }
+}
+
+impl Eq for Candidates {}
+
+impl Hash for Candidates {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.own.as_ref().map(Arc::as_ptr).hash(hasher);
+        self.excluded.hash(hasher);
+        self.namespace_values.hash(hasher);
+        self.namespace_names.hash(hasher);
+    }
+}
+
+impl Places {
+    fn add(&mut self, place: Place) {
+        if self.contains(place) {
+            return;
+        }
+        let (word, bit) = (place / 64, place % 64);
+        if self.bits.len() <= word {
+            self.bits.resize(word + 1, 0);
+        }
+        if let Some(word) = self.bits.get_mut(word) {
+            *word |= 1 << bit;
+            self.count += 1;
+        }
+    }
+
+    fn contains(&self, place: Place) -> bool {
+        self.bits.get(place / 64).is_some_and(|word| word & (1 << (place % 64)) != 0)
     }
 }
 

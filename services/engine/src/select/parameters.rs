@@ -91,9 +91,8 @@ impl Metadata for Namespace {
 
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
         Box::new(
-            self.annotations.iter().filter_map(move |(key, value)| {
-                Some((Cow::Borrowed(key.strip_prefix(prefix)?), Cow::Borrowed(&**value)))
-            }),
+            self.annotations()
+                .filter_map(move |(key, value)| Some((Cow::Borrowed(key.strip_prefix(prefix)?), Cow::Borrowed(value)))),
         )
     }
 }

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use clap::Args;
 use futures::FutureExt;
 use pillion_control::live::LookupMetrics;
-use pillion_control::{LiveNamespaces, Lookups, Publisher, Status};
+use pillion_control::{CacheMetrics, LiveNamespaces, Lookups, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::ReloadMetrics;
@@ -114,6 +114,7 @@ async fn serve(
     readiness.component("serving certificate").set_ready(true);
     let known = readiness.component("the first lists of profiles and namespaces");
     let mut registry = Registry::default();
+    let publisher = publisher.with_metrics(CacheMetrics::register(&mut registry));
     let broken = broken_profiles(&mut registry);
     let reloads = ReloadMetrics::register(&mut registry);
     let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry));

@@ -5,10 +5,14 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod api_loss;
+mod cold_start;
 mod crashes;
+mod direct;
 mod export;
 mod export_functions;
 mod failures;
+mod fresh_namespaces;
 mod injection;
 mod load;
 mod lookups;

@@ -1,0 +1,249 @@
+//! What the caches take at full size: 10,000 namespaces and 2,000 profiles of 1.5 KB with three expressions each, given
+//! to the index as the watches give them. Bytes that are asked for are the same in every run, so they are a gate; times
+//! are printed only. `cargo test -p pillion-control --test memory -- --nocapture` shows the figures.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
+#![allow(clippy::print_stdout, reason = "figures are of use where a ceiling is broken")]
+#![allow(clippy::cast_precision_loss, reason = "figures for people")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use allocation_counter::{AllocationInfo, measure};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::names::InjectionLevel;
+use pillion_control::change::Change;
+use pillion_control::index::{Index, Update};
+use pillion_control::namespaces;
+use pillion_control::profiles::StoredProfile;
+use pillion_engine::review::{Endpoint, Facts, Review};
+use pillion_engine::snapshot::Snapshot;
+use serde_json::{Value, json};
+
+const NAMESPACES: usize = 10_000;
+const PROFILES: usize = 2_000;
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// A namespace as platforms make them: five labels, three annotations, and the copy that kubectl keeps.
+fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
+    let team = number % 400;
+    let name = format!("team-{team:03}-service-{number:05}");
+    let text = |pairs: &[(&str, String)]| -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
+    };
+    ObjectMeta {
+        labels: Some(text(&[
+            ("kubernetes.io/metadata.name", name.clone()),
+            ("pillion.dev/injection", "enabled".to_owned()),
+            ("app.kubernetes.io/managed-by", "platform-provisioner".to_owned()),
+            ("platform.example.com/team", format!("team-{team:03}")),
+            ("pod-security.kubernetes.io/enforce", "baseline".to_owned()),
+        ])),
+        annotations: Some(text(&[
+            ("platform.example.com/owner", format!("owners-of-team-{team:03}@example.com")),
+            ("platform.example.com/cost-center", format!("cc-{cost_center:06}")),
+            ("platform.example.com/description", format!("The service number {number} of team {team}, in production")),
+            ("kubectl.kubernetes.io/last-applied-configuration", "x".repeat(900)),
+        ])),
+        uid: Some(format!("029dc23e-3de8-41af-ab3c-{number:012}")),
+        resource_version: Some(number.to_string()),
+        name: Some(name),
+        ..ObjectMeta::default()
+    }
+}
+
+/// A profile of 1.5 KB with three expressions, as the watch reads it.
+fn profile(number: usize, generation: i64) -> StoredProfile {
+    let spec: Value = json!({
+        "order": 100,
+        "request": {"annotation": format!("sidecars.example.com/agent-{number:04}")},
+        "namespaceSelector": {"matchLabels": {"platform.example.com/team": format!("team-{:03}", number % 400)}},
+        "matchConditions": [{"name": "not-a-job", "expression":
+            "!object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Job')"}],
+        "template": {
+            "metadata": {"annotations": {format!("example.com/agent-{number:04}"): "on"}},
+            "spec": {
+                "containers": [{
+                    "name": format!("agent-{number:04}"),
+                    "image": format!("registry.example.com/platform/agents/agent-{number:04}:1.{generation}"),
+                    "args": ["--listen", ":15020", "--log-format", "json", "--config", "/etc/agent/agent.yaml",
+                             "--service", "${object.metadata.?labels['app'].orValue('unknown')}"],
+                    "env": [
+                        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                        {"name": "TEAM", "value": "${namespaceObject.metadata.labels[?'team'].orValue('none')}"},
+                        {"name": "ENDPOINT", "value": "https://collector.observability.svc.example.com:4317"},
+                    ],
+                    "ports": [{"name": "agent", "containerPort": 15_020}],
+                    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+                    "readinessProbe": {"httpGet": {"path": "/ready", "port": 15_020}, "periodSeconds": 5},
+                    "securityContext": {"runAsNonRoot": true, "runAsUser": 1337, "readOnlyRootFilesystem": true,
+                        "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "agent-config", "mountPath": "/etc/agent", "readOnly": true}],
+                }],
+                "volumes": [{"name": "agent-config", "configMap": {"name": "agent-config", "optional": true}}],
+            },
+        },
+    });
+    let metadata = ObjectMeta {
+        name: Some(format!("agent-{number:04}")),
+        uid: Some(format!("129dc23e-3de8-41af-ab3c-{number:012}")),
+        generation: Some(generation),
+        ..ObjectMeta::default()
+    };
+    StoredProfile::new(metadata, spec)
+}
+
+fn listed(index: &mut Index, cost_center: usize, generation: i64) {
+    index.update(Update::Namespace(Change::Restarted));
+    for number in 0..NAMESPACES {
+        index.update(Update::Namespace(Change::Listed(namespaces::read(namespace(number, cost_center)))));
+    }
+    index.update(Update::Namespace(Change::ListComplete));
+    index.update(Update::Namespaced(Change::Restarted));
+    index.update(Update::Namespaced(Change::ListComplete));
+    index.update(Update::Cluster(Change::Restarted));
+    for number in 0..PROFILES {
+        let broken = index.update(Update::Cluster(Change::Listed(profile(number, generation))));
+        assert!(broken.is_empty(), "{broken:?}");
+    }
+    index.update(Update::Cluster(Change::ListComplete));
+}
+
+/// What a closure keeps and what it needs at most, in MiB.
+fn told(what: &str, info: &AllocationInfo) -> (f64, f64) {
+    let (live, peak) = (info.bytes_current as f64 / MIB, info.bytes_max as f64 / MIB);
+    println!("{what}: {live:.2} MiB live, {peak:.2} MiB at the peak, {} allocations", info.count_total);
+    (live, peak)
+}
+
+#[test]
+fn ten_thousand_namespaces_take_a_few_mebibytes() {
+    let mut index = Index::default();
+    let info = measure(|| {
+        index.update(Update::Namespace(Change::Restarted));
+        for number in 0..NAMESPACES {
+            index.update(Update::Namespace(Change::Listed(namespaces::read(namespace(number, 1)))));
+        }
+        index.update(Update::Namespace(Change::ListComplete));
+    });
+    let (live, peak) = told("10,000 namespaces", &info);
+    println!("{} bytes a namespace", info.bytes_current / 10_000);
+    assert_eq!(index.status().namespaces, NAMESPACES);
+    assert!(live < 5.5 && peak < 6.0, "{live} MiB live, {peak} MiB at the peak");
+}
+
+/// A review of a pod in every fifth namespace: what they are found to get is remembered too.
+fn ask_everywhere(snapshot: &Snapshot) {
+    for number in (0..NAMESPACES).step_by(5) {
+        let name = namespace(number, 1).name.unwrap();
+        let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "u", "namespace": name, "operation": "CREATE",
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "object": {"metadata": {}, "spec": {"containers": [{"name": "app", "image": "app:1"}]}}}})
+        .to_string();
+        let review = Review::parse(body.as_bytes()).unwrap();
+        let facts = Facts { namespace: snapshot.namespace(&name), ..Facts::default() };
+        let wanted = review.needs(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts);
+        assert!(wanted.service_account.is_none());
+    }
+}
+
+#[test]
+fn all_of_it_keeps_to_its_share_of_the_replica() {
+    println!("a profile's text: {} bytes", profile(1, 1).spec.to_string().len());
+    let mut index = Index::default();
+    let mut published: Option<Arc<Snapshot>> = None;
+    let first = measure(|| {
+        listed(&mut index, 1, 1);
+        published = index.publish();
+    });
+    let (first_live, first_peak) = told("first lists and publication", &first);
+    let snapshot = published.clone().unwrap();
+    let asked = measure(|| ask_everywhere(&snapshot));
+    let (asked_live, _) = told("what each namespace gets", &asked);
+    drop(snapshot);
+
+    let same = measure(|| {
+        listed(&mut index, 1, 1);
+        if let Some(next) = index.publish() {
+            published = Some(next);
+        }
+    });
+    let (same_live, same_peak) = told("a list in which nothing is new", &same);
+    let other = measure(|| {
+        listed(&mut index, 2, 2);
+        published = index.publish();
+    });
+    let (_, other_peak) = told("a list in which everything is new", &other);
+    assert!(first_live + asked_live < 28.0, "{first_live} + {asked_live} MiB live");
+    assert!(first_peak < 28.0 && same_peak < 1.5 && other_peak < 27.0, "{first_peak}, {same_peak}, {other_peak} MiB");
+    assert!(same_live.abs() < 0.5, "a list that says nothing new leaves nothing behind: {same_live} MiB");
+}
+
+/// Time that this thread has had a processor: others on this machine do not count.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or_default())
+}
+
+/// The least of some runs.
+fn fastest(mut run: impl FnMut(usize)) -> Duration {
+    let times = (0..9).map(|number| {
+        let began = processor_time();
+        run(number);
+        processor_time().saturating_sub(began)
+    });
+    times.min().unwrap()
+}
+
+#[test]
+fn a_change_costs_what_changed() {
+    let mut index = Index::default();
+    listed(&mut index, 1, 1);
+    let mut published = index.publish().unwrap();
+    ask_everywhere(&published);
+
+    let one_namespace = measure(|| {
+        index.update(Update::Namespace(Change::Applied(namespaces::read(namespace(7, 2)))));
+        published = index.publish().unwrap();
+    });
+    println!("one namespace: {} allocations", one_namespace.count_total);
+    let one_profile = measure(|| {
+        index.update(Update::Cluster(Change::Applied(profile(7, 2))));
+        published = index.publish().unwrap();
+    });
+    println!(
+        "one profile: {} allocations, {:.2} MiB in all",
+        one_profile.count_total,
+        one_profile.bytes_total as f64 / MIB
+    );
+
+    // A clock of this kind may go by the tick.
+    let hundred_times = fastest(|number| {
+        for time in 0..100 {
+            let changed = namespaces::read(namespace(9, 3 + 100 * number + time));
+            index.update(Update::Namespace(Change::Applied(changed)));
+            published = index.publish().unwrap();
+        }
+    });
+    let namespace_time = hundred_times / 100;
+    let profile_time = fastest(|number| {
+        index.update(Update::Cluster(Change::Applied(profile(9, 3 + i64::try_from(number).unwrap()))));
+        published = index.publish().unwrap();
+    });
+    let burst_time = fastest(|number| {
+        for namespace_number in 0..1000 {
+            let changed = namespace(namespace_number, 100 + number);
+            index.update(Update::Namespace(Change::Applied(namespaces::read(changed))));
+        }
+        published = index.publish().unwrap();
+    });
+    println!(
+        "processor time until published: one namespace {namespace_time:?}, one profile {profile_time:?}, 1,000 namespaces {burst_time:?}"
+    );
+    assert_eq!(published.profiles().len(), PROFILES);
+    assert!(one_namespace.count_total < 400, "{} allocations for one namespace", one_namespace.count_total);
+    assert!(one_profile.count_total < 70_000, "{} allocations for one profile", one_profile.count_total);
+}

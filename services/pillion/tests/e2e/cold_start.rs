@@ -1,0 +1,179 @@
+//! How long a replica takes until it is ready, with an empty cluster and with a full one, and what memory it has then.
+
+#![allow(clippy::print_stdout, reason = "figures are what it is about")]
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use pillion_api::ClusterInjectionProfile;
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::SERVER_NAME;
+use pillion_testkit::{ControlPlane, Isolation, Replica, ReplicaSpec, TestCa, eventually};
+use serde_json::{Value as Json, json};
+
+use crate::direct::{memory, metric};
+
+/// Making them takes a quarter of a minute. `PILLION_TEST_NAMESPACES` says another number.
+const NAMESPACES: usize = 10_000;
+
+/// Profiles.
+const PROFILES: usize = 2_000;
+
+/// Bars for a machine that has other things to do; the figures that are promised are 1 and 3 seconds, on one that has not.
+const EMPTY_LIMIT: Duration = Duration::from_secs(5);
+const FULL_LIMIT: Duration = Duration::from_secs(15);
+
+fn namespace(number: usize) -> Result<Namespace> {
+    let team = number % 400;
+    Ok(serde_json::from_value(json!({"metadata": {
+        "name": format!("team-{team:03}-service-{number:05}"),
+        "labels": {
+            "pillion.dev/injection": "enabled", "app.kubernetes.io/managed-by": "platform-provisioner",
+            "platform.example.com/team": format!("team-{team:03}"), "pod-security.kubernetes.io/enforce": "baseline",
+        },
+        "annotations": {
+            "platform.example.com/owner": format!("owners-of-team-{team:03}@example.com"),
+            "platform.example.com/description": format!("The service number {number} of team {team}, in production"),
+            "kubectl.kubernetes.io/last-applied-configuration": "x".repeat(900),
+        },
+    }}))?)
+}
+
+async fn make(control_plane: &ControlPlane, count: usize) -> Result<()> {
+    let api: Api<Namespace> = Api::all(control_plane.client());
+    let parameters = PostParams::default();
+    let create = async |number| {
+        api.create(&parameters, &namespace(number)?).await.with_context(|| format!("namespace {number}"))?;
+        anyhow::Ok(())
+    };
+    stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
+}
+
+/// A profile of 1.5 KB with three expressions.
+fn profile(number: usize) -> Json {
+    let name = format!("agent-{number:04}");
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": name},
+        "spec": {
+            "request": {"annotation": format!("sidecars.example.com/{name}")},
+            "namespaceSelector": {"matchLabels": {"platform.example.com/team": format!("team-{:03}", number % 400)}},
+            "matchConditions": [{"name": "not-a-job", "expression":
+                "!object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Job')"}],
+            "template": {
+                "metadata": {"annotations": {format!("example.com/{name}"): "on"}},
+                "spec": {
+                    "containers": [{
+                        "name": name, "image": format!("registry.example.com/platform/agents/{name}:1.0"),
+                        "args": ["--listen", ":15020", "--log-format", "json", "--config", "/etc/agent/agent.yaml",
+                                 "--service", "${object.metadata.?labels['app'].orValue('unknown')}"],
+                        "env": [
+                            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                            {"name": "TEAM", "value": "${namespaceObject.metadata.labels[?'team'].orValue('none')}"},
+                            {"name": "ENDPOINT", "value": "https://collector.observability.svc.example.com:4317"},
+                        ],
+                        "ports": [{"name": "agent", "containerPort": 15_020}],
+                        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+                        "readinessProbe": {"httpGet": {"path": "/ready", "port": 15_020}, "periodSeconds": 5},
+                        "securityContext": {"runAsNonRoot": true, "runAsUser": 1337, "readOnlyRootFilesystem": true,
+                            "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+                        "volumeMounts": [{"name": "agent-config", "mountPath": "/etc/agent", "readOnly": true}],
+                    }],
+                    "volumes": [{"name": "agent-config", "configMap": {"name": "agent-config", "optional": true}}],
+                },
+            },
+        },
+    })
+}
+
+async fn make_profiles(control_plane: &ControlPlane, count: usize) -> Result<()> {
+    let api: Api<DynamicObject> =
+        Api::all_with(control_plane.client(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
+    let parameters = PostParams::default();
+    let create = async |number| {
+        let profile = serde_json::from_value(profile(number))?;
+        api.create(&parameters, &profile).await.with_context(|| format!("profile {number}"))?;
+        anyhow::Ok(())
+    };
+    stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
+}
+
+/// Changes one profile among all; how long it took until the replica had published it, as seen every 25 ms.
+async fn change_one(control_plane: &ControlPlane, replica: &Replica) -> Result<Duration> {
+    let api: Api<DynamicObject> =
+        Api::all_with(control_plane.client(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
+    let generation = metric(replica, "pillion_snapshot_generation").await?;
+    let patch = Patch::Merge(json!({"spec": {"order": 7}}));
+    api.patch("agent-0007", &PatchParams::default(), &patch).await?;
+    let began = Instant::now();
+    eventually(Duration::from_secs(10), "the change is served", async || {
+        ensure!(metric(replica, "pillion_snapshot_generation").await? > generation, "not yet");
+        Ok(began.elapsed())
+    })
+    .await
+}
+
+/// Ticks of the processor that a process has used, a hundredth of a second each.
+fn processor_time(pid: u32) -> Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |field: usize| fields.get(field).and_then(|text| text.parse::<u64>().ok()).context("a field of stat");
+    Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
+}
+
+/// Starts a replica; how long it took until it was ready.
+async fn start(what: &str, spec: &ReplicaSpec, number: u8) -> Result<(Replica, Duration)> {
+    let began = Instant::now();
+    let mut replica = Replica::start(spec, replica_address(number)).await?;
+    let took = began.elapsed();
+    let pid = replica.process().pid();
+    println!(
+        "{what}: ready after {took:?}, processor {:?}, RssAnon {} KiB, its peak of all memory {} KiB",
+        processor_time(pid)?,
+        memory(pid, "RssAnon")?,
+        memory(pid, "VmHWM")?
+    );
+    Ok((replica, took))
+}
+
+#[test]
+fn a_replica_is_ready_in_seconds_with_many_namespaces() {
+    let count = std::env::var("PILLION_TEST_NAMESPACES").ok().and_then(|count| count.parse().ok());
+    let count = count.unwrap_or(NAMESPACES);
+    Isolation::new().time_limit(Duration::from_mins(8)).run(|| async move {
+        let control_plane = ControlPlane::start().await?;
+        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
+        control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
+        control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+        let ca = TestCa::new()?;
+        let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
+        let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
+        spec.args = ["--drain-minimum", "0"].map(str::to_owned).into();
+
+        let (replica, empty) = start("an empty cluster", &spec, 1).await?;
+        drop(replica);
+        let began = Instant::now();
+        make(&control_plane, count).await?;
+        println!("{count} namespaces were made in {:?}", began.elapsed());
+        let (replica, full) = start(&format!("{count} namespaces"), &spec, 2).await?;
+        let known = metric(&replica, "pillion_cache_objects{kind=\"namespaces\"}").await?;
+        ensure!(known >= f64::from(u32::try_from(count)?), "{known} namespaces are known");
+        drop(replica);
+        make_profiles(&control_plane, PROFILES).await?;
+        let (mut replica, _) = start(&format!("{count} namespaces and {PROFILES} profiles"), &spec, 3).await?;
+        let known = metric(&replica, "pillion_cache_objects{kind=\"clusterinjectionprofiles\"}").await?;
+        ensure!(known >= f64::from(u32::try_from(PROFILES)?), "{known} profiles are known");
+        let broken = metric(&replica, "pillion_broken_profiles").await?;
+        ensure!(broken < 1.0, "{broken} profiles are broken");
+        let took = change_one(&control_plane, &replica).await?;
+        println!("a profile's change is served after {took:?}");
+        ensure!(took < Duration::from_secs(5), "{took:?}");
+        let anonymous = memory(replica.process().pid(), "RssAnon")?;
+        ensure!(anonymous <= 48 * 1024, "{anonymous} KiB of anonymous memory");
+        ensure!(empty < EMPTY_LIMIT && full < FULL_LIMIT, "{empty:?} and {full:?}");
+        Ok(())
+    });
+}
