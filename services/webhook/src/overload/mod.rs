@@ -1,8 +1,8 @@
 //! What happens when more is asked than can be answered: every wait is bounded, whoever waits does so in a fair order,
 //! and whoever cannot be answered in time hears it at once.
 //!
-//! In the order in which a request meets them: its [`deadline`], a place [`in_flight`], its [`tenant`], and a turn to be
-//! decided in one of two [`lane`]s, over a [`fair`] queue. Why one was turned away is a [`Shed`].
+//! In the order in which a request meets them: its `deadline`, a place `in_flight`, its `tenant`, and a turn to be
+//! decided in one of two `lane`s, over a `fair` queue. Why one was turned away is a [`Shed`].
 
 mod deadline;
 mod fair;

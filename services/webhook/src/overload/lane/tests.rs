@@ -52,13 +52,20 @@ async fn a_few_are_decided_as_they_come_and_the_next_when_all_that_is_ready_has_
         let _turn = waiting.queued(1, 1, far()).await.unwrap();
         note();
     });
-    for _ in 0..20 {
+    for _ in 0..10 {
         let note = noting("ready");
-        tasks.spawn(async move { note() });
+        tasks.spawn(async move {
+            // Four tasks, each ready when the one before has run.
+            note();
+            for _ in 0..3 {
+                let note = note.clone();
+                tokio::spawn(async move { note() }).await.unwrap();
+            }
+        });
     }
     tasks.join_all().await;
     let order = order.lock().unwrap().clone();
-    assert_eq!(order.iter().position(|name| *name == "queued"), Some(20), "{order:?}");
+    assert_eq!(order.iter().position(|name| *name == "queued"), Some(40), "{order:?}");
     settle().await;
     assert_at_rest(&lane);
     assert!(lane.unqueued().is_some());
