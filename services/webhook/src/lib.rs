@@ -9,6 +9,7 @@
 
 mod body;
 mod budget;
+pub mod clients;
 mod connection;
 pub mod health;
 pub mod metrics;
@@ -17,3 +18,4 @@ pub mod router;
 pub mod serve;
 pub mod tls;
 pub mod trace;
+pub mod transport;

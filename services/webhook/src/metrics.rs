@@ -18,6 +18,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::transport::TransportMetrics;
+
 /// Seconds. A decision takes some 30 us; the API server waits up to 30 s.
 const DURATION_BUCKETS: [f64; 15] =
     [0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
@@ -90,11 +92,13 @@ pub enum HandshakeResult {
     TimedOut,
     /// There were as many connections as are allowed.
     Refused,
+    /// The client showed a certificate that is not one of those that are asked for: expired, or of another authority.
+    ClientCertificate,
 }
 
 impl HandshakeResult {
     /// All results.
-    pub const ALL: [Self; 4] = [Self::Ok, Self::Failed, Self::TimedOut, Self::Refused];
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Failed, Self::TimedOut, Self::Refused, Self::ClientCertificate];
 
     /// The result as it stands in metrics.
     #[must_use]
@@ -104,6 +108,7 @@ impl HandshakeResult {
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
             Self::Refused => "refused",
+            Self::ClientCertificate => "client_certificate",
         }
     }
 }
@@ -135,6 +140,8 @@ struct ResultLabel {
 pub struct ConnectionMetrics {
     /// Connections that are open, those in their handshake too.
     pub connections: Gauge,
+    /// What else the server measures.
+    pub transport: TransportMetrics,
     handshakes: [Counter; HandshakeResult::ALL.len()],
 }
 
@@ -244,7 +251,7 @@ impl ConnectionMetrics {
         registry.register("tls_handshakes", "TLS handshakes, by how they ended", family.clone());
         let handshakes =
             HandshakeResult::ALL.map(|result| family.get_or_create_owned(&ResultLabel { result: result.as_str() }));
-        Self { connections, handshakes }
+        Self { connections, transport: TransportMetrics::register(registry), handshakes }
     }
 
     /// Counts a handshake.

@@ -106,6 +106,7 @@ async fn serve(args: DevArgs) -> anyhow::Result<()> {
         listen: args.listen,
         metrics_listen: args.metrics_listen,
         certificate: certificate(args.listen, &folder)?,
+        clients: None,
         snapshot: Arc::clone(&snapshot),
         live_namespace: None,
         look_ups: None,

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::certificate::{self, CertificateFiles};
+use super::client_authority::{ClientArgs, ClientAuthorityFile};
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
@@ -59,6 +60,8 @@ pub(crate) struct WebhookArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, env = "PILLION_MAX_BODY_MEMORY", value_parser = body_memory)]
     pub(crate) max_body_memory: usize,
     #[command(flatten)]
+    pub(crate) clients: ClientArgs,
+    #[command(flatten)]
     pub(crate) cluster_facts: ClusterFactsArgs,
     #[command(flatten)]
     pub(crate) guardrails: GuardrailsArg,
@@ -86,6 +89,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let guardrails = args.guardrails.required()?;
     let files = CertificateFiles::load(args.tls_cert, args.tls_key).await?;
+    let clients = args.clients.load().await?;
     let cluster = args.cluster_facts.load()?;
     let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
 
@@ -107,6 +111,7 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
         listen: args.listen,
         metrics_listen: args.metrics_listen,
         certificate: files.serving(),
+        clients: clients.as_ref().map(ClientAuthorityFile::clients),
         snapshot,
         live_namespace: Some(live_namespace(live)),
         look_ups: Some(look_ups(lookups)),
@@ -125,6 +130,9 @@ async fn serve(args: WebhookArgs) -> anyhow::Result<()> {
     tasks.spawn(async move { watching.await.context("the cluster is not watched any more") });
     let following = files.follow(certificate::POLL, stop.clone());
     tasks.spawn(following.map(Ok));
+    if let Some(clients) = clients {
+        tasks.spawn(clients.follow(certificate::POLL, stop.clone()).map(Ok));
+    }
     tokio::spawn(show(status, known, broken));
     let mut serving = tokio::spawn(servers.run(drain.clone()));
 

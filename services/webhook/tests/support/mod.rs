@@ -12,15 +12,16 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::metrics::Metrics;
 use pillion_webhook::router::{Admission, LiveNamespace, LookUps, RequestSettings, router};
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
-use pillion_webhook::tls::{PemText, ServingCertificate};
+use pillion_webhook::tls::{PemText, ServingCertificate, Tls};
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, ServerName};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -126,6 +127,7 @@ pub struct Running {
     pub address: SocketAddr,
     pub certificate: Arc<ServingCertificate>,
     pub root: String,
+    pub authority: Authority,
     pub drain: CancellationToken,
     pub task: JoinHandle<Drained>,
     registry: Registry,
@@ -133,16 +135,33 @@ pub struct Running {
 
 impl Running {
     pub async fn start(app: Router, settings: ServerSettings) -> Self {
-        let (root, key) = certificate();
-        let certificate = ServingCertificate::new(cert_text(&root), key_text(&key)).unwrap();
+        Self::start_for(app, settings, None).await
+    }
+
+    /// For these clients alone.
+    pub async fn start_for(app: Router, settings: ServerSettings, clients: Option<Arc<ClientCertificates>>) -> Self {
+        let authority = Authority::new("authority of a test");
+        let (leaf, key) = authority.server();
+        let certificate = ServingCertificate::new(cert_text(&leaf), key_text(&key)).unwrap();
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry).connections;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = Server::tls(listener, certificate.server_config().unwrap(), app, settings, metrics);
+        let tls = Tls::new(Arc::clone(&certificate), clients).unwrap();
+        let server = Server::tls(listener, tls, app, settings, metrics);
         let address = server.local_addr().unwrap();
         let drain = CancellationToken::new();
         let task = tokio::spawn(server.run(drain.clone()));
-        Self { address, certificate, root, drain, task, registry }
+        Self { address, certificate, root: authority.pem(), authority, drain, task, registry }
+    }
+
+    /// The value of one of the server's series.
+    pub fn metric(&self, series: &str) -> f64 {
+        value(&self.registry, series).unwrap_or_else(|| panic!("no series {series}"))
+    }
+
+    /// Connections that were closed while this was waited for.
+    pub fn timed_out(&self, waiting: &str) -> f64 {
+        self.metric(&format!("pillion_connections_timed_out_total{{waiting=\"{waiting}\"}}"))
     }
 
     pub fn handshakes(&self, result: &str) -> f64 {
@@ -176,27 +195,54 @@ pub fn key_text(text: &str) -> PemText<'_> {
     PemText { source: "tls.key", text: text.as_bytes() }
 }
 
-fn client_config(root: &str, protocols: &[&str]) -> Arc<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(root.as_bytes()).unwrap()).unwrap();
-    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-    Arc::new(config)
+/// How a client of a test speaks TLS.
+#[derive(Clone, Debug)]
+pub struct ClientTls<'c> {
+    /// Whom it trusts.
+    pub root: &'c str,
+    /// What it offers by ALPN.
+    pub protocols: &'c [&'c str],
+    pub versions: &'c [&'static SupportedProtocolVersion],
+    /// Its certificate and key, if it has one.
+    pub identity: Option<&'c (String, String)>,
+    /// The server's name as it says it; `None` for an IP address, which is not said.
+    pub name: Option<&'c str>,
 }
 
-pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
-    let connector = TlsConnector::from(client_config(root, protocols));
-    connector.connect(ServerName::try_from(NAME).unwrap(), stream).await
+impl<'c> ClientTls<'c> {
+    /// HTTP/1.1, both versions of TLS, no certificate.
+    pub fn new(root: &'c str) -> Self {
+        Self { root, protocols: &["http/1.1"], versions: rustls::ALL_VERSIONS, identity: None, name: Some(NAME) }
+    }
+
+    fn config(&self) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.root.as_bytes()).unwrap()).unwrap();
+        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_protocol_versions(self.versions)
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match self.identity {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => builder
+                .with_client_auth_cert(
+                    CertificateDer::pem_slice_iter(certificate.as_bytes()).map(Result::unwrap).collect(),
+                    PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+                )
+                .unwrap(),
+        };
+        config.alpn_protocols = self.protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        Arc::new(config)
+    }
+
+    pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
+    ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
 /// The first words of a TLS client.
 pub fn client_hello(root: &str) -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
-    let mut client = rustls::ClientConnection::new(client_config(root, &[]), name).unwrap();
+    let mut client = rustls::ClientConnection::new(ClientTls::new(root).config(), name).unwrap();
     let mut hello = Vec::new();
     client.write_tls(&mut hello).unwrap();
     hello
