@@ -235,7 +235,71 @@ impl<'c> ClientTls<'c> {
         Arc::new(config)
     }
 
-    pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
+    pub async fn connect(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        let name = match self.name {
+            Some(name) => ServerName::try_from(name.to_owned()).unwrap(),
+            None => ServerName::from(std::net::IpAddr::from([127, 0, 0, 1])),
+        };
+        TlsConnector::from(self.config()).connect(name, stream).await
+    }
+}
+
+/// An authority for certificates of servers and clients.
+pub struct Authority {
+    issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
+}
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose {
+    Server,
+    Client,
+    /// A client's, which has run out.
+    ExpiredClient,
+}
+
+impl Authority {
+    pub fn new(name: &str) -> Self {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer = rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap();
+        Self { issuer }
+    }
+
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// A certificate and its key: of this common name, and these alternative names.
+    pub fn leaf(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, common);
+        params.subject_alt_names = alternative;
+        params.extended_key_usages = vec![match purpose {
+            Purpose::Server => rcgen::ExtendedKeyUsagePurpose::ServerAuth,
+            Purpose::Client | Purpose::ExpiredClient => rcgen::ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        if matches!(purpose, Purpose::ExpiredClient) {
+            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        }
+        let key = rcgen::KeyPair::generate().unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// A server's, for [`NAME`] and the loopback.
+    pub fn server(&self) -> (String, String) {
+        let names =
+            vec![rcgen::SanType::DnsName(NAME.try_into().unwrap()), rcgen::SanType::IpAddress([127, 0, 0, 1].into())];
+        self.leaf(Purpose::Server, NAME, names)
+    }
+
+    pub fn client(&self, common: &str) -> (String, String) {
+        self.leaf(Purpose::Client, common, Vec::new())
+    }
+}
+
+pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
     ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
