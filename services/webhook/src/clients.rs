@@ -139,9 +139,8 @@ impl ClientCertificates {
 
     /// Who shows these certificates, which were found to be good.
     pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
-        let refused = |reason, text| {
-            Caller { refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })) }
-        };
+        let refused =
+            |reason, text| Caller { refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })) };
         let Some(leaf) = shown.and_then(<[_]>::first) else {
             return refused(
                 Unauthorized::NoCertificate,
@@ -158,7 +157,10 @@ impl ClientCertificates {
             return Caller::anybody();
         }
         let found = Bounded(&found.join(", "), LOGGED_BYTES).to_string();
-        refused(Unauthorized::Name, format!("no name of the client certificate ({found}) is one that may call Pillion\n"))
+        refused(
+            Unauthorized::Name,
+            format!("no name of the client certificate ({found}) is one that may call Pillion\n"),
+        )
     }
 }
 

@@ -12,15 +12,15 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
-use http::header::CONNECTION;
+use http::header::{CONNECTION, TRANSFER_ENCODING};
 use http::{HeaderValue, Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
@@ -462,11 +462,14 @@ async fn answer(
     close: Option<Arc<Retire>>,
     caller: Caller,
 ) -> Result<Response<Answer>, Infallible> {
+    // Who sends a length beside its chunks may mean another end of the body than we do (RFC 9112, section 6.1): nothing
+    // behind it is believed to be a request. The API server sends no chunks.
+    let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match caller.refused(request) {
         Ok(request) => Service::call(&mut app, request).await?,
         Err(refused) => refused,
     };
-    if close.is_some_and(|retire| retire.is_due()) {
+    if chunked || close.is_some_and(|retire| retire.is_due()) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let response = response.map(|body| {

@@ -229,12 +229,7 @@ impl Server {
 }
 
 /// Returns when the drain is over.
-async fn drained(
-    drain: &Drain,
-    tracker: &TaskTracker,
-    settings: &ServerSettings,
-    metrics: Option<&ConnectionMetrics>,
-) {
+async fn drained(drain: &Drain, tracker: &TaskTracker, settings: &ServerSettings, metrics: Option<&ConnectionMetrics>) {
     drain.token.cancelled().await;
     drain.flag.store(true, Ordering::Relaxed);
     if let Some(metrics) = metrics {

@@ -88,7 +88,8 @@ async fn without_a_certificate_it_is_401_before_the_body_is_read() {
     for version in VERSIONS {
         let mut stream = guarded.connect(None, version).await.unwrap();
         // Nothing of the body is sent, and the answer comes.
-        let head = "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
+        let head =
+            "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
         stream.write_all(head.as_bytes()).await.unwrap();
         let answer = timeout(SOON, Answer::read(&mut stream)).await.expect("it waits for the body");
         assert_eq!(answer.status, 401);

@@ -70,7 +70,10 @@ async fn certificates_change_under_load_and_no_handshake_fails() {
     let seen = Mutex::new(BTreeSet::new());
     let handshakes = AtomicUsize::new(0);
     let client = async |number: usize| {
-        let tls = ClientTls { protocols: if number % 2 == 0 { &["h2"] } else { &["http/1.1"] }, ..ClientTls::new(&server.root) };
+        let tls = ClientTls {
+            protocols: if number % 2 == 0 { &["h2"] } else { &["http/1.1"] },
+            ..ClientTls::new(&server.root)
+        };
         while !ended.load(Ordering::Relaxed) {
             let mut stream = tls.connect(server.tcp().await).await.unwrap();
             let leaf = stream.get_ref().1.peer_certificates().unwrap()[0].to_vec();
@@ -176,11 +179,9 @@ async fn whoever_is_too_slow_is_counted_by_what_was_waited_for() {
     settings.idle_timeout = SHORT;
     let never = Router::new().route("/never", get(async || std::future::pending::<()>().await));
     let server = Running::start(never, settings).await;
-    for (text, waiting) in [
-        ("GET /never HTT", "head"),
-        ("GET /never HTTP/1.1\r\nHost: x\r\n\r\n", "answer"),
-        ("", "idle"),
-    ] {
+    for (text, waiting) in
+        [("GET /never HTT", "head"), ("GET /never HTTP/1.1\r\nHost: x\r\n\r\n", "answer"), ("", "idle")]
+    {
         let mut stream = server.http1().await;
         stream.write_all(text.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();
@@ -256,7 +257,7 @@ async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
     let ended = AtomicBool::new(false);
     let drains = async {
         for _ in 0..DRAINS {
-            sleep(Duration::from_millis(20)).await;
+            sleep(Duration::from_millis(50)).await;
             // The next one is there before the last one is told to go, as in a rolling restart.
             let next = start().await;
             let last = std::mem::replace(&mut *servers.lock().unwrap(), next);

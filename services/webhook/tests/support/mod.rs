@@ -69,6 +69,27 @@ pub fn review_text() -> String {
     review(KNOWN).to_string()
 }
 
+/// The profile of most rows: a container, a volume and an annotation.
+pub fn sidecar() -> serde_json::Value {
+    serde_json::json!({
+        "activation": "Always",
+        "template": {
+            "metadata": {"annotations": {"example.com/status": "injected"}},
+            "spec": {
+                "containers": [{"name": "sidecar", "image": "registry.example/sidecar:1"}],
+                "volumes": [{"name": "config", "configMap": {"name": "sidecar"}}],
+            },
+        },
+    })
+}
+
+/// Bytes of memory that belong to this process alone.
+pub fn anonymous_memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
+}
+
 /// The router with its metrics; without profiles.
 pub struct App {
     pub router: Router,
@@ -107,6 +128,26 @@ impl App {
     /// The value of a series, as its text stands in a scrape; `None` if there is no such series.
     pub fn metric(&self, series: &str) -> Option<f64> {
         value(&self.registry, series)
+    }
+
+    /// How many series there are.
+    pub fn series(&self) -> usize {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    }
+
+    /// The sum of all series that begin so.
+    pub fn sum(&self, prefix: &str) -> f64 {
+        self.sum_with(prefix, "")
+    }
+
+    /// The sum of all series that begin so and have this label.
+    pub fn sum_with(&self, prefix: &str, label: &str) -> f64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let series = text.lines().filter(|line| line.starts_with(prefix) && line.contains(label));
+        series.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 }
 
@@ -360,6 +401,16 @@ impl Answer {
             Self { status: head[9..12].parse().unwrap(), head, body: String::from_utf8(body).unwrap() }
         };
         tokio::time::timeout(PATIENCE, read).await.expect("no answer")
+    }
+
+    /// Reads the head of an answer that has no body, whatever it says of its length.
+    pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Self {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("the connection ends before the answer"));
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        Self { status: head[9..12].parse().unwrap(), head, body: String::new() }
     }
 
     /// Whether it says that the connection is used no more.
