@@ -10,6 +10,7 @@ mod export_functions;
 mod failures;
 mod injection;
 mod lookups;
+mod mtls;
 mod overlay;
 mod profiles;
 mod reinvocation;

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
+use pillion_testkit::control_plane::Builder;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, TestCa, eventually, register_service, register_webhook};
 use serde_json::{Value as Json, json};
@@ -24,12 +25,22 @@ pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.
 pub(crate) struct Rig {
     pub(crate) control_plane: ControlPlane,
     pub(crate) replicas: Vec<Replica>,
+    /// Of the replicas' certificate; PEM.
+    pub(crate) serving_authority: String,
 }
 
 impl Rig {
     /// Starts it: definitions as the program prints them, the profile, replicas, and the webhook configuration.
     pub(crate) async fn start(replicas: u8) -> Result<Self> {
-        let control_plane = ControlPlane::start().await?;
+        let rig = Self::start_with(ControlPlane::builder(), &[], replicas).await?;
+        rig.namespace("team-a", Some("enabled")).await?;
+        rig.is_called("team-a").await?;
+        Ok(rig)
+    }
+
+    /// [`Rig::start`] with a control plane and arguments of one's own. No namespace is there yet, and no call was awaited.
+    pub(crate) async fn start_with(control_plane: Builder, arguments: &[&str], replicas: u8) -> Result<Self> {
+        let control_plane = control_plane.start().await?;
         let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
         ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
         // Client-side, as most people do it: the definitions have to be small enough for it.
@@ -43,7 +54,7 @@ impl Rig {
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
-        spec.args = ["--drain-minimum", "0"].map(str::to_owned).into();
+        spec.args = ["--drain-minimum", "0"].iter().chain(arguments).map(ToString::to_string).collect();
         spec.env.push(("PILLION_LOG_LEVEL".to_owned(), "info,pillion_webhook=debug".to_owned()));
         let replicas = Replica::start_many(&spec, replicas).await?;
         let addresses: Vec<_> = replicas.iter().map(Replica::address).collect();
@@ -51,10 +62,7 @@ impl Rig {
         let configuration = webhook_configuration::mutating(&Settings::new(NAMESPACE, ca.bundle_pem()));
         register_webhook(&control_plane.client(), &configuration).await?;
 
-        let rig = Self { control_plane, replicas };
-        rig.namespace("team-a", Some("enabled")).await?;
-        rig.is_called("team-a").await?;
-        Ok(rig)
+        Ok(Self { control_plane, replicas, serving_authority: ca.bundle_pem() })
     }
 
     /// Creates a namespace with an opt-in label, or none.
@@ -64,7 +72,7 @@ impl Rig {
     }
 
     /// Waits until the API server calls the webhook: it learns of a configuration and of a namespace by watching.
-    async fn is_called(&self, namespace: &str) -> Result<()> {
+    pub(crate) async fn is_called(&self, namespace: &str) -> Result<()> {
         eventually(SOON, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");

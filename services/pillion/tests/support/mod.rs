@@ -41,8 +41,17 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) fn start(arguments: &[&str], folder: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_pillion"))
-            .args(arguments)
+        Self::spawn(Command::new(env!("CARGO_BIN_EXE_pillion")).args(arguments), folder)
+    }
+
+    /// [`Program::start`] by a command that becomes it.
+    pub(crate) fn start_under(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
+        let (first, rest) = command.split_first().unwrap();
+        Self::spawn(Command::new(first).args(rest).arg(env!("CARGO_BIN_EXE_pillion")).args(arguments), folder)
+    }
+
+    fn spawn(command: &mut Command, folder: &Path) -> Self {
+        let mut child = command
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -78,6 +87,10 @@ impl Program {
             let (line, _) = rest.split_once('\n')?;
             line.split_whitespace().next().map(ToOwned::to_owned)
         })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn terminate(&self) {

@@ -1,0 +1,488 @@
+//! A minute (longer by `PILLION_SOAK_SECONDS`) of all that a replica meets in a year, at a few hundred requests a second:
+//! good reviews of all sizes and bad ones, clients that come and go and break off, new certificates, profiles that change,
+//! namespaces that come and go, scrapes. Every good review is answered right, and in the end the process is as large, and
+//! has as many files open, as it had after it had warmed up.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(clippy::indexing_slicing, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+mod support;
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use pillion_testkit::{ControlPlane, TestCa};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value as Json, json};
+use support::{Program, eventually, get};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+const SECONDS: &str = "PILLION_SOAK_SECONDS";
+const DEFAULT_SECONDS: u64 = 60;
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+/// How long anything may take that is not broken. The machine may be busy with other tests.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How much more memory the last quarter may have than the second: so much of it, and so many bytes.
+const DRIFT: (f64, usize) = (0.05, 3 * MIB);
+/// How many more files may be open in the end than in the beginning: the connections to the API server vary by some.
+const MORE_FILES: usize = 4;
+const NAMESPACE: &str = "soak";
+
+fn profile(generation: u32) -> String {
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": "soak"},
+        "spec": {
+            "activation": "Always",
+            "template": {
+                "metadata": {"annotations": {"example.com/by": "${object.metadata.name + '/' + namespaceObject.metadata.name}"}},
+                "spec": {
+                    "containers": [{"name": "sidecar", "image": format!("registry.example/sidecar:{generation}")}],
+                    "volumes": [{"name": "config", "configMap": {"name": "sidecar"}}],
+                },
+            },
+        },
+    })
+    .to_string()
+}
+
+/// A review of so many bytes and some.
+fn review(number: usize, operation: &str, bytes: usize) -> Json {
+    let object = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": format!("pod-{number}"), "namespace": NAMESPACE, "annotations": {"filler": "x".repeat(bytes)}},
+        "spec": {"containers": [{"name": "app", "image": "registry.example/app:1"}]},
+    });
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": format!("uid-{number}"),
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": NAMESPACE, "operation": operation, "object": object,
+            "oldObject": if operation == "UPDATE" { object.clone() } else { Json::Null },
+            "userInfo": {"username": "system:serviceaccount:kube-system:replicaset-controller"},
+        },
+    })
+}
+
+/// The replica as its clients see it.
+struct Target {
+    address: String,
+    tls: TlsConnector,
+    /// The latest generation of the profile that was asked for.
+    generation: Cell<u32>,
+    until: Instant,
+    counts: RefCell<std::collections::BTreeMap<&'static str, usize>>,
+}
+
+struct Answer {
+    status: u16,
+    closes: bool,
+    body: Vec<u8>,
+}
+
+type Connection = TlsStream<TcpStream>;
+
+impl Target {
+    fn new(address: String, authority: &str, seconds: u64) -> Self {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Self {
+            address,
+            tls: TlsConnector::from(Arc::new(config)),
+            generation: Cell::new(1),
+            until: Instant::now() + Duration::from_secs(seconds),
+            counts: RefCell::default(),
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        Instant::now() < self.until
+    }
+
+    fn count(&self, what: &'static str) {
+        *self.counts.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    async fn connect(&self) -> Connection {
+        let connect = async {
+            let tcp = TcpStream::connect(&self.address).await.unwrap();
+            tcp.set_nodelay(true).unwrap();
+            self.tls.connect(ServerName::try_from("localhost").unwrap(), tcp).await.unwrap()
+        };
+        timeout(PATIENCE, connect).await.expect("no handshake")
+    }
+
+    async fn ask(&self, connection: &mut Connection, path: &str, kind: &str, body: &[u8]) -> Answer {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let ask = async {
+            // A connection may end at an answer that says so, and never otherwise.
+            connection.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+            connection.flush().await.unwrap();
+            read(connection).await
+        };
+        timeout(PATIENCE, ask).await.expect("no answer")
+    }
+}
+
+async fn read(connection: &mut Connection) -> Answer {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 8 * KIB];
+    let end = loop {
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
+        }
+        let read = connection.read(&mut buffer).await.unwrap();
+        assert!(read > 0, "the connection ends before the answer");
+        bytes.extend_from_slice(&buffer[..read]);
+    };
+    let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+    let length = head.split("content-length: ").nth(1).unwrap().split("\r\n").next().unwrap().parse::<usize>().unwrap();
+    let mut body = bytes[end + 4..].to_vec();
+    while body.len() < length {
+        let read = connection.read(&mut buffer).await.unwrap();
+        assert!(read > 0, "the connection ends within the answer");
+        body.extend_from_slice(&buffer[..read]);
+    }
+    Answer { status: head[9..12].parse().unwrap(), closes: head.contains("connection: close"), body }
+}
+
+/// Whether the answer to the creation of a pod is the right one.
+fn check_injected(target: &Target, number: usize, answer: &Answer) {
+    let text = String::from_utf8_lossy(&answer.body);
+    assert_eq!(answer.status, 200, "{text}");
+    let answer: Json = serde_json::from_slice(&answer.body).unwrap();
+    assert_eq!(answer["response"]["uid"], format!("uid-{number}"));
+    assert_eq!(answer["response"]["allowed"], true, "{text}");
+    let patch = answer["response"]["patch"].as_str().unwrap_or_else(|| panic!("not injected: {text}"));
+    let patch = base64::engine::general_purpose::STANDARD.decode(patch).unwrap();
+    let patch = String::from_utf8(patch).unwrap();
+    let image = patch.split("registry.example/sidecar:").nth(1).unwrap_or_else(|| panic!("no sidecar: {patch}"));
+    let generation: u32 = image.split('"').next().unwrap().parse().unwrap();
+    assert!((1..=target.generation.get()).contains(&generation), "{generation}: {patch}");
+    assert!(patch.contains(&format!("pod-{number}/{NAMESPACE}")), "{patch}");
+}
+
+/// The API server's part: reviews of all sizes on connections that are kept.
+async fn good(target: Rc<Target>, client: usize) {
+    const SIZES: [usize; 8] = [KIB, 2 * KIB, 4 * KIB, 6 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB];
+    let mut connection = target.connect().await;
+    let mut number = client * 1_000_000;
+    while target.goes_on() {
+        number += 1;
+        let updates = number % 10 == 9;
+        // Large ones are rare.
+        let size = SIZES[if number % 20 == 0 { 7 } else { number % 7 }];
+        let body = review(number, if updates { "UPDATE" } else { "CREATE" }, size).to_string();
+        let path = ["/mutate/enabled", "/mutate/required", "/mutate"][number % 3];
+        let answer = target.ask(&mut connection, path, "application/json", body.as_bytes()).await;
+        if updates {
+            let review: Json = serde_json::from_slice(&answer.body).unwrap();
+            assert!(review["response"]["allowed"] == true && review["response"].get("patch").is_none(), "{review}");
+            target.count("updates");
+        } else {
+            check_injected(&target, number, &answer);
+            target.count("injected");
+        }
+        if answer.closes {
+            connection = target.connect().await;
+            target.count("connections that were to be renewed");
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Whatever is wrong, one after the other.
+async fn bad(target: Rc<Target>) {
+    let text = review(0, "CREATE", KIB).to_string();
+    let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
+    let cases: [(&str, &str, &str, u16); 8] = [
+        ("/mutate", "application/json", "", 400),
+        ("/mutate", "application/json", "{}", 400),
+        ("/mutate", "application/json", &text[..text.len() / 2], 400),
+        ("/mutate", "application/json", &deep, 400),
+        ("/mutate", "text/plain", &text, 415),
+        ("/nowhere", "application/json", &text, 404),
+        ("/mutate/enabled", "application/json", &text.replace("\"uid-0\"", "\"\""), 400),
+        ("/mutate", "application/json", &" ".repeat(7 * MIB + 1), 413),
+    ];
+    let mut connection = target.connect().await;
+    for number in 0.. {
+        if !target.goes_on() {
+            break;
+        }
+        // The one of 7 MiB is rare.
+        let (path, kind, body, status) = cases[if number % 100 == 0 { 7 } else { number % 7 }];
+        let answer = target.ask(&mut connection, path, kind, body.as_bytes()).await;
+        assert_eq!(answer.status, status, "{}", String::from_utf8_lossy(&answer.body));
+        target.count("bad requests");
+        if answer.closes {
+            connection = target.connect().await;
+        }
+        sleep(Duration::from_millis(40)).await;
+    }
+}
+
+/// Clients that come for one request, or for none.
+async fn churn(target: Rc<Target>) {
+    for number in 9_000_000.. {
+        if !target.goes_on() {
+            break;
+        }
+        let mut connection = target.connect().await;
+        if number % 2 == 0 {
+            let body = review(number, "CREATE", KIB).to_string();
+            let answer = target.ask(&mut connection, "/mutate/enabled", "application/json", body.as_bytes()).await;
+            check_injected(&target, number, &answer);
+            target.count("injected");
+        }
+        target.count("connections that came and went");
+        drop(connection);
+        sleep(Duration::from_millis(60)).await;
+    }
+}
+
+/// Clients that break off: in a handshake, a head, a body, before the answer; and those that speak no TLS.
+async fn abort(target: Rc<Target>) {
+    let body = review(0, "CREATE", 100 * KIB).to_string();
+    let head = format!(
+        "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let request = [head.as_bytes(), body.as_bytes()].concat();
+    for number in 0_usize.. {
+        if !target.goes_on() {
+            break;
+        }
+        match number % 5 {
+            0 => {
+                let mut tcp = TcpStream::connect(&target.address).await.unwrap();
+                tcp.write_all(&[0x16, 3, 1, 2, 0, 1]).await.unwrap();
+            }
+            1 => {
+                let mut tcp = TcpStream::connect(&target.address).await.unwrap();
+                tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+            }
+            cut => {
+                let mut connection = target.connect().await;
+                let end = [20, head.len() + 50_000, request.len()][cut - 2];
+                connection.write_all(&request[..end]).await.unwrap();
+                let _ = connection.flush().await;
+            }
+        }
+        target.count("requests that were broken off");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What the cluster does meanwhile: profiles change, namespaces come and go; and the certificate is renewed.
+async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority: Rc<TestCa>, folder: Rc<Path>) {
+    for round in 2.. {
+        if !target.goes_on() {
+            break;
+        }
+        target.generation.set(round);
+        control_plane.apply_yaml(&profile(round)).await.unwrap();
+        target.count("profile changes");
+        control_plane
+            .create_namespace(&format!("passing-{round}"), &[("pillion.dev/injection", "enabled")])
+            .await
+            .unwrap();
+        if round % 2 == 0 {
+            renew(&authority, &folder);
+            target.count("certificates");
+        }
+        sleep_until(target.until.min(Instant::now() + Duration::from_secs(3))).await;
+    }
+}
+
+/// Replaces key and certificate as the kubelet does: whole files. Read between the two they do not fit, and are read again.
+fn renew(authority: &TestCa, folder: &Path) {
+    let fresh = folder.join("fresh");
+    std::fs::create_dir_all(&fresh).unwrap();
+    authority.serving_files(&fresh, "tls", &["localhost"]).unwrap();
+    for name in ["tls.key", "tls.crt"] {
+        std::fs::rename(fresh.join(name), folder.join(name)).unwrap();
+    }
+}
+
+/// What a process has at a moment.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    memory: usize,
+    files: usize,
+}
+
+impl Sample {
+    fn of(process: u32) -> Self {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let memory = line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * KIB;
+        let files = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count();
+        Self { memory, files }
+    }
+}
+
+async fn observe(target: Rc<Target>, process: u32, operations: String) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for number in 0_usize.. {
+        if !target.goes_on() {
+            break;
+        }
+        samples.push(Sample::of(process));
+        if number % 4 == 0 {
+            let (operations, path) = (operations.clone(), "/metrics");
+            let scrape = tokio::task::spawn_blocking(move || get(&operations, path)).await.unwrap();
+            assert_eq!(metric(&scrape.body, "pillion_panics_total"), 0.0);
+            target.count("scrapes");
+        }
+        sleep(Duration::from_millis(250)).await;
+    }
+    samples
+}
+
+fn metric(scrape: &str, series: &str) -> f64 {
+    let value = scrape.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+    value.unwrap_or_else(|| panic!("no series {series} in\n{scrape}"))
+}
+
+fn median(mut values: Vec<usize>) -> usize {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+/// A quarter of the samples, the first being 0: the median of their memory and the most files.
+fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
+    let length = samples.len() / 4;
+    let part = &samples[which * length..(which + 1) * length];
+    (median(part.iter().map(|sample| sample.memory).collect()), part.iter().map(|sample| sample.files).max().unwrap())
+}
+
+#[test]
+fn memory_and_files_stay_flat_and_every_answer_is_right() {
+    let seconds = std::env::var(SECONDS).map_or(DEFAULT_SECONDS, |text| text.parse().unwrap());
+    assert!(seconds >= 10, "{SECONDS}: there is nothing to see in {seconds} seconds");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, soak(seconds));
+}
+
+async fn soak(seconds: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let control_plane = ControlPlane::builder().on_loopback().unwrap().directory(folder.path()).start().await.unwrap();
+    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output().unwrap();
+    let applied = control_plane
+        .kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout).unwrap())
+        .await
+        .unwrap();
+    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    control_plane
+        .wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"])
+        .await
+        .unwrap();
+    control_plane.apply_yaml(&profile(1)).await.unwrap();
+    control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "enabled")]).await.unwrap();
+
+    let authority = TestCa::new().unwrap();
+    authority.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+    let kubeconfig = control_plane.kubeconfig();
+    let arguments = [
+        "webhook",
+        "--kubeconfig",
+        kubeconfig.to_str().unwrap(),
+        "--tls-cert",
+        "tls.crt",
+        "--tls-key",
+        "tls.key",
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics-listen",
+        "127.0.0.1:0",
+        "--drain-minimum",
+        "0",
+    ];
+    let mut replica = Program::start(&arguments, folder.path());
+    let address = replica.word_behind(" address=");
+    let operations = replica.word_behind("metrics_address=");
+    eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
+    sleep(Duration::from_secs(1)).await;
+    let idle = Sample::of(replica.id());
+
+    let target = Rc::new(Target::new(address, &authority.bundle_pem(), seconds));
+    let (control_plane, authority): (Rc<_>, Rc<_>) = (control_plane.into(), authority.into());
+    let mut tasks: Vec<_> = (1..=4).map(|client| tokio::task::spawn_local(good(Rc::clone(&target), client))).collect();
+    tasks.push(tokio::task::spawn_local(bad(Rc::clone(&target))));
+    tasks.push(tokio::task::spawn_local(churn(Rc::clone(&target))));
+    tasks.push(tokio::task::spawn_local(abort(Rc::clone(&target))));
+    tasks.push(tokio::task::spawn_local(changes(
+        Rc::clone(&target),
+        Rc::clone(&control_plane),
+        Rc::clone(&authority),
+        folder.path().into(),
+    )));
+    let samples = observe(Rc::clone(&target), replica.id(), operations.clone()).await;
+    for task in tasks {
+        task.await.unwrap();
+    }
+
+    let ((early, early_files), (late, late_files)) = (quarter(&samples, 1), quarter(&samples, 3));
+    let after = eventually("no more files are open than before", || {
+        let now = Sample::of(replica.id());
+        (now.files <= idle.files + MORE_FILES).then_some(now)
+    });
+    let scrape = get(&operations, "/metrics").body;
+    println!("{seconds} s: {:?}", target.counts.borrow());
+    println!(
+        "RssAnon in KiB: {} idle, {} in the second quarter, {} in the last, {} after; files: {} idle, {early_files} and \
+         {late_files} at most, {} after",
+        idle.memory / KIB,
+        early / KIB,
+        late / KIB,
+        after.memory / KIB,
+        idle.files,
+        after.files
+    );
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "memory of one process"
+    )]
+    let most = early + (early as f64 * DRIFT.0) as usize + DRIFT.1;
+    assert!(late <= most, "{late} bytes of memory in the last quarter, and {early} in the second");
+    assert!(late_files <= early_files + 2 * MORE_FILES, "{late_files} files, and {early_files} before");
+    for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes", "pillion_tls_connections"] {
+        assert_eq!(metric(&scrape, series), 0.0, "{series}");
+    }
+    for what in
+        ["injected", "updates", "bad requests", "requests that were broken off", "profile changes", "certificates"]
+    {
+        assert!(target.counts.borrow().get(what).is_some_and(|count| *count > 1), "{what}: none");
+    }
+    let served = target.generation.get();
+    assert!(replica.stderr().contains("a new serving certificate is served"), "{}", replica.stderr());
+    println!("{served} generations of the profile");
+
+    replica.terminate();
+    assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+}
