@@ -37,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const DRIFT: (f64, usize) = (0.05, 3 * MIB);
 /// How many more files may be open in the end than in the beginning: the connections to the API server vary by some.
 const MORE_FILES: usize = 4;
+/// How many namespaces the API server may be asked for.
+const LOOKUPS_A_SECOND: f64 = 10.0;
 const NAMESPACE: &str = "soak";
 
 fn profile(generation: u32) -> String {
@@ -295,6 +297,25 @@ async fn abort(target: Rc<Target>) {
     }
 }
 
+/// Somebody who makes up namespaces: each is looked up at the API server, as far as that is bounded.
+async fn forged(target: Rc<Target>) {
+    let mut connection = target.connect().await;
+    for number in 0.. {
+        if !target.goes_on() {
+            break;
+        }
+        let mut review = review(number, "CREATE", KIB);
+        review["request"]["namespace"] = json!(format!("nowhere-{number}"));
+        let answer = target.ask(&mut connection, "/mutate", "application/json", review.to_string().as_bytes()).await;
+        assert_eq!(answer.status, 200);
+        target.count("made up namespaces");
+        if answer.closes {
+            connection = target.connect().await;
+        }
+        sleep(Duration::from_millis(25)).await;
+    }
+}
+
 /// What the cluster does meanwhile: profiles change, namespaces come and go; and the certificate is renewed.
 async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority: Rc<TestCa>, folder: Rc<Path>) {
     for round in 2.. {
@@ -366,6 +387,10 @@ fn metric(scrape: &str, series: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no series {series} in\n{scrape}"))
 }
 
+fn live_lookups(scrape: &str) -> impl Fn(&str) -> f64 {
+    |result| metric(scrape, &format!("pillion_live_lookups_total{{result=\"{result}\"}}"))
+}
+
 fn median(mut values: Vec<usize>) -> usize {
     values.sort_unstable();
     values[values.len() / 2]
@@ -434,6 +459,7 @@ async fn soak(seconds: u64) {
     tasks.push(tokio::task::spawn_local(bad(Rc::clone(&target))));
     tasks.push(tokio::task::spawn_local(churn(Rc::clone(&target))));
     tasks.push(tokio::task::spawn_local(abort(Rc::clone(&target))));
+    tasks.push(tokio::task::spawn_local(forged(Rc::clone(&target))));
     tasks.push(tokio::task::spawn_local(changes(
         Rc::clone(&target),
         Rc::clone(&control_plane),
@@ -479,6 +505,11 @@ async fn soak(seconds: u64) {
     {
         assert!(target.counts.borrow().get(what).is_some_and(|count| *count > 1), "{what}: none");
     }
+    let asked: f64 = ["found", "missing", "failed", "timed_out"].map(live_lookups(&scrape)).into_iter().sum();
+    println!("{asked} look-ups of namespaces, {} refused", live_lookups(&scrape)("refused"));
+    #[expect(clippy::cast_precision_loss, reason = "seconds of a test")]
+    let most = LOOKUPS_A_SECOND * (seconds + 2) as f64;
+    assert!((1.0..=most).contains(&asked), "the API server was asked for {asked} namespaces");
     let served = target.generation.get();
     assert!(replica.stderr().contains("a new serving certificate is served"), "{}", replica.stderr());
     println!("{served} generations of the profile");

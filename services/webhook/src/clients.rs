@@ -259,6 +259,10 @@ impl Caller {
         Self { refusal: None }
     }
 
+    pub(crate) const fn is_refused(&self) -> bool {
+        self.refusal.is_some()
+    }
+
     /// Gives a request back, or the answer that turns it away.
     pub(crate) fn refused(&self, request: Request<Incoming>) -> Result<Request<Incoming>, Response<Body>> {
         let Some(refusal) = &self.refusal else { return Ok(request) };

@@ -126,6 +126,8 @@ impl Builders {
 #[derive(Debug)]
 struct Activity {
     opened: Instant,
+    /// How long nothing may happen.
+    idle_timeout: Duration,
     /// Requests whose answer hyper does not have yet.
     in_flight: AtomicU32,
     /// Whether bytes have come since the last request: the head of the next one has begun.
@@ -149,9 +151,10 @@ struct UntakenAnswers {
 }
 
 impl Activity {
-    fn new() -> Self {
+    fn new(idle_timeout: Duration) -> Self {
         Self {
             opened: Instant::now(),
+            idle_timeout,
             in_flight: AtomicU32::new(0),
             head_begun: AtomicBool::new(false),
             since: AtomicU64::new(0),
@@ -253,7 +256,7 @@ impl Activity {
     fn deadline(&self, settings: &ServerSettings) -> (Instant, Waiting) {
         let state = self.state();
         let allowed = match state {
-            Waiting::Idle => settings.idle_timeout,
+            Waiting::Idle => self.idle_timeout,
             Waiting::Head => settings.header_timeout,
             Waiting::Answer | Waiting::Reader => settings.request_timeout,
         };
@@ -406,7 +409,9 @@ pub(crate) async fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let activity = Arc::new(Activity::new());
+    // Who will not be answered may not keep a place that others need.
+    let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
+    let activity = Arc::new(Activity::new(idle_timeout));
     let watches_heads = protocol == Protocol::Http1;
     let socket = Watched { socket, activity: Arc::clone(&activity), watches_heads };
     let retire = Arc::new(retire);

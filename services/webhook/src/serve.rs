@@ -47,7 +47,8 @@ pub struct ServerSettings {
     /// From the first byte of a request's head to its last (HTTP/1.1).
     pub header_timeout: Duration,
     /// How long a connection may be open without a request. More than the API server's 90 s: who closes first must be
-    /// the client, as it might be sending a request at that moment.
+    /// the client, as it might be sending a request at that moment. A client that is not answered anyway, for want of a
+    /// certificate, has no longer than for its handshake.
     pub idle_timeout: Duration,
     /// From a request's head to its answer; a backstop behind the shorter limits of the routes.
     pub request_timeout: Duration,

@@ -39,11 +39,14 @@ struct Guarded {
 
 impl Guarded {
     async fn start(names: &[&str]) -> Self {
+        Self::start_with(names, ServerSettings::default()).await
+    }
+
+    async fn start_with(names: &[&str], settings: ServerSettings) -> Self {
         let app = App::new();
         let authority = Authority::new("authority of the API servers");
         let names = names.iter().map(ToString::to_string);
         let clients = ClientCertificates::new(authority_text(&authority.pem()), names).unwrap();
-        let settings = ServerSettings::default();
         let server = Running::start_for(app.router.clone(), settings, Some(Arc::clone(&clients))).await;
         Self { app, server, authority, clients }
     }
@@ -235,4 +238,18 @@ async fn a_new_authority_counts_from_the_next_handshake_and_a_broken_one_not_at_
     // Who was let in stays, until the connection is retired for its age.
     open.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
     assert_eq!(Answer::read(&mut open).await.status, 200);
+}
+
+#[tokio::test]
+async fn who_is_not_answered_keeps_no_place() {
+    let mut settings = ServerSettings::default();
+    settings.handshake_timeout = Duration::from_millis(300);
+    let guarded = Guarded::start_with(&[], settings).await;
+    let identity = guarded.authority.client("kube-apiserver");
+    let mut known = guarded.connect(Some(&identity), &rustls::version::TLS13).await.unwrap();
+    let mut nobody = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
+    assert_eq!(read_to_end(&mut nobody).await, "");
+    until("it is counted", || (guarded.server.timed_out("idle") - 1.0).abs() < 0.5).await;
+    known.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
+    assert_eq!(Answer::read(&mut known).await.status, 200);
 }

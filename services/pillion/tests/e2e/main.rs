@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod bad_inputs;
 mod export;
 mod export_functions;
 mod failures;
