@@ -8,6 +8,7 @@
 //! retired for its age.
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -264,8 +265,8 @@ impl Caller {
     }
 
     /// Gives a request back, or the answer that turns it away.
-    pub(crate) fn refused(&self, request: Request<Incoming>) -> Result<Request<Incoming>, Response<Body>> {
-        let Some(refusal) = &self.refusal else { return Ok(request) };
+    pub(crate) fn admit(&self, request: Request<Incoming>) -> ControlFlow<Response<Body>, Request<Incoming>> {
+        let Some(refusal) = &self.refusal else { return ControlFlow::Continue(request) };
         refusal.metrics.unauthorized(refusal.reason);
         let status = match refusal.reason {
             Unauthorized::NoCertificate => StatusCode::UNAUTHORIZED,
@@ -285,7 +286,7 @@ impl Caller {
             // connection reset in place of the answer.
             tokio::spawn(tokio::time::timeout(LINGER, discard(body)));
         }
-        Err(response)
+        ControlFlow::Break(response)
     }
 }
 

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -470,9 +471,9 @@ async fn answer(
     // Who sends a length beside its chunks may mean another end of the body than we do (RFC 9112, section 6.1): nothing
     // behind it is believed to be a request. The API server sends no chunks.
     let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
-    let mut response = match caller.refused(request) {
-        Ok(request) => Service::call(&mut app, request).await?,
-        Err(refused) => refused,
+    let mut response = match caller.admit(request) {
+        ControlFlow::Continue(request) => Service::call(&mut app, request).await?,
+        ControlFlow::Break(refusal) => refusal,
     };
     if chunked || close.is_some_and(|retire| retire.is_due()) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -1,6 +1,13 @@
 //! Clients that are known by their certificates: who is answered, who is told that they are not, and whose handshake ends.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
 
 #[cfg(test)]
 mod support;

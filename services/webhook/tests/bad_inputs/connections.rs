@@ -23,7 +23,7 @@ async fn a_path_of_100_kib_is_refused() {
     let request = format!("POST /{} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "x".repeat(100 * 1024));
     let answer = exchange(&mut server.http1().await, request).await;
     assert!(answer.starts_with("HTTP/1.1 414 ") || answer.starts_with("HTTP/1.1 431 "), "{answer}");
-    assert_eq!(app.sum("pillion_admission_requests_total{"), 0.0);
+    assert!(app.sum("pillion_admission_requests_total{") < 0.5);
 }
 
 /// B19: chunks with an extension, and a chunk that is none.
@@ -97,7 +97,7 @@ async fn what_is_no_head_is_refused_and_the_connection_ends() {
         let answer = exchange(&mut server.http1().await, head).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{head:?}: {answer}");
     }
-    let many: String = (0..200).map(|number| format!("X-{number}: y\r\n")).collect();
+    let many = (0..200).map(|number| format!("X-{number}: y\r\n")).collect::<Vec<_>>().concat();
     let answer = exchange(&mut server.http1().await, format!("POST /mutate HTTP/1.1\r\n{many}\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
     assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
@@ -157,5 +157,5 @@ async fn what_is_no_tls_is_closed() {
         assert!(!answer.contains("HTTP"), "{answer:?}");
     }
     until("they are counted", || server.handshakes("failed") > 3.5).await;
-    assert_eq!(app.sum("pillion_admission_requests_total{"), 0.0);
+    assert!(app.sum("pillion_admission_requests_total{") < 0.5);
 }

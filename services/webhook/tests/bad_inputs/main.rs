@@ -4,8 +4,14 @@
 //! Whatever comes, nothing panics, no request stays in flight, no memory stays taken, the outcome is counted under a name
 //! of a closed set, and the next good review is answered, on the same connection where the answer did not end it.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
-#![allow(clippy::indexing_slicing, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -82,7 +82,7 @@ fn a_profile_of_a_namespace_acts_on_no_pod_of_another() {
 }
 
 /// B58: 10,000 profiles in one namespace. How many a namespace may have is a quota of the cluster's (`count/…` of a
-/// ResourceQuota); whoever has none set is served all the same, in memory and time that grow with nothing but their texts.
+/// `ResourceQuota`); whoever has none set is served all the same, in memory and time that grow with nothing but their texts.
 #[test]
 fn ten_thousand_profiles_in_a_namespace_are_served() {
     const COUNT: usize = 10_000;
