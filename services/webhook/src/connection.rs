@@ -39,7 +39,7 @@ const RESET_STREAMS: usize = 20;
 /// Streams on HTTP/2 that may be ended for errors of the client's.
 const ERROR_STREAMS: usize = 1024;
 /// Bytes in a second at which a client takes its answers at least, once it does not take them at once.
-const LEAST_RATE: u64 = 64 * 1024;
+const LEAST_RATE: u64 = 256 * 1024;
 /// In [`Activity::blocked_since`]: the socket takes what it is given.
 const NOT_BLOCKED: u64 = u64::MAX;
 
@@ -147,8 +147,16 @@ struct Activity {
 struct UntakenAnswers {
     next: u64,
     bytes: usize,
-    /// The number of each and when it was given, the oldest first.
-    given: VecDeque<(u64, u64)>,
+    /// The oldest first.
+    given: VecDeque<Given>,
+}
+
+/// One of them: its number, when it was given, and its bytes.
+#[derive(Debug)]
+struct Given {
+    number: u64,
+    since: u64,
+    bytes: usize,
 }
 
 impl Activity {
@@ -223,7 +231,7 @@ impl Activity {
         let number = untaken.next;
         untaken.next += 1;
         untaken.bytes = untaken.bytes.saturating_add(bytes);
-        untaken.given.push_back((number, now));
+        untaken.given.push_back(Given { number, since: now, bytes });
         drop(untaken);
         Untaken { activity: Arc::clone(self), number, bytes }
     }
@@ -240,16 +248,19 @@ impl Activity {
 
     /// Until when the client has to have read what it was answered, if anything is left of it here.
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
-        let at = |since: u64| self.opened + Duration::from_millis(since) + settings.answer_timeout;
+        let at = |since: u64, bytes: u64| {
+            let while_they_move = bytes.saturating_mul(1000) / LEAST_RATE;
+            self.opened + Duration::from_millis(since.saturating_add(while_they_move)) + settings.answer_timeout
+        };
         let blocked = match self.blocked_since.load(Ordering::Relaxed) {
             NOT_BLOCKED => None,
-            since => Some(at(since) + Duration::from_millis(self.moved.load(Ordering::Relaxed) * 1000 / LEAST_RATE)),
+            since => Some(at(since, self.moved.load(Ordering::Relaxed))),
         };
         let untaken = self.untaken();
         if untaken.bytes > settings.max_untaken_bytes && untaken.given.len() > 1 {
             return Some(self.opened);
         }
-        let oldest = untaken.given.front().map(|(_, since)| at(*since));
+        let oldest = untaken.given.front().map(|given| at(given.since, u64::try_from(given.bytes).unwrap_or(u64::MAX)));
         blocked.into_iter().chain(oldest).min()
     }
 
@@ -290,7 +301,7 @@ impl Drop for Untaken {
     fn drop(&mut self) {
         let mut untaken = self.activity.untaken();
         untaken.bytes = untaken.bytes.saturating_sub(self.bytes);
-        if let Some(place) = untaken.given.iter().position(|(number, _)| *number == self.number) {
+        if let Some(place) = untaken.given.iter().position(|given| given.number == self.number) {
             untaken.given.remove(place);
         }
     }

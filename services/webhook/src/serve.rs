@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use axum::Router;
 use rustls::server::Acceptor;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -52,7 +53,8 @@ pub struct ServerSettings {
     pub idle_timeout: Duration,
     /// From a request's head to its answer; a backstop behind the shorter limits of the routes.
     pub request_timeout: Duration,
-    /// How long an answer may wait for its client to read it. A client that reads slowly has a second more for each 64 KiB.
+    /// How long an answer may wait for its client to read it. A client that reads slowly has a second more for each
+    /// 256 KiB.
     pub answer_timeout: Duration,
     /// Bytes of answers that may wait for the client of one connection, beside one answer of any size.
     pub max_untaken_bytes: usize,
@@ -65,6 +67,9 @@ pub struct ServerSettings {
     pub drain_minimum: Duration,
     /// How long the drain may take before the connections that are left are cut.
     pub drain_deadline: Duration,
+    /// Bytes that the operating system may keep for a connection whose client does not read. It takes twice as many, and
+    /// left to itself up to some MiB; an answer is a few KiB.
+    pub send_buffer_bytes: usize,
     /// Bytes that a connection buffers in each direction; the head of a request must fit.
     pub max_buffer_bytes: usize,
     /// Requests at one time on one HTTP/2 connection.
@@ -87,6 +92,7 @@ impl Default for ServerSettings {
             max_age: Some(Duration::from_mins(5)),
             drain_minimum: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(100),
+            send_buffer_bytes: 256 * 1024,
             max_buffer_bytes: 64 * 1024,
             max_streams: 128,
             max_header_bytes: 32 * 1024,
@@ -177,11 +183,13 @@ impl Server {
         settings: ServerSettings,
         metrics: ConnectionMetrics,
     ) -> Self {
+        bound_buffers(&listener, &settings);
         Self { listener, app, settings, security: Security::Tls { tls, metrics } }
     }
 
     /// Serves `app` over HTTP/1.1 without TLS.
     pub fn plain(listener: TcpListener, app: Router, settings: ServerSettings) -> Self {
+        bound_buffers(&listener, &settings);
         Self { listener, app, settings, security: Security::Plain }
     }
 
@@ -226,6 +234,13 @@ impl Server {
         tracker.close();
         tracker.wait().await;
         Drained { cut: left }
+    }
+}
+
+/// Connections inherit what their listener has, so this comes before the first of them.
+fn bound_buffers(listener: &TcpListener, settings: &ServerSettings) {
+    if let Err(error) = SockRef::from(listener).set_send_buffer_size(settings.send_buffer_bytes) {
+        tracing::debug!(%error, "the buffers of connections cannot be bounded");
     }
 }
 

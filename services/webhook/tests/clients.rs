@@ -128,7 +128,7 @@ async fn without_a_certificate_it_is_401_before_the_body_is_read() {
 async fn a_large_body_does_not_hide_the_401() {
     let guarded = Guarded::start(&[]).await;
     let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
-    let body = " ".repeat(2 * 1024 * 1024);
+    let body = " ".repeat(6 * 1024 * 1024);
     let (mut reading, mut writing) = tokio::io::split(stream);
     let text = post("/mutate", &body);
     // It writes all of it before it looks for an answer, as simple clients do.

@@ -108,7 +108,6 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
         ),
         ("B61 a pod for Windows", pod(|pod| pod["spec"]["os"] = json!({"name": "windows"})), Untouched),
         ("B62 a status", pod(|pod| pod["status"] = json!({"phase": "Running"})), Injected),
-        ("B62 a resource version", pod(|pod| pod["metadata"]["resourceVersion"] = json!("7")), Injected),
     ]
 }
 
