@@ -34,7 +34,7 @@ const DEFAULT_SECONDS: u64 = 60;
 pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
 /// How much more memory the last quarter may have than the second: so much of it, and so many bytes.
-const DRIFT: (f64, usize) = (0.05, 3 * MIB);
+const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
 /// How many more files may be open in the end than in the beginning: the connections to the API server vary by some.
 const MORE_FILES: usize = 4;
 /// How many namespaces the API server may be asked for.

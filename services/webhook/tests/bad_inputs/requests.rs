@@ -99,8 +99,16 @@ pub(crate) fn rows() -> Vec<Row> {
     ];
     rows.extend(traces.map(|trace| good(25, "a traceparent that is none").headers(&[JSON, ("traceparent", trace)])));
     // Whatever is asked for, it is bounded by what the server itself allows; and it is no reason to refuse the review.
-    let timeouts =
-        ["timeout=1h", "timeout=abc", "timeout=", "timeout=10s&timeout=1s", "timeout=99999999999999999999s", "%ff"];
+    let timeouts = [
+        "timeout=0s",
+        "timeout=-1s",
+        "timeout=1h",
+        "timeout=abc",
+        "timeout=",
+        "timeout=10s&timeout=1s",
+        "timeout=99999999999999999999s",
+        "%ff",
+    ];
     rows.extend(timeouts.map(|query| good(26, "a strange timeout").to("POST", format!("/mutate?{query}"))));
     rows
 }
