@@ -272,6 +272,6 @@ async fn managed_fields_are_read_past() {
     }
     let (scan, answer) = (best(&scans), best(&answers));
     println!("{} bytes: {answer:?}, and {scan:?} for the least that a parser does", text.len());
-    // Built as it is shipped it is well below 20 ms; a build without optimisation of our own crates takes some ten times that.
-    assert!(answer < Duration::from_millis(20).max(scan * 40), "{answer:?}, and {scan:?} for a scan");
+    // 20 ms, or on a machine or in a build that is slow, so many times what any parser takes there.
+    assert!(answer < Duration::from_millis(20).max(scan * 6), "{answer:?}, and {scan:?} for a scan");
 }
