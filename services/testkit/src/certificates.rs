@@ -69,6 +69,25 @@ impl TestCa {
         Ok(files)
     }
 
+    /// A client's certificate of this common name and its key, written to `NAME.crt` and `NAME.key` in `dir`.
+    ///
+    /// # Errors
+    /// The cryptography library refuses, or the files cannot be written.
+    pub fn client_files(&self, dir: &Path, name: &str, common_name: &str) -> anyhow::Result<TlsFiles> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().context("generating a client's key")?;
+        let leaf = params.signed_by(&key, &self.issuer).context("signing a client's certificate")?;
+        let files = TlsFiles { cert: dir.join(format!("{name}.crt")), key: dir.join(format!("{name}.key")) };
+        for (path, text) in [(&files.cert, leaf.pem()), (&files.key, key.serialize_pem())] {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(files)
+    }
+
     /// The authority's own certificate: what a `caBundle` holds.
     #[must_use]
     pub fn bundle_pem(&self) -> String {

@@ -83,7 +83,7 @@ async fn serve(ca: &TestCa, address: std::net::SocketAddr, max_in_flight: usize)
         snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
         live_namespace: None,
         look_ups: None,
-        cluster: None,
+        policy: Arc::default(),
         metrics,
         settings,
     });

@@ -3,21 +3,27 @@
 //! hyper's own `header_read_timeout` runs between requests too, so that it would close idle connections after ten
 //! seconds; but the API server pools them for ninety, and does not repeat a POST that met a closing one. So the clock here
 //! tells an idle connection, which may wait long, from one on which a request's head has begun, which may not.
+//!
+//! The same clock watches the way out. A client that does not read keeps its answers in our memory: in the socket's way on
+//! HTTP/1.1, behind a window of its own making on HTTP/2. An answer that it has not taken in time costs it the connection.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use http::header::CONNECTION;
+use axum::body::{Body, HttpBody};
+use bytes::Bytes;
+use http::header::{CONNECTION, TRANSFER_ENCODING};
 use http::{HeaderValue, Request, Response};
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -25,7 +31,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tower::Service;
 
+use crate::clients::Caller;
 use crate::serve::{Retire, ServerSettings};
+
+/// Streams on HTTP/2 that the client may open and reset before they were looked at.
+const RESET_STREAMS: usize = 20;
+/// Streams on HTTP/2 that may be ended for errors of the client's.
+const ERROR_STREAMS: usize = 1024;
+/// Bytes in a second at which a client takes its answers at least, once it does not take them at once.
+const LEAST_RATE: u64 = 256 * 1024;
+/// In [`Activity::blocked_since`]: the socket takes what it is given.
+const NOT_BLOCKED: u64 = u64::MAX;
 
 /// Which HTTP is spoken. It is known before the first byte: by ALPN, or because a port speaks one only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +70,23 @@ pub(crate) enum Waiting {
     Head,
     /// For an answer, or for the body that it needs.
     Answer,
+    /// For the client to read what it was answered.
+    Reader,
+}
+
+impl Waiting {
+    /// All that a connection can wait for.
+    pub(crate) const ALL: [Self; 4] = [Self::Idle, Self::Head, Self::Answer, Self::Reader];
+
+    /// As it stands in metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Head => "head",
+            Self::Answer => "answer",
+            Self::Reader => "reader",
+        }
+    }
 }
 
 /// hyper's builders, with their limits set; made once for a server.
@@ -73,6 +106,10 @@ impl Builders {
             .http2()
             .max_concurrent_streams(settings.max_streams)
             .max_header_list_size(settings.max_header_bytes)
+            // Streams that the client takes back: what is beyond either number costs it the connection. They are the
+            // libraries' own defaults, written down because they are what bounds a rapid reset.
+            .max_pending_accept_reset_streams(RESET_STREAMS)
+            .max_local_error_reset_streams(ERROR_STREAMS)
             .max_send_buf_size(settings.max_buffer_bytes);
         Self { http1: http1.http1_only(), http2: http2.http2_only() }
     }
@@ -85,31 +122,63 @@ impl Builders {
     }
 }
 
-/// What happens on a connection, written by its socket and its requests and read by its clock.
+/// What happens on a connection, written by its socket and its requests and read by its clock. Times are milliseconds from
+/// `opened`.
 #[derive(Debug)]
 struct Activity {
     opened: Instant,
+    /// How long nothing may happen.
+    idle_timeout: Duration,
     /// Requests whose answer hyper does not have yet.
     in_flight: AtomicU32,
     /// Whether bytes have come since the last request: the head of the next one has begun.
     head_begun: AtomicBool,
-    /// Milliseconds from `opened` to the last change of the two above.
+    /// When the last change of the two above was.
     since: AtomicU64,
+    /// Since when the socket does not take all that it is given, or [`NOT_BLOCKED`].
+    blocked_since: AtomicU64,
+    /// Bytes that it took nevertheless.
+    moved: AtomicU64,
+    untaken: Mutex<UntakenAnswers>,
+}
+
+/// Answers that hyper has and the client does not: their bytes are still here.
+#[derive(Debug, Default)]
+struct UntakenAnswers {
+    next: u64,
+    bytes: usize,
+    /// The oldest first.
+    given: VecDeque<Given>,
+}
+
+/// One of them: its number, when it was given, and its bytes.
+#[derive(Debug)]
+struct Given {
+    number: u64,
+    since: u64,
+    bytes: usize,
 }
 
 impl Activity {
-    fn new() -> Self {
+    fn new(idle_timeout: Duration) -> Self {
         Self {
             opened: Instant::now(),
+            idle_timeout,
             in_flight: AtomicU32::new(0),
             head_begun: AtomicBool::new(false),
             since: AtomicU64::new(0),
+            blocked_since: AtomicU64::new(NOT_BLOCKED),
+            moved: AtomicU64::new(0),
+            untaken: Mutex::default(),
         }
     }
 
+    fn now(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     fn touch(&self) {
-        let since = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.since.store(since, Ordering::Relaxed);
+        self.since.store(self.now(), Ordering::Relaxed);
     }
 
     fn bytes_came(&self) {
@@ -125,7 +194,49 @@ impl Activity {
         InFlight(Arc::clone(self))
     }
 
-    fn waiting(&self) -> Waiting {
+    /// The socket said how much it took.
+    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
+        match polled {
+            Poll::Pending => self.blocks(),
+            Poll::Ready(Ok(bytes)) if self.blocked_since.load(Ordering::Relaxed) != NOT_BLOCKED => {
+                self.moved.fetch_add(u64::try_from(*bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+            Poll::Ready(_) => {}
+        }
+    }
+
+    /// The socket said whether all of it is gone.
+    fn flushed(&self, polled: &Poll<io::Result<()>>) {
+        match polled {
+            Poll::Pending => self.blocks(),
+            Poll::Ready(_) => self.blocked_since.store(NOT_BLOCKED, Ordering::Relaxed),
+        }
+    }
+
+    fn blocks(&self) {
+        if self.blocked_since.load(Ordering::Relaxed) == NOT_BLOCKED {
+            self.moved.store(0, Ordering::Relaxed);
+            self.blocked_since.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
+    fn untaken(&self) -> std::sync::MutexGuard<'_, UntakenAnswers> {
+        self.untaken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An answer of so many bytes was given to hyper.
+    fn answered(self: &Arc<Self>, bytes: usize) -> Untaken {
+        let now = self.now();
+        let mut untaken = self.untaken();
+        let number = untaken.next;
+        untaken.next += 1;
+        untaken.bytes = untaken.bytes.saturating_add(bytes);
+        untaken.given.push_back(Given { number, since: now, bytes });
+        drop(untaken);
+        Untaken { activity: Arc::clone(self), number, bytes }
+    }
+
+    fn state(&self) -> Waiting {
         if self.in_flight.load(Ordering::Relaxed) > 0 {
             Waiting::Answer
         } else if self.head_begun.load(Ordering::Relaxed) {
@@ -135,13 +246,37 @@ impl Activity {
         }
     }
 
-    fn deadline(&self, settings: &ServerSettings) -> Instant {
-        let allowed = match self.waiting() {
-            Waiting::Idle => settings.idle_timeout,
-            Waiting::Head => settings.header_timeout,
-            Waiting::Answer => settings.request_timeout,
+    /// Until when the client has to have read what it was answered, if anything is left of it here.
+    fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
+        let at = |since: u64, bytes: u64| {
+            let while_they_move = bytes.saturating_mul(1000) / LEAST_RATE;
+            self.opened + Duration::from_millis(since.saturating_add(while_they_move)) + settings.answer_timeout
         };
-        self.opened + Duration::from_millis(self.since.load(Ordering::Relaxed)) + allowed
+        let blocked = match self.blocked_since.load(Ordering::Relaxed) {
+            NOT_BLOCKED => None,
+            since => Some(at(since, self.moved.load(Ordering::Relaxed))),
+        };
+        let untaken = self.untaken();
+        if untaken.bytes > settings.max_untaken_bytes && untaken.given.len() > 1 {
+            return Some(self.opened);
+        }
+        let oldest = untaken.given.front().map(|given| at(given.since, u64::try_from(given.bytes).unwrap_or(u64::MAX)));
+        blocked.into_iter().chain(oldest).min()
+    }
+
+    /// What has to happen next, and until when.
+    fn deadline(&self, settings: &ServerSettings) -> (Instant, Waiting) {
+        let state = self.state();
+        let allowed = match state {
+            Waiting::Idle => self.idle_timeout,
+            Waiting::Head => settings.header_timeout,
+            Waiting::Answer | Waiting::Reader => settings.request_timeout,
+        };
+        let at = self.opened + Duration::from_millis(self.since.load(Ordering::Relaxed)) + allowed;
+        match self.reader_deadline(settings) {
+            Some(reader) if reader < at => (reader, Waiting::Reader),
+            _ => (at, state),
+        }
     }
 }
 
@@ -155,20 +290,85 @@ impl Drop for InFlight {
     }
 }
 
-/// A socket that says when bytes came.
+/// An answer whose bytes are still here.
+struct Untaken {
+    activity: Arc<Activity>,
+    number: u64,
+    bytes: usize,
+}
+
+impl Drop for Untaken {
+    fn drop(&mut self) {
+        let mut untaken = self.activity.untaken();
+        untaken.bytes = untaken.bytes.saturating_sub(self.bytes);
+        if let Some(place) = untaken.given.iter().position(|given| given.number == self.number) {
+            untaken.given.remove(place);
+        }
+    }
+}
+
+/// The body of an answer. Its bytes take [`Untaken`] along, wherever they wait for the client.
+struct Answer {
+    body: Body,
+    untaken: Option<Untaken>,
+}
+
+/// Bytes of an answer, and the note that they are there.
+struct Held {
+    bytes: Bytes,
+    _untaken: Untaken,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        // Our answers are one piece. Of one that is more, each piece but the last is hyper's to wait for.
+        if !self.body.is_end_stream() {
+            return polled;
+        }
+        polled.map_ok(|frame| {
+            frame.map_data(|bytes| match self.untaken.take() {
+                Some(untaken) => Bytes::from_owner(Held { bytes, _untaken: untaken }),
+                None => bytes,
+            })
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A socket that says when bytes come, and when they do not go.
 struct Watched<S> {
     socket: S,
-    activity: Option<Arc<Activity>>,
+    activity: Arc<Activity>,
+    /// On HTTP/2, bytes between requests are pings and windows, not the head of a request that might stall.
+    watches_heads: bool,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.socket).poll_read(cx, buffer);
-        if let Some(activity) = &self.activity
-            && buffer.filled().len() > before
-        {
-            activity.bytes_came();
+        if self.watches_heads && buffer.filled().len() > before {
+            self.activity.bytes_came();
         }
         polled
     }
@@ -176,15 +376,21 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.activity.wrote(&polled);
+        polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        let polled = Pin::new(&mut self.socket).poll_flush(cx);
+        self.activity.flushed(&polled);
+        polled
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
+        let polled = Pin::new(&mut self.socket).poll_shutdown(cx);
+        self.activity.flushed(&polled);
+        polled
     }
 
     fn poll_write_vectored(
@@ -192,7 +398,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
+        let polled = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
+        self.activity.wrote(&polled);
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -208,30 +416,32 @@ pub(crate) async fn serve<S>(
     app: Router,
     settings: &ServerSettings,
     retire: Retire,
+    caller: Caller,
 ) -> Ended
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let activity = Arc::new(Activity::new());
-    // On HTTP/2, bytes between requests are pings and windows, not the head of a request that might stall.
+    // Who will not be answered may not keep a place that others need.
+    let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
+    let activity = Arc::new(Activity::new(idle_timeout));
     let watches_heads = protocol == Protocol::Http1;
-    let socket = Watched { socket, activity: watches_heads.then(|| Arc::clone(&activity)) };
+    let socket = Watched { socket, activity: Arc::clone(&activity), watches_heads };
     let retire = Arc::new(retire);
     let service = service_fn({
         let (activity, retire) = (Arc::clone(&activity), Arc::clone(&retire));
         move |request| {
             let in_flight = activity.request_begins();
             let close = (protocol == Protocol::Http1).then(|| Arc::clone(&retire));
-            answer(app.clone(), request, in_flight, close)
+            answer(app.clone(), request, in_flight, close, caller.clone())
         }
     });
     let mut connection = pin!(builders.of(protocol).serve_connection(TokioIo::new(socket), service));
-    let mut timer = pin!(sleep_until(activity.deadline(settings)));
+    let mut timer = pin!(sleep_until(activity.deadline(settings).0));
     // HTTP/2 has a frame for it, which loses no request. On HTTP/1.1 an answer has to say it: hyper's graceful shutdown
-    // would close an idle connection at once, into the arms of a request that is on its way.
+    // would close an idle connection at once, into the arms of a request that is on its way. So that is kept for the end.
     let mut retired = pin!(async move {
         match protocol {
-            Protocol::Http1 => std::future::pending().await,
+            Protocol::Http1 => retire.last().await,
             Protocol::Http2 => retire.due().await,
         }
     });
@@ -245,14 +455,14 @@ where
             return Poll::Ready(result.map_or_else(Ended::Failed, |()| Ended::Closed));
         }
         // The timer is set anew only when it is too late or has fired, not for each request.
-        let deadline = activity.deadline(settings);
+        let (deadline, _) = activity.deadline(settings);
         if deadline < timer.deadline() {
             timer.as_mut().reset(deadline);
         }
         while timer.as_mut().poll(cx).is_ready() {
-            let deadline = activity.deadline(settings);
+            let (deadline, waiting) = activity.deadline(settings);
             if deadline <= Instant::now() {
-                return Poll::Ready(Ended::TimedOut(activity.waiting()));
+                return Poll::Ready(Ended::TimedOut(waiting));
             }
             timer.as_mut().reset(deadline);
         }
@@ -267,11 +477,22 @@ async fn answer(
     request: Request<Incoming>,
     in_flight: InFlight,
     close: Option<Arc<Retire>>,
-) -> Result<Response<Body>, Infallible> {
-    let mut response = Service::call(&mut app, request).await?;
-    if close.is_some_and(|retire| retire.is_due()) {
+    caller: Caller,
+) -> Result<Response<Answer>, Infallible> {
+    // Who sends a length beside its chunks may mean another end of the body than we do (RFC 9112, section 6.1): nothing
+    // behind it is believed to be a request. The API server sends no chunks.
+    let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
+    let mut response = match caller.admit(request) {
+        ControlFlow::Continue(request) => Service::call(&mut app, request).await?,
+        ControlFlow::Break(refusal) => refusal,
+    };
+    if chunked || close.is_some_and(|retire| retire.is_due()) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    let response = response.map(|body| {
+        let bytes = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
+        Answer { untaken: Some(in_flight.0.answered(bytes)), body }
+    });
     drop(in_flight);
     Ok(response)
 }

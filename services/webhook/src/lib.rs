@@ -9,6 +9,7 @@
 
 mod body;
 mod budget;
+pub mod clients;
 mod connection;
 mod decision;
 pub mod first;
@@ -21,3 +22,4 @@ pub mod router;
 pub mod serve;
 pub mod tls;
 pub mod trace;
+pub mod transport;

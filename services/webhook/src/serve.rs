@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use rustls::ServerConfig;
 use rustls::server::Acceptor;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -22,11 +22,18 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::clients::Caller;
 use crate::connection::{self, Builders, Ended, Protocol};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
+use crate::tls::Tls;
 
 /// How long to wait after `accept` failed: most likely for a file descriptor.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+/// How long the log is quiet after it told that nothing can be accepted.
+const ACCEPT_QUIET: Duration = Duration::from_secs(5);
+/// How long before the end of a drain connections are closed that nobody sends a request on: what is in flight then has
+/// this time to be answered. No more than a tenth of the drain.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// By how much the age of a connection differs from the next one's, so that they do not all come back at once.
 const AGE_JITTER: f64 = 0.2;
 
@@ -41,10 +48,16 @@ pub struct ServerSettings {
     /// From the first byte of a request's head to its last (HTTP/1.1).
     pub header_timeout: Duration,
     /// How long a connection may be open without a request. More than the API server's 90 s: who closes first must be
-    /// the client, as it might be sending a request at that moment.
+    /// the client, as it might be sending a request at that moment. A client that is not answered anyway, for want of a
+    /// certificate, has no longer than for its handshake.
     pub idle_timeout: Duration,
     /// From a request's head to its answer; a backstop behind the shorter limits of the routes.
     pub request_timeout: Duration,
+    /// How long an answer may wait for its client to read it. A client that reads slowly has a second more for each
+    /// 256 KiB.
+    pub answer_timeout: Duration,
+    /// Bytes of answers that may wait for the client of one connection, beside one answer of any size.
+    pub max_untaken_bytes: usize,
     /// Connections at one time. One more is closed at once.
     pub max_connections: usize,
     /// After this time (20 per cent more or less) the client is asked to connect anew, so that load spreads over
@@ -54,6 +67,9 @@ pub struct ServerSettings {
     pub drain_minimum: Duration,
     /// How long the drain may take before the connections that are left are cut.
     pub drain_deadline: Duration,
+    /// Bytes that the operating system may keep for a connection whose client does not read. It takes twice as many, and
+    /// left to itself up to some MiB; an answer is a few KiB.
+    pub send_buffer_bytes: usize,
     /// Bytes that a connection buffers in each direction; the head of a request must fit.
     pub max_buffer_bytes: usize,
     /// Requests at one time on one HTTP/2 connection.
@@ -70,10 +86,13 @@ impl Default for ServerSettings {
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_mins(2),
             request_timeout: Duration::from_secs(40),
+            answer_timeout: Duration::from_secs(10),
+            max_untaken_bytes: 1024 * 1024,
             max_connections: 4096,
             max_age: Some(Duration::from_mins(5)),
             drain_minimum: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(100),
+            send_buffer_bytes: 256 * 1024,
             max_buffer_bytes: 64 * 1024,
             max_streams: 128,
             max_header_bytes: 32 * 1024,
@@ -107,7 +126,7 @@ pub struct Server {
 
 #[derive(Clone, Debug)]
 enum Security {
-    Tls { config: Arc<ServerConfig>, metrics: ConnectionMetrics },
+    Tls { tls: Tls, metrics: ConnectionMetrics },
     Plain,
 }
 
@@ -130,6 +149,8 @@ pub(crate) struct Retire {
 struct Drain {
     flag: Arc<AtomicBool>,
     token: CancellationToken,
+    /// The drain is nearly over.
+    last: CancellationToken,
 }
 
 impl Retire {
@@ -146,22 +167,29 @@ impl Retire {
             None => self.drain.token.cancelled().await,
         }
     }
+
+    /// The moment from which on a connection without a request is closed.
+    pub(crate) async fn last(&self) {
+        self.drain.last.cancelled().await;
+    }
 }
 
 impl Server {
     /// Serves `app` over TLS.
     pub fn tls(
         listener: TcpListener,
-        config: Arc<ServerConfig>,
+        tls: Tls,
         app: Router,
         settings: ServerSettings,
         metrics: ConnectionMetrics,
     ) -> Self {
-        Self { listener, app, settings, security: Security::Tls { config, metrics } }
+        bound_buffers(&listener, &settings);
+        Self { listener, app, settings, security: Security::Tls { tls, metrics } }
     }
 
     /// Serves `app` over HTTP/1.1 without TLS.
     pub fn plain(listener: TcpListener, app: Router, settings: ServerSettings) -> Self {
+        bound_buffers(&listener, &settings);
         Self { listener, app, settings, security: Security::Plain }
     }
 
@@ -176,7 +204,7 @@ impl Server {
     /// Serves until `drain` is cancelled and all connections are gone, or the deadline has come.
     pub async fn run(self, drain: CancellationToken) -> Drained {
         let Self { listener, app, settings, security } = self;
-        let drain = Drain { flag: Arc::default(), token: drain };
+        let drain = Drain { flag: Arc::default(), token: drain, last: CancellationToken::new() };
         let tracker = TaskTracker::new();
         let cut = CancellationToken::new();
         let acceptor = Connections {
@@ -205,6 +233,13 @@ impl Server {
     }
 }
 
+/// Connections inherit what their listener has, so this comes before the first of them.
+fn bound_buffers(listener: &TcpListener, settings: &ServerSettings) {
+    if let Err(error) = SockRef::from(listener).set_send_buffer_size(settings.send_buffer_bytes) {
+        tracing::debug!(%error, "the buffers of connections cannot be bounded");
+    }
+}
+
 /// Returns when the drain is over.
 async fn drained(drain: &Drain, tracker: &TaskTracker, settings: &ServerSettings) {
     drain.token.cancelled().await;
@@ -213,7 +248,11 @@ async fn drained(drain: &Drain, tracker: &TaskTracker, settings: &ServerSettings
     sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
     // A tracker that is closed still takes new tasks; it only tells from now on when it has none.
     tracker.close();
-    let _ = timeout_at(deadline, tracker.wait()).await;
+    // Nobody is in flight on what is closed now; who is has a moment to be answered before the rest is cut.
+    if timeout_at(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10), tracker.wait()).await.is_err() {
+        drain.last.cancel();
+        let _ = timeout_at(deadline, tracker.wait()).await;
+    }
 }
 
 /// What all connections of a server have in common.
@@ -236,6 +275,7 @@ struct Connections {
 impl Connections {
     /// Accepts for ever.
     async fn accept(&self, listener: &TcpListener) {
+        let mut told: Option<Instant> = None;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => self.spawn(stream, peer),
@@ -244,7 +284,17 @@ impl Connections {
                     tracing::debug!(%error, "a connection could not be accepted");
                 }
                 Err(error) => {
-                    tracing::error!(%error, "no connection can be accepted; trying again");
+                    if let Security::Tls { metrics, .. } = &self.shared.security {
+                        metrics.transport.accept_errors.inc();
+                    }
+                    if told.is_none_or(|told| told.elapsed() >= ACCEPT_QUIET) {
+                        told = Some(Instant::now());
+                        tracing::error!(
+                            %error,
+                            "no connection can be accepted, trying again 20 times a second; if it is for want of file \
+                             descriptors, raise their limit (ulimit -n)"
+                        );
+                    }
                     sleep(ACCEPT_BACK_OFF).await;
                 }
             }
@@ -272,15 +322,20 @@ impl Shared {
             tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
         }
         let ended = match &self.security {
-            Security::Plain => self.http(stream, Protocol::Http1).await,
-            Security::Tls { config, metrics } => {
+            Security::Plain => self.http(stream, Protocol::Http1, Caller::anybody()).await,
+            Security::Tls { tls, metrics } => {
                 let _open = Open::new(metrics);
-                let Some(stream) = self.handshake(stream, peer, config, metrics).await else { return };
+                let Some(stream) = self.handshake(stream, peer, tls, metrics).await else { return };
+                let caller = tls.caller(stream.get_ref().1.peer_certificates(), &metrics.transport);
                 let protocol = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
-                self.http(stream, protocol).await
+                let ended = self.http(stream, protocol, caller).await;
+                if let Ended::TimedOut(waiting) = ended {
+                    metrics.transport.timed_out(waiting);
+                }
+                ended
             }
         };
         match ended {
@@ -294,7 +349,7 @@ impl Shared {
         &self,
         stream: TcpStream,
         peer: SocketAddr,
-        config: &Arc<ServerConfig>,
+        tls: &Tls,
         metrics: &ConnectionMetrics,
     ) -> Option<TlsStream<TcpStream>> {
         let began = Instant::now();
@@ -302,13 +357,14 @@ impl Shared {
             let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
             // Only now, so that clients that say nothing keep nobody waiting.
             let _permit = self.handshakes.acquire().await.map_err(io::Error::other)?;
-            start.into_stream(Arc::clone(config)).await
+            start.into_stream(tls.config()).await
         };
         let (result, stream) = match timeout(self.settings.handshake_timeout, handshake).await {
             Ok(Ok(stream)) => (HandshakeResult::Ok, Some(stream)),
             Ok(Err(error)) => {
                 tracing::debug!(%peer, %error, "a TLS handshake failed");
-                (HandshakeResult::Failed, None)
+                let of_client = is_of_clients_certificate(&error);
+                (if of_client { HandshakeResult::ClientCertificate } else { HandshakeResult::Failed }, None)
             }
             Err(_) => {
                 tracing::debug!(%peer, "a TLS handshake took too long");
@@ -319,13 +375,13 @@ impl Shared {
         stream
     }
 
-    async fn http<S>(&self, stream: S, protocol: Protocol) -> Ended
+    async fn http<S>(&self, stream: S, protocol: Protocol, caller: Caller) -> Ended
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
         let retire = Retire { at, drain: self.drain.clone() };
-        connection::serve(stream, protocol, &self.builders, self.app.clone(), &self.settings, retire).await
+        connection::serve(stream, protocol, &self.builders, self.app.clone(), &self.settings, retire, caller).await
     }
 }
 
@@ -368,6 +424,12 @@ fn is_of_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionRefused
             | io::ErrorKind::Interrupted
     )
+}
+
+/// Whether a handshake failed for the certificate that the client showed: a server sees no other.
+fn is_of_clients_certificate(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// `age`, up to [`AGE_JITTER`] shorter or longer, as a random number says.

@@ -1,5 +1,7 @@
 //! The serving certificate: read from PEM text, checked, and swapped while connections are served.
 //!
+//! Who may call is the other half of it: see [`crate::clients`].
+//!
 //! One [`ServerConfig`] lives as long as the process. It asks a [`ServingCertificate`] at each handshake, so a new
 //! certificate is one pointer store, and connections that are open are left alone.
 
@@ -14,6 +16,9 @@ use rustls::{InconsistentKeys, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::clients::{Caller, ClientCertificates};
+use crate::transport::TransportMetrics;
+
 /// PEM text, and the name under which people know it.
 #[derive(Clone, Copy)]
 pub struct PemText<'t> {
@@ -21,6 +26,13 @@ pub struct PemText<'t> {
     pub source: &'t str,
     /// The text.
     pub text: &'t [u8],
+}
+
+/// How a server speaks TLS: with which certificate, and to whom.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    clients: Option<Arc<ClientCertificates>>,
 }
 
 /// Why a certificate and a key cannot be served.
@@ -116,22 +128,40 @@ impl ServingCertificate {
     pub fn leaf(&self) -> Option<CertificateDer<'static>> {
         self.current.load().cert.first().cloned()
     }
+}
 
-    /// A TLS configuration that serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and
-    /// HTTP/1.1 offered.
+impl Tls {
+    /// Serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1 offered. With `clients`,
+    /// only those are answered that have shown a certificate of theirs, whatever they are at the time.
     ///
     /// # Errors
     /// The cryptography library does not support these versions of TLS, which would be a fault of the build.
-    pub fn server_config(self: &Arc<Self>) -> Result<Arc<ServerConfig>, rustls::Error> {
-        let mut config = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::<Self>::clone(self));
+    pub fn new(
+        certificate: Arc<ServingCertificate>,
+        clients: Option<Arc<ClientCertificates>>,
+    ) -> Result<Self, rustls::Error> {
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+        let builder = match &clients {
+            Some(clients) => builder.with_client_cert_verifier(Arc::<ClientCertificates>::clone(clients)),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(certificate);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // The API server keeps no sessions. Without resumption every handshake shows the present certificate.
+        // The API server keeps no sessions. Without resumption every handshake shows the present certificate, and the
+        // client's is looked at each time.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Arc::new(config))
+        Ok(Self { config: Arc::new(config), clients })
+    }
+
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config)
+    }
+
+    /// Who has connected, by the certificates that were shown and found to be good.
+    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
+        self.clients.as_ref().map_or_else(Caller::anybody, |clients| clients.caller(shown, metrics))
     }
 }
 
@@ -143,7 +173,7 @@ impl ResolvesServerCert for ServingCertificate {
 }
 
 /// Given explicitly wherever it is needed: with two providers in one build, the process's default would be a panic.
-fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 

@@ -117,6 +117,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         listen: args.listen,
         metrics_listen: args.metrics_listen,
         certificate: certificate(args.listen, &folder)?,
+        clients: None,
         snapshot: Arc::clone(&snapshot),
         live_namespace: None,
         look_ups: None,

@@ -5,6 +5,8 @@
 //! * [`servers`]: the two ports and what stands behind them.
 //! * [`signals`]: how a process is asked to end.
 //! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
+//! * [`client_authority`]: who may call, from a file that changes.
+//! * [`descriptors`]: as many connections as are allowed.
 //! * [`profile_files`]: profiles from files that change.
 //! * [`namespaces`]: namespaces without a cluster.
 //! * [`measure`]: what is measured besides what always is.
@@ -13,6 +15,8 @@
 
 mod announce;
 pub(crate) mod certificate;
+pub(crate) mod client_authority;
+mod descriptors;
 pub(crate) mod dev;
 mod folder;
 pub(crate) mod measure;

@@ -11,23 +11,28 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use axum::Router;
 use pillion_engine::snapshot::Snapshot;
+use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::first::once_ready;
 use pillion_webhook::health::{self, Readiness};
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
 use pillion_webhook::policy::Policy;
 use pillion_webhook::router::{self, Admission, LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::serve::{Server, ServerSettings};
-use pillion_webhook::tls::ServingCertificate;
+use pillion_webhook::tls::{ServingCertificate, Tls};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
+
+use super::descriptors;
 
 /// What the servers need.
 pub(crate) struct Parts {
     pub(crate) listen: SocketAddr,
     pub(crate) metrics_listen: SocketAddr,
     pub(crate) certificate: Arc<ServingCertificate>,
+    /// Whom admission answers; `None` for anybody.
+    pub(crate) clients: Option<Arc<ClientCertificates>>,
     pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) look_ups: Option<LookUps>,
@@ -65,8 +70,9 @@ impl Servers {
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
-        let Parts { look_ups, policy, mut registry, measure, settings, requests, .. } = parts;
-        let tls = certificate.server_config().context("TLS cannot be set up")?;
+        let Parts { clients, look_ups, policy, mut registry, measure, settings, requests, .. } = parts;
+        let tls = Tls::new(Arc::clone(&certificate), clients).context("TLS cannot be set up")?;
+        descriptors::raise_limit(settings.max_connections);
         let metrics = Arc::new(Metrics::register_with(&mut registry, &measure));
         metrics.register_snapshot(&mut registry, Arc::clone(&snapshot));
         metrics::register_certificate(&mut registry, certificate);
@@ -154,6 +160,7 @@ mod tests {
             listen: any,
             metrics_listen: any,
             certificate,
+            clients: None,
             snapshot: Arc::default(),
             live_namespace: None,
             look_ups: None,

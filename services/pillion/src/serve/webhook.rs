@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::certificate::{self, CertificateFiles};
+use super::client_authority::{ClientArgs, ClientAuthorityFile};
 use super::measure::MeasureArgs;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
@@ -67,6 +68,8 @@ pub(crate) struct WebhookArgs {
     #[command(flatten)]
     pub(crate) measure: MeasureArgs,
     #[command(flatten)]
+    pub(crate) clients: ClientArgs,
+    #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
 
@@ -105,6 +108,7 @@ async fn serve(
         return Err(anyhow!("--tls-cert and --tls-key are missing"));
     };
     let files = CertificateFiles::load(certificate, key).await?;
+    let clients = args.clients.load().await?;
     let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
 
     let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
@@ -128,6 +132,7 @@ async fn serve(
         listen: args.listen,
         metrics_listen: args.metrics_listen,
         certificate: files.serving(),
+        clients: clients.as_ref().map(ClientAuthorityFile::clients),
         snapshot,
         live_namespace: Some(live_namespace(live)),
         look_ups: Some(look_ups(lookups)),
@@ -151,6 +156,9 @@ async fn serve(
         tasks.spawn(config.follow(follow::POLL, stop.clone()).map(Ok));
     }
     tasks.spawn(controls.level.follow(detail, stop.clone()).map(Ok));
+    if let Some(clients) = clients {
+        tasks.spawn(clients.follow(certificate::POLL, stop.clone()).map(Ok));
+    }
     tokio::spawn(show(status, known, broken));
     let mut serving = tokio::spawn(servers.run(drain.clone()));
 

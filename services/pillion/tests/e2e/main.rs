@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod api_loss;
+mod bad_inputs;
 mod cold_start;
 mod crashes;
 mod direct;
@@ -16,6 +17,7 @@ mod fresh_namespaces;
 mod injection;
 mod load;
 mod lookups;
+mod mtls;
 mod overlay;
 mod profiles;
 mod reinvocation;

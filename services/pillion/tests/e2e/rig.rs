@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
+use pillion_testkit::control_plane::Builder;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{
     ControlPlane, RegisteredService, Replica, ReplicaSpec, TestCa, eventually, register_service, register_webhook,
@@ -30,22 +31,37 @@ pub(crate) struct Rig {
     pub(crate) service: RegisteredService,
     /// What the replicas are started from, and more of them can be.
     pub(crate) spec: ReplicaSpec,
+    /// Of the replicas' certificate; PEM.
+    pub(crate) serving_authority: String,
 }
 
 impl Rig {
     /// Starts it: definitions as the program prints them, the profile, replicas, and the webhook configuration. The
     /// replicas log each decision, and end as soon as they can.
     pub(crate) async fn start(replicas: u8) -> Result<Self> {
-        Self::start_with(replicas, &["--drain-minimum", "0"], "info,pillion_webhook=debug").await
+        Self::start_with(ControlPlane::builder(), &[], replicas).await?.called().await
     }
 
     /// The same with replicas that run as in production.
     pub(crate) async fn start_as_in_production(replicas: u8) -> Result<Self> {
-        Self::start_with(replicas, &[], "info").await
+        Self::run(ControlPlane::builder(), &[], replicas, "info").await?.called().await
     }
 
-    async fn start_with(replicas: u8, args: &[&str], log_level: &str) -> Result<Self> {
-        let control_plane = ControlPlane::start().await?;
+    /// [`Rig::start`] with a control plane and arguments of one's own. No namespace is there yet, and no call was awaited.
+    pub(crate) async fn start_with(control_plane: Builder, arguments: &[&str], replicas: u8) -> Result<Self> {
+        let arguments: Vec<_> = ["--drain-minimum", "0"].iter().chain(arguments).copied().collect();
+        Self::run(control_plane, &arguments, replicas, "info,pillion_webhook=debug").await
+    }
+
+    /// With a namespace in which the webhook is called.
+    async fn called(self) -> Result<Self> {
+        self.namespace("team-a", Some("enabled")).await?;
+        self.is_called("team-a").await?;
+        Ok(self)
+    }
+
+    async fn run(control_plane: Builder, args: &[&str], replicas: u8, log_level: &str) -> Result<Self> {
+        let control_plane = control_plane.start().await?;
         let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
         ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
         // Client-side, as most people do it: the definitions have to be small enough for it.
@@ -67,10 +83,7 @@ impl Rig {
         let configuration = webhook_configuration::mutating(&Settings::new(NAMESPACE, ca.bundle_pem()));
         register_webhook(&control_plane.client(), &configuration).await?;
 
-        let rig = Self { control_plane, replicas, service, spec };
-        rig.namespace("team-a", Some("enabled")).await?;
-        rig.is_called("team-a").await?;
-        Ok(rig)
+        Ok(Self { control_plane, replicas, service, spec, serving_authority: ca.bundle_pem() })
     }
 
     /// Creates a namespace with an opt-in label, or none.

@@ -50,9 +50,18 @@ impl Program {
 
     /// [`Program::start`] with variables in its environment.
     pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)], folder: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_pillion"))
-            .args(arguments)
-            .envs(variables.iter().copied())
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
+        Self::spawn(command.args(arguments).envs(variables.iter().copied()), folder)
+    }
+
+    /// [`Program::start`] by a command that becomes it.
+    pub(crate) fn start_under(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
+        let (first, rest) = command.split_first().unwrap();
+        Self::spawn(Command::new(first).args(rest).arg(env!("CARGO_BIN_EXE_pillion")).args(arguments), folder)
+    }
+
+    fn spawn(command: &mut Command, folder: &Path) -> Self {
+        let mut child = command
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

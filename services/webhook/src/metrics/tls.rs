@@ -15,6 +15,7 @@ use x509_parser::parse_x509_certificate;
 
 use super::Histogram;
 use crate::tls::ServingCertificate;
+use crate::transport::TransportMetrics;
 
 /// Nanoseconds. A handshake takes a millisecond of computing and one or two round trips.
 const HANDSHAKE_BUCKETS: [u64; 10] = [
@@ -41,11 +42,13 @@ pub enum HandshakeResult {
     TimedOut,
     /// There were as many connections as are allowed.
     Refused,
+    /// The client showed a certificate that is not one of those that are asked for: expired, or of another authority.
+    ClientCertificate,
 }
 
 impl HandshakeResult {
     /// All results.
-    pub const ALL: [Self; 4] = [Self::Ok, Self::Failed, Self::TimedOut, Self::Refused];
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Failed, Self::TimedOut, Self::Refused, Self::ClientCertificate];
 
     /// The result as it stands in metrics.
     #[must_use]
@@ -55,6 +58,7 @@ impl HandshakeResult {
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
             Self::Refused => "refused",
+            Self::ClientCertificate => "client_certificate",
         }
     }
 }
@@ -98,6 +102,8 @@ struct ResultLabel {
 pub struct ConnectionMetrics {
     /// Connections that are open, those in their handshake too.
     pub connections: Gauge,
+    /// What else the server measures.
+    pub transport: TransportMetrics,
     handshakes: [Counter; HandshakeResult::ALL.len()],
     durations: Histogram,
 }
@@ -116,7 +122,7 @@ impl ConnectionMetrics {
             "Time from a TCP connection to the end of its TLS handshake, in seconds, of those that came to an end",
             durations.clone(),
         );
-        Self { connections, handshakes, durations }
+        Self { connections, transport: TransportMetrics::register(registry), handshakes, durations }
     }
 
     /// Counts a handshake.

@@ -12,16 +12,17 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::metrics::Metrics;
 use pillion_webhook::policy::Policy;
 use pillion_webhook::router::{Admission, LiveNamespace, LookUps, RequestSettings, router};
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
-use pillion_webhook::tls::{PemText, ServingCertificate};
+use pillion_webhook::tls::{PemText, ServingCertificate, Tls};
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, ServerName};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -67,6 +68,27 @@ pub fn review(namespace: &str) -> serde_json::Value {
 /// [`review`] of a pod in the namespace that is known, as text.
 pub fn review_text() -> String {
     review(KNOWN).to_string()
+}
+
+/// The profile of most rows: a container, a volume and an annotation.
+pub fn sidecar() -> serde_json::Value {
+    serde_json::json!({
+        "activation": "Always",
+        "template": {
+            "metadata": {"annotations": {"example.com/status": "injected"}},
+            "spec": {
+                "containers": [{"name": "sidecar", "image": "registry.example/sidecar:1"}],
+                "volumes": [{"name": "config", "configMap": {"name": "sidecar"}}],
+            },
+        },
+    })
+}
+
+/// Bytes of memory that belong to this process alone.
+pub fn anonymous_memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
 }
 
 /// The router with its metrics; without profiles.
@@ -125,6 +147,26 @@ impl App {
     pub fn metric(&self, series: &str) -> Option<f64> {
         value(&self.registry, series)
     }
+
+    /// How many series there are.
+    pub fn series(&self) -> usize {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    }
+
+    /// The sum of all series that begin so.
+    pub fn sum(&self, prefix: &str) -> f64 {
+        self.sum_with(prefix, "")
+    }
+
+    /// The sum of all series that begin so and have this label.
+    pub fn sum_with(&self, prefix: &str, label: &str) -> f64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let series = text.lines().filter(|line| line.starts_with(prefix) && line.contains(label));
+        series.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
 }
 
 fn value(registry: &Registry, series: &str) -> Option<f64> {
@@ -144,6 +186,7 @@ pub struct Running {
     pub address: SocketAddr,
     pub certificate: Arc<ServingCertificate>,
     pub root: String,
+    pub authority: Authority,
     pub drain: CancellationToken,
     pub task: JoinHandle<Drained>,
     registry: Registry,
@@ -151,16 +194,33 @@ pub struct Running {
 
 impl Running {
     pub async fn start(app: Router, settings: ServerSettings) -> Self {
-        let (root, key) = certificate();
-        let certificate = ServingCertificate::new(cert_text(&root), key_text(&key)).unwrap();
+        Self::start_for(app, settings, None).await
+    }
+
+    /// For these clients alone.
+    pub async fn start_for(app: Router, settings: ServerSettings, clients: Option<Arc<ClientCertificates>>) -> Self {
+        let authority = Authority::new("authority of a test");
+        let (leaf, key) = authority.server();
+        let certificate = ServingCertificate::new(cert_text(&leaf), key_text(&key)).unwrap();
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry).connections;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = Server::tls(listener, certificate.server_config().unwrap(), app, settings, metrics);
+        let tls = Tls::new(Arc::clone(&certificate), clients).unwrap();
+        let server = Server::tls(listener, tls, app, settings, metrics);
         let address = server.local_addr().unwrap();
         let drain = CancellationToken::new();
         let task = tokio::spawn(server.run(drain.clone()));
-        Self { address, certificate, root, drain, task, registry }
+        Self { address, certificate, root: authority.pem(), authority, drain, task, registry }
+    }
+
+    /// The value of one of the server's series.
+    pub fn metric(&self, series: &str) -> f64 {
+        value(&self.registry, series).unwrap_or_else(|| panic!("no series {series}"))
+    }
+
+    /// Connections that were closed while this was waited for.
+    pub fn timed_out(&self, waiting: &str) -> f64 {
+        self.metric(&format!("pillion_connections_timed_out_total{{waiting=\"{waiting}\"}}"))
     }
 
     pub fn handshakes(&self, result: &str) -> f64 {
@@ -194,27 +254,118 @@ pub fn key_text(text: &str) -> PemText<'_> {
     PemText { source: "tls.key", text: text.as_bytes() }
 }
 
-fn client_config(root: &str, protocols: &[&str]) -> Arc<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(root.as_bytes()).unwrap()).unwrap();
-    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-    Arc::new(config)
+/// How a client of a test speaks TLS.
+#[derive(Clone, Debug)]
+pub struct ClientTls<'c> {
+    /// Whom it trusts.
+    pub root: &'c str,
+    /// What it offers by ALPN.
+    pub protocols: &'c [&'c str],
+    pub versions: &'c [&'static SupportedProtocolVersion],
+    /// Its certificate and key, if it has one.
+    pub identity: Option<&'c (String, String)>,
+    /// The server's name as it says it; `None` for an IP address, which is not said.
+    pub name: Option<&'c str>,
+}
+
+impl<'c> ClientTls<'c> {
+    /// HTTP/1.1, both versions of TLS, no certificate.
+    pub fn new(root: &'c str) -> Self {
+        Self { root, protocols: &["http/1.1"], versions: rustls::ALL_VERSIONS, identity: None, name: Some(NAME) }
+    }
+
+    fn config(&self) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.root.as_bytes()).unwrap()).unwrap();
+        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_protocol_versions(self.versions)
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match self.identity {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => builder
+                .with_client_auth_cert(
+                    CertificateDer::pem_slice_iter(certificate.as_bytes()).map(Result::unwrap).collect(),
+                    PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+                )
+                .unwrap(),
+        };
+        config.alpn_protocols = self.protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        Arc::new(config)
+    }
+
+    pub async fn connect(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        let name = match self.name {
+            Some(name) => ServerName::try_from(name.to_owned()).unwrap(),
+            None => ServerName::from(std::net::IpAddr::from([127, 0, 0, 1])),
+        };
+        TlsConnector::from(self.config()).connect(name, stream).await
+    }
+}
+
+/// An authority for certificates of servers and clients.
+pub struct Authority {
+    issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
+}
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose {
+    Server,
+    Client,
+    /// A client's, which has run out.
+    ExpiredClient,
+}
+
+impl Authority {
+    pub fn new(name: &str) -> Self {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer = rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap();
+        Self { issuer }
+    }
+
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// A certificate and its key: of this common name, and these alternative names.
+    pub fn leaf(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, common);
+        params.subject_alt_names = alternative;
+        params.extended_key_usages = vec![match purpose {
+            Purpose::Server => rcgen::ExtendedKeyUsagePurpose::ServerAuth,
+            Purpose::Client | Purpose::ExpiredClient => rcgen::ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        if matches!(purpose, Purpose::ExpiredClient) {
+            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        }
+        let key = rcgen::KeyPair::generate().unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// A server's, for [`NAME`] and the loopback.
+    pub fn server(&self) -> (String, String) {
+        let names =
+            vec![rcgen::SanType::DnsName(NAME.try_into().unwrap()), rcgen::SanType::IpAddress([127, 0, 0, 1].into())];
+        self.leaf(Purpose::Server, NAME, names)
+    }
+
+    pub fn client(&self, common: &str) -> (String, String) {
+        self.leaf(Purpose::Client, common, Vec::new())
+    }
 }
 
 pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
-    let connector = TlsConnector::from(client_config(root, protocols));
-    connector.connect(ServerName::try_from(NAME).unwrap(), stream).await
+    ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
 /// The first words of a TLS client.
 pub fn client_hello(root: &str) -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
-    let mut client = rustls::ClientConnection::new(client_config(root, &[]), name).unwrap();
+    let mut client = rustls::ClientConnection::new(ClientTls::new(root).config(), name).unwrap();
     let mut hello = Vec::new();
     client.write_tls(&mut hello).unwrap();
     hello
@@ -274,6 +425,16 @@ impl Answer {
     pub fn number(&self) -> u64 {
         let number = self.head.split("x-number: ").nth(1).and_then(|rest| rest.split("\r\n").next());
         number.and_then(|number| number.parse().ok()).expect("an answer without a number")
+    }
+
+    /// Reads the head of an answer that has no body, whatever it says of its length.
+    pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Self {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("the connection ends before the answer"));
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        Self { status: head[9..12].parse().unwrap(), head, body: String::new() }
     }
 
     /// Whether it says that the connection is used no more.

@@ -1,0 +1,105 @@
+//! A replica that is asked to end, as its clients see it: unready first, answering still, and gone when nobody is left.
+
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pillion_testkit::TestCa;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use support::{Program, eventually, get};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// What the replica is told by `--drain-minimum`.
+const MINIMUM: Duration = Duration::from_secs(2);
+
+type Connection = StreamOwned<ClientConnection, TcpStream>;
+
+fn connect(address: &str, authority: &str) -> Connection {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let tcp = TcpStream::connect(address).unwrap();
+    tcp.set_read_timeout(Some(LIMIT)).unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap(), tcp)
+}
+
+/// The head of the answer to something that is no review, which is as good as any to see how a connection does.
+fn ask(connection: &mut Connection) -> String {
+    connection.write_all(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").unwrap();
+    let mut text = Vec::new();
+    let mut byte = [0];
+    // One line of text is the whole body.
+    while !(text.ends_with(b"\n") && text.windows(4).any(|four| four == b"\r\n\r\n") && !text.ends_with(b"\r\n")) {
+        connection.read_exact(&mut byte).unwrap();
+        text.extend_from_slice(&byte);
+    }
+    String::from_utf8(text).unwrap().to_lowercase()
+}
+
+#[test]
+fn a_replica_that_is_asked_to_end_answers_until_nobody_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = TestCa::new().unwrap();
+    authority.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+    // Bound and never accepted from: an API server that does not answer.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{}\"}}}}]\n\
+         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+         current-context: x\n",
+        silent.local_addr().unwrap()
+    );
+    std::fs::write(folder.path().join("kubeconfig"), kubeconfig).unwrap();
+    let minimum = MINIMUM.as_secs().to_string();
+    let arguments = [
+        "webhook",
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics-listen",
+        "127.0.0.1:0",
+        "--drain-minimum",
+        &*minimum,
+        "--kubeconfig",
+        "kubeconfig",
+        "--tls-cert",
+        "tls.crt",
+        "--tls-key",
+        "tls.key",
+    ];
+    let mut replica = Program::start(&arguments, folder.path());
+    let address = replica.word_behind(" address=");
+    let operations = replica.word_behind("metrics_address=");
+    let mut pooled = connect(&address, &authority.bundle_pem());
+    assert!(!ask(&mut pooled).contains("connection: close"));
+    assert!(get(&operations, "/metrics").body.contains("pillion_draining 0\n"));
+
+    replica.terminate();
+    let began = Instant::now();
+    eventually("it is not ready", || get(&operations, "/readyz").body.contains("draining").then_some(()));
+    eventually("it drains", || get(&operations, "/metrics").body.contains("pillion_draining 1\n").then_some(()));
+    // Who comes now, because nobody has told it yet, is answered and sent away.
+    for _ in 0..3 {
+        let mut late = connect(&address, &authority.bundle_pem());
+        assert!(ask(&mut late).contains("connection: close"));
+    }
+    assert_eq!(get(&operations, "/livez").status, 200);
+    // So is who has kept a connection. It is left alone until it has its answer, beyond the minimum too.
+    std::thread::sleep((MINIMUM + Duration::from_millis(300)).saturating_sub(began.elapsed()));
+    assert!(ask(&mut pooled).contains("connection: close"));
+    assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+    assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
+    assert!(!replica.stderr().contains("were cut"), "{}", replica.stderr());
+    assert!(TcpStream::connect(&address).is_err());
+}

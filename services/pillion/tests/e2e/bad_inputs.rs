@@ -1,0 +1,163 @@
+//! Those of the bad inputs that get through an API server (by their numbers B1 to B70; the others are in
+//! `services/webhook/tests/bad_inputs/`): what is created in the end, or who refuses it.
+
+use anyhow::{Context, Result, ensure};
+use pillion_testkit::{eventually, isolated};
+use serde_json::{Value as Json, json};
+
+use crate::rig::{Rig, SOON, is_untouched, names};
+
+/// Applied to every pod.
+const ALWAYS: &str = r#"
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: always}
+spec:
+  activation: Always
+  template:
+    metadata: {annotations: {example.com/status: injected}}
+    spec:
+      containers: [{name: always, image: "always:1"}]
+      volumes: [{name: always, configMap: {name: always}}]
+"#;
+
+enum Expected {
+    /// Created, with one container of ours.
+    Injected,
+    /// Created as its author wrote it.
+    Untouched,
+    /// Refused by the API server itself, which says this.
+    Refused(&'static str),
+}
+
+fn pod(change: impl FnOnce(&mut Json)) -> Json {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "pod-"},
+        "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+    });
+    change(&mut pod);
+    pod
+}
+
+fn containers(names: impl IntoIterator<Item = String>) -> Json {
+    names.into_iter().map(|name| json!({"name": name, "image": "app:1"})).collect()
+}
+
+fn cases() -> Vec<(&'static str, Json, Expected)> {
+    use Expected::{Injected, Refused, Untouched};
+    let forged = r#"{"profiles":[{"profile":"always","revision":"x","added":["/spec/containers/always"]}]}"#;
+    let env = |count: usize, bytes: usize| -> Json {
+        (0..count).map(|number| json!({"name": format!("V{number}"), "value": "x".repeat(bytes)})).collect()
+    };
+    vec![
+        ("B31 nothing there yet, B41 a name to be made", pod(|_| {}), Injected),
+        (
+            "B32 null for absent",
+            pod(|pod| {
+                pod["metadata"]["annotations"] = json!(null);
+                pod["metadata"]["labels"] = json!(null);
+                pod["spec"]["volumes"] = json!(null);
+                pod["spec"]["initContainers"] = json!([]);
+            }),
+            Injected,
+        ),
+        (
+            "B34 its name with another image",
+            pod(|pod| pod["spec"]["containers"] = containers(["app", "always"].map(str::to_owned))),
+            Untouched,
+        ),
+        (
+            "B35 its volume's name",
+            pod(|pod| pod["spec"]["volumes"] = json!([{"name": "always", "emptyDir": {}}])),
+            Untouched,
+        ),
+        (
+            "B36 a forged record",
+            pod(|pod| pod["metadata"]["annotations"] = json!({"pillion.dev/injected": forged})),
+            Injected,
+        ),
+        (
+            "B38 no containers",
+            pod(|pod| pod["spec"]["containers"] = json!([])),
+            Refused("spec.containers: Required value"),
+        ),
+        (
+            "B39 500 containers",
+            pod(|pod| pod["spec"]["containers"] = containers((0..500).map(|number| format!("c-{number}")))),
+            Injected,
+        ),
+        ("B39 10,000 variables", pod(|pod| pod["spec"]["containers"][0]["env"] = env(10_000, 1)), Injected),
+        (
+            "B40 too large with what is added",
+            pod(|pod| pod["spec"]["containers"][0]["env"] = env(1, 1_400 * 1024)),
+            Untouched,
+        ),
+        ("B42 another namespace", pod(|pod| pod["metadata"]["namespace"] = json!("team-b")), Refused("namespace")),
+        (
+            "B44 a mirror pod of somebody who is no node",
+            pod(|pod| {
+                pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+                pod["spec"]["nodeName"] = json!("node-1");
+            }),
+            Injected,
+        ),
+        (
+            "B59 fields that the API server does not know",
+            pod(|pod| pod["spec"]["fooBar"] = json!([0.1, {"x": null}])),
+            Injected,
+        ),
+        ("B61 a pod for Windows", pod(|pod| pod["spec"]["os"] = json!({"name": "windows"})), Untouched),
+        ("B62 a status", pod(|pod| pod["status"] = json!({"phase": "Running"})), Injected),
+    ]
+}
+
+fn is_injected(pod: &Json) -> bool {
+    names(pod).iter().filter(|name| *name == "always").count() == 1
+        && pod["metadata"]["annotations"]["example.com/status"] == "injected"
+}
+
+/// As JSON, for what no type holds: fields that nobody knows.
+async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
+    let path =
+        format!("/api/v1/namespaces/team-a/pods?fieldValidation=Ignore{}", if dry_run { "&dryRun=All" } else { "" });
+    let request =
+        http::Request::post(path).header("content-type", "application/json").body(pod.to_string().into_bytes())?;
+    Ok(rig.control_plane.client().request::<Json>(request).await?)
+}
+
+#[test]
+fn what_gets_through_an_api_server_ends_as_it_should() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        rig.control_plane.apply_yaml(ALWAYS).await?;
+        eventually(SOON, "the profile is at work", async || {
+            let created = create(&rig, &pod(|_| {}), true).await?;
+            ensure!(is_injected(&created), "{created}");
+            Ok(())
+        })
+        .await?;
+        for (name, pod, expected) in cases() {
+            // B68: what a dry run shows is what is created.
+            for dry_run in [true, false] {
+                let created = create(&rig, &pod, dry_run).await;
+                match (&expected, created) {
+                    (Expected::Injected, created) => {
+                        let created = created.context(name)?;
+                        ensure!(is_injected(&created), "{name}: {created}");
+                    }
+                    (Expected::Untouched, created) => {
+                        let created = created.context(name)?;
+                        ensure!(is_untouched(&created) && !is_injected(&created), "{name}: {created}");
+                    }
+                    (Expected::Refused(says), created) => {
+                        let refused = format!("{:#}", created.err().context(name)?);
+                        ensure!(refused.contains(says) && !refused.contains("webhook"), "{name}: {refused}");
+                    }
+                }
+            }
+        }
+        let metrics = rig.replicas[0].metrics_text().await?;
+        ensure!(metrics.contains("pillion_panics_total 0\n"), "{metrics}");
+        Ok(())
+    });
+}

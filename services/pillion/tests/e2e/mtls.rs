@@ -1,0 +1,123 @@
+//! The API server shows a certificate, as `docs/mtls.md` says how, and nobody else is answered.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use pillion_testkit::control_plane::Builder;
+use pillion_testkit::registration::SERVER_NAME;
+use pillion_testkit::replica::WEBHOOK_PORT;
+use pillion_testkit::{ControlPlane, Replica, TestCa, eventually, isolated, namespace};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::rig::{Rig, SOON, bare_pod, names};
+
+/// The documentation, whose files are used as they stand there.
+const PAGE: &str = include_str!("../../../../docs/mtls.md");
+const CLIENT_NAME: &str = "kube-apiserver-pillion";
+
+/// The text of the block of the documentation that says this.
+fn block(says: &str) -> Result<&'static str> {
+    let blocks = PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    blocks
+        .into_iter()
+        .find(|block| block.contains(says))
+        .with_context(|| format!("no block with {says} in docs/mtls.md"))
+}
+
+/// An API server that is set up as the documentation says, with files in the folder of the test.
+fn with_certificate(authority: &TestCa, folder: &Path) -> Result<Builder> {
+    authority.client_files(folder, "pillion-client", CLIENT_NAME)?;
+    let folder_text = folder.to_str().context("a folder of text")?;
+    for (file, says) in [("admission.yaml", "kind: AdmissionConfiguration"), ("webhooks.kubeconfig", "kind: Config")] {
+        std::fs::write(folder.join(file), block(says)?.replace("/etc/kubernetes/pillion", folder_text))?;
+    }
+    let argument = format!("--admission-control-config-file={folder_text}/admission.yaml");
+    Ok(ControlPlane::builder().api_server_arg(argument))
+}
+
+/// The status of the answer to a forged review, over TLS that trusts anybody who has the Service's name.
+async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(root)?)?;
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let tcp = TcpStream::connect((replica.address(), WEBHOOK_PORT)).await?;
+    let mut stream =
+        tokio_rustls::TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(SERVER_NAME)?, tcp).await?;
+    // The body is announced and does not come: it is not waited for.
+    let head =
+        "POST /mutate/required HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await?;
+    stream.flush().await?;
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await?;
+    Ok(std::str::from_utf8(&status)?.split(' ').nth(1).context("a status")?.parse()?)
+}
+
+fn value(metrics: &str, series: &str) -> Result<f64> {
+    let value = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    Ok(value.with_context(|| format!("no series {series}"))?.parse()?)
+}
+
+const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
+
+#[test]
+fn the_api_server_is_known_by_its_certificate_and_nobody_else_is_answered() {
+    isolated(|| async {
+        let folder = namespace::directory()?;
+        let authority = TestCa::new()?;
+        let control_plane = with_certificate(&authority, &folder)?;
+        let file = folder.join("clients.crt");
+        std::fs::write(&file, authority.bundle_pem())?;
+        let arguments = ["--client-ca", file.to_str().context("text")?, "--client-name", CLIENT_NAME];
+        let rig = Rig::start_with(control_plane, &arguments, 1).await?;
+        rig.namespace("team-a", Some("enabled")).await?;
+        rig.is_called("team-a").await?;
+        rig.namespace("strict", Some("required")).await?;
+        let created = rig.create("strict", &bare_pod("web")).await?;
+        ensure!(names(&created).contains(&"sidecar-nginx".to_owned()), "{created}");
+
+        let replica = &rig.replicas[0];
+        let metrics = replica.metrics_text().await?;
+        ensure!(value(&metrics, NO_CERTIFICATE)? < 0.5, "the API server was turned away");
+        ensure!(value(&metrics, "pillion_tls_handshakes_total{result=\"ok\"}")? > 0.5);
+        let root = rig.control_plane.directory().join("serving-ca.crt");
+        std::fs::write(&root, &rig.serving_authority)?;
+        ensure!(forged(replica, &root).await? == 401);
+        ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5);
+        // Probes show no certificate, and need none.
+        ensure!(replica.get("/readyz").await?.0.is_success());
+        Ok(())
+    });
+}
+
+#[test]
+fn an_api_server_without_a_certificate_is_told_that_it_needs_one() {
+    isolated(|| async {
+        let folder = namespace::directory()?;
+        let file = folder.join("clients.crt");
+        std::fs::write(&file, TestCa::new()?.bundle_pem())?;
+        let arguments = ["--client-ca", file.to_str().context("text")?];
+        let rig = Rig::start_with(ControlPlane::builder(), &arguments, 1).await?;
+        rig.namespace("strict", Some("required")).await?;
+        eventually(SOON, "the API server is turned away", async || {
+            let refused =
+                rig.dry_run("strict", &bare_pod("web")).await.err().context("the webhook is not called yet")?;
+            ensure!(format!("{refused:#}").contains("provide credentials"), "{refused:#}");
+            Ok(())
+        })
+        .await?;
+        let replica = &rig.replicas[0];
+        ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5);
+        ensure!(replica.log_text()?.contains("--admission-control-config-file"), "{}", replica.log_text()?);
+        Ok(())
+    });
+}

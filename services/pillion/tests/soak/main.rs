@@ -1,0 +1,272 @@
+//! A minute (longer by `PILLION_SOAK_SECONDS`) of all that a replica meets in a year, at a few hundred requests a second:
+//! good reviews of all sizes and bad ones, clients that come and go and break off, new certificates, profiles that change,
+//! namespaces that come and go, scrapes. Every good review is answered right, and in the end the process is as large, and
+//! has as many files open, as it had after it had warmed up.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
+
+mod clients;
+#[path = "../support/mod.rs"]
+mod support;
+mod target;
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use clients::{abort, bad, churn, forged, good};
+use pillion_testkit::{ControlPlane, TestCa};
+use serde_json::json;
+use support::{Program, eventually, get};
+use target::Target;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+const SECONDS: &str = "PILLION_SOAK_SECONDS";
+const DEFAULT_SECONDS: u64 = 60;
+pub(crate) const KIB: usize = 1024;
+pub(crate) const MIB: usize = 1024 * KIB;
+/// How much more memory the last quarter may have than the second: so much of it, and so many bytes.
+const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
+/// How many more files may be open in the end than in the beginning: the connections to the API server vary by some.
+const MORE_FILES: usize = 4;
+/// How many namespaces the API server may be asked for.
+const LOOKUPS_A_SECOND: f64 = 10.0;
+pub(crate) const NAMESPACE: &str = "soak";
+
+fn profile(generation: u32) -> String {
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": "soak"},
+        "spec": {
+            "activation": "Always",
+            "template": {
+                "metadata": {"annotations": {"example.com/by": "${object.metadata.name + '/' + namespaceObject.metadata.name}"}},
+                "spec": {
+                    "containers": [{"name": "sidecar", "image": format!("registry.example/sidecar:{generation}")}],
+                    "volumes": [{"name": "config", "configMap": {"name": "sidecar"}}],
+                },
+            },
+        },
+    })
+    .to_string()
+}
+
+/// What the cluster does meanwhile: profiles change, namespaces come and go; and the certificate is renewed.
+async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority: TestCa, folder: Rc<Path>) {
+    for round in 2.. {
+        if !target.goes_on() {
+            break;
+        }
+        target.generation.set(round);
+        control_plane.apply_yaml(&profile(round)).await.unwrap();
+        target.count("profile changes");
+        control_plane
+            .create_namespace(&format!("passing-{round}"), &[("pillion.dev/injection", "enabled")])
+            .await
+            .unwrap();
+        if round % 2 == 0 {
+            renew(&authority, &folder);
+            target.count("certificates");
+        }
+        sleep_until(target.until.min(Instant::now() + Duration::from_secs(3))).await;
+    }
+}
+
+/// Replaces key and certificate as the kubelet does: whole files. Read between the two they do not fit, and are read again.
+fn renew(authority: &TestCa, folder: &Path) {
+    let fresh = folder.join("fresh");
+    std::fs::create_dir_all(&fresh).unwrap();
+    authority.serving_files(&fresh, "tls", &["localhost"]).unwrap();
+    for name in ["tls.key", "tls.crt"] {
+        std::fs::rename(fresh.join(name), folder.join(name)).unwrap();
+    }
+}
+
+/// What a process has at a moment.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    memory: usize,
+    files: usize,
+}
+
+impl Sample {
+    fn of(process: u32) -> Self {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let memory = line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * KIB;
+        let files = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count();
+        Self { memory, files }
+    }
+}
+
+async fn observe(target: Rc<Target>, process: u32, operations: String) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for number in 0_usize.. {
+        if !target.goes_on() {
+            break;
+        }
+        samples.push(Sample::of(process));
+        if number % 4 == 0 {
+            let (operations, path) = (operations.clone(), "/metrics");
+            let scrape = tokio::task::spawn_blocking(move || get(&operations, path)).await.unwrap();
+            assert!(metric(&scrape.body, "pillion_panics_total") < 0.5);
+            target.count("scrapes");
+        }
+        sleep(Duration::from_millis(250)).await;
+    }
+    samples
+}
+
+fn metric(scrape: &str, series: &str) -> f64 {
+    let value = scrape.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+    value.unwrap_or_else(|| panic!("no series {series} in\n{scrape}"))
+}
+
+fn live_lookups(scrape: &str) -> impl Fn(&str) -> f64 {
+    |result| metric(scrape, &format!("pillion_live_lookups_total{{result=\"{result}\"}}"))
+}
+
+fn median(mut values: Vec<usize>) -> usize {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+/// A quarter of the samples, the first being 0: the median of their memory and the most files.
+fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
+    let length = samples.len() / 4;
+    let part = &samples[which * length..(which + 1) * length];
+    (median(part.iter().map(|sample| sample.memory).collect()), part.iter().map(|sample| sample.files).max().unwrap())
+}
+
+#[test]
+fn memory_and_files_stay_flat_and_every_answer_is_right() {
+    let seconds = std::env::var(SECONDS).map_or(DEFAULT_SECONDS, |text| text.parse().unwrap());
+    assert!(seconds >= 10, "{SECONDS}: there is nothing to see in {seconds} seconds");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, soak(seconds));
+}
+
+/// All that happens to the replica.
+fn clients_and_changes(
+    target: &Rc<Target>,
+    control_plane: &Rc<ControlPlane>,
+    authority: TestCa,
+    folder: &Path,
+) -> Vec<JoinHandle<()>> {
+    let mut tasks: Vec<_> = (1..=4).map(|client| tokio::task::spawn_local(good(Rc::clone(target), client))).collect();
+    tasks.push(tokio::task::spawn_local(bad(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(churn(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(abort(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(forged(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(changes(
+        Rc::clone(target),
+        Rc::clone(control_plane),
+        authority,
+        folder.into(),
+    )));
+    tasks
+}
+
+async fn soak(seconds: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let control_plane = ControlPlane::builder().on_loopback().unwrap().directory(folder.path()).start().await.unwrap();
+    let control_plane = Rc::new(control_plane);
+    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output().unwrap();
+    let applied = control_plane
+        .kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout).unwrap())
+        .await
+        .unwrap();
+    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    control_plane
+        .wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"])
+        .await
+        .unwrap();
+    control_plane.apply_yaml(&profile(1)).await.unwrap();
+    control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "enabled")]).await.unwrap();
+
+    let authority = TestCa::new().unwrap();
+    authority.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+    let kubeconfig = control_plane.kubeconfig();
+    let arguments = [
+        "webhook",
+        "--kubeconfig",
+        kubeconfig.to_str().unwrap(),
+        "--tls-cert",
+        "tls.crt",
+        "--tls-key",
+        "tls.key",
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics-listen",
+        "127.0.0.1:0",
+        "--drain-minimum",
+        "0",
+    ];
+    let mut replica = Program::start(&arguments, folder.path());
+    let address = replica.word_behind(" address=");
+    let operations = replica.word_behind("metrics_address=");
+    eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
+    sleep(Duration::from_secs(1)).await;
+    let idle = Sample::of(replica.id());
+
+    let target = Rc::new(Target::new(address, &authority.bundle_pem(), seconds));
+    let tasks = clients_and_changes(&target, &control_plane, authority, folder.path());
+    let samples = observe(Rc::clone(&target), replica.id(), operations.clone()).await;
+    for task in tasks {
+        task.await.unwrap();
+    }
+
+    let ((early, early_files), (late, late_files)) = (quarter(&samples, 1), quarter(&samples, 3));
+    let after = eventually("no more files are open than before", || {
+        let now = Sample::of(replica.id());
+        (now.files <= idle.files + MORE_FILES).then_some(now)
+    });
+    let scrape = get(&operations, "/metrics").body;
+    println!("{seconds} s: {:?}", target.counts.borrow());
+    println!(
+        "RssAnon in KiB: {} idle, {} in the second quarter, {} in the last, {} after; files: {} idle, {early_files} and \
+         {late_files} at most, {} after",
+        idle.memory / KIB,
+        early / KIB,
+        late / KIB,
+        after.memory / KIB,
+        idle.files,
+        after.files
+    );
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "memory of one process"
+    )]
+    let most = early + (early as f64 * DRIFT.0) as usize + DRIFT.1;
+    assert!(late <= most, "{late} bytes of memory in the last quarter, and {early} in the second");
+    assert!(late_files <= early_files + 2 * MORE_FILES, "{late_files} files, and {early_files} before");
+    for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes", "pillion_tls_connections"] {
+        assert!(metric(&scrape, series).abs() < 0.5, "{series}");
+    }
+    for what in
+        ["injected", "updates", "bad requests", "requests that were broken off", "profile changes", "certificates"]
+    {
+        assert!(target.counts.borrow().get(what).is_some_and(|count| *count > 1), "{what}: none");
+    }
+    let asked: f64 = ["found", "missing", "failed", "timed_out"].map(live_lookups(&scrape)).into_iter().sum();
+    println!("{asked} look-ups of namespaces, {} refused", live_lookups(&scrape)("refused"));
+    #[expect(clippy::cast_precision_loss, reason = "seconds of a test")]
+    let most = LOOKUPS_A_SECOND * (seconds + 2) as f64;
+    assert!((1.0..=most).contains(&asked), "the API server was asked for {asked} namespaces");
+    let served = target.generation.get();
+    assert!(replica.stderr().contains("a new serving certificate is served"), "{}", replica.stderr());
+    println!("{served} generations of the profile");
+
+    replica.terminate();
+    assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+}

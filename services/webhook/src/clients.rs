@@ -1,0 +1,295 @@
+//! Who may send reviews: clients with a certificate of one authority, and by default anybody who gets here.
+//!
+//! A certificate that is not good (expired, of another authority, not for clients) ends the handshake, as TLS has it. A
+//! client that shows none is let in as far as its request's head, and is answered 401: the API server's log then says what
+//! is missing, where a broken handshake would have people guess. The body of such a request is never looked at.
+//!
+//! The authority is asked at each handshake and can be replaced meanwhile. A connection that was let in stays until it is
+//! retired for its age.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::body::Body;
+use http::header::{CONNECTION, CONTENT_TYPE};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Incoming};
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::pki_types::UnixTime;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::{self, PemObject};
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::refusal::{Bounded, LOGGED_BYTES};
+use crate::tls::{PemText, provider};
+use crate::transport::{TransportMetrics, Unauthorized};
+
+/// How long the body of a request that was turned away is thrown away, so that its client comes to read the answer.
+const LINGER: Duration = Duration::from_secs(1);
+/// A body of more bytes than these is not waited for: its connection ends with the answer.
+const SMALL_BODY: u64 = 64 * 1024;
+
+/// Why an authority for clients cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientAuthorityError {
+    /// The text is not PEM, or breaks off.
+    #[error("{origin} is not PEM text: {error}; expected one or more BEGIN CERTIFICATE sections")]
+    NotPem {
+        /// Which text.
+        origin: String,
+        /// What the PEM parser says.
+        error: pem::Error,
+    },
+    /// There is no certificate in the text.
+    #[error("{origin} has no certificate: expected those of the authorities of clients, each as BEGIN CERTIFICATE")]
+    NoCertificate {
+        /// Which text.
+        origin: String,
+    },
+    /// A certificate in it cannot be an authority's.
+    #[error("certificate {number} in {origin} cannot be an authority's: {reason}")]
+    NoAuthority {
+        /// Which text.
+        origin: String,
+        /// Which certificate in it, from 1.
+        number: usize,
+        /// Why.
+        reason: String,
+    },
+    /// They cannot be used together.
+    #[error("the certificates in {origin} cannot be used: {reason}")]
+    Unusable {
+        /// Which text.
+        origin: String,
+        /// What the TLS library says.
+        reason: String,
+    },
+}
+
+/// The certificates by which clients are known.
+pub struct ClientCertificates {
+    current: ArcSwap<Authority>,
+    /// The names of which a certificate has to have one; any certificate will do if there are none.
+    names: Box<[Box<str>]>,
+}
+
+struct Authority {
+    certificates: Vec<CertificateDer<'static>>,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+/// Who is on the other end of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    refusal: Option<Arc<Refusal>>,
+}
+
+/// Why the requests of a connection are turned away.
+#[derive(Debug)]
+struct Refusal {
+    reason: Unauthorized,
+    text: String,
+    metrics: TransportMetrics,
+}
+
+impl fmt::Debug for ClientCertificates {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let certificates = self.current.load().certificates.len();
+        formatter
+            .debug_struct("ClientCertificates")
+            .field("certificates", &certificates)
+            .field("names", &self.names)
+            .finish()
+    }
+}
+
+impl ClientCertificates {
+    /// Knows clients by certificates of one of the authorities in this text. With names, a certificate has to have one of
+    /// them: as the common name of its subject, or as a DNS name, URI or e-mail address among its alternative names.
+    ///
+    /// # Errors
+    /// The text holds no certificate, or one that cannot be an authority's.
+    pub fn new(
+        authority: PemText<'_>,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<Arc<Self>, ClientAuthorityError> {
+        let names = names.into_iter().map(String::into_boxed_str).collect();
+        Ok(Arc::new(Self { current: ArcSwap::from_pointee(Authority::read(authority)?), names }))
+    }
+
+    /// Knows clients by these authorities from the next handshake on. On an error those of before stay. `false` if they
+    /// are the same.
+    ///
+    /// # Errors
+    /// As [`ClientCertificates::new`].
+    pub fn swap(&self, authority: PemText<'_>) -> Result<bool, ClientAuthorityError> {
+        let fresh = Authority::read(authority)?;
+        let changed = fresh.certificates != self.current.load().certificates;
+        self.current.store(Arc::new(fresh));
+        Ok(changed)
+    }
+
+    /// Who shows these certificates, which were found to be good.
+    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
+        let refused =
+            |reason, text| Caller { refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })) };
+        let Some(leaf) = shown.and_then(<[_]>::first) else {
+            return refused(
+                Unauthorized::NoCertificate,
+                "Pillion answers only clients with a certificate, and none was shown: the API server needs one for this \
+                 webhook, by its --admission-control-config-file\n"
+                    .to_owned(),
+            );
+        };
+        if self.names.is_empty() {
+            return Caller::anybody();
+        }
+        let found = names_of(leaf);
+        if found.iter().any(|found| self.names.contains(found)) {
+            return Caller::anybody();
+        }
+        let found = Bounded(&found.join(", "), LOGGED_BYTES).to_string();
+        refused(
+            Unauthorized::Name,
+            format!("no name of the client certificate ({found}) is one that may call Pillion\n"),
+        )
+    }
+}
+
+impl Authority {
+    fn read(text: PemText<'_>) -> Result<Self, ClientAuthorityError> {
+        let origin = || text.source.to_owned();
+        let certificates = CertificateDer::pem_slice_iter(text.text)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| ClientAuthorityError::NotPem { origin: origin(), error })?;
+        if certificates.is_empty() {
+            return Err(ClientAuthorityError::NoCertificate { origin: origin() });
+        }
+        let mut roots = RootCertStore::empty();
+        for (index, certificate) in certificates.iter().enumerate() {
+            let unfit = |reason| ClientAuthorityError::NoAuthority { origin: origin(), number: index + 1, reason };
+            roots.add(certificate.clone()).map_err(|error| unfit(error.to_string()))?;
+            // A leaf would be taken as a root as well, and then vouch for nobody: every client would be turned away.
+            if !is_authority(certificate) {
+                return Err(unfit("it is not a CA (basic constraints)".to_owned()));
+            }
+        }
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+            .build()
+            .map_err(|error| ClientAuthorityError::Unusable { origin: origin(), reason: error.to_string() })?;
+        Ok(Self { certificates, verifier })
+    }
+}
+
+fn is_authority(certificate: &CertificateDer<'_>) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
+    certificate.is_ca()
+}
+
+/// The names that a certificate has.
+fn names_of(certificate: &CertificateDer<'_>) -> Vec<Box<str>> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let alternative = certificate.subject_alternative_name().ok().flatten();
+    let alternative = alternative.iter().flat_map(|names| &names.value.general_names).filter_map(|name| match name {
+        GeneralName::DNSName(name) | GeneralName::URI(name) | GeneralName::RFC822Name(name) => Some(*name),
+        _ => None,
+    });
+    common.chain(alternative).map(Box::from).collect()
+}
+
+impl ClientCertVerifier for ClientCertificates {
+    fn offer_client_auth(&self) -> bool {
+        true
+    }
+
+    /// Who shows none is told so by an answer.
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    /// No hints: a client with a certificate of another authority shows it, and learns that it is the wrong one.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.current.load().verifier.verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.current.load().verifier.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.current.load().verifier.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.current.load().verifier.supported_verify_schemes()
+    }
+}
+
+impl Caller {
+    /// Whoever it is may call.
+    pub(crate) const fn anybody() -> Self {
+        Self { refusal: None }
+    }
+
+    pub(crate) const fn is_refused(&self) -> bool {
+        self.refusal.is_some()
+    }
+
+    /// Gives a request back, or the answer that turns it away.
+    pub(crate) fn admit(&self, request: Request<Incoming>) -> ControlFlow<Response<Body>, Request<Incoming>> {
+        let Some(refusal) = &self.refusal else { return ControlFlow::Continue(request) };
+        refusal.metrics.unauthorized(refusal.reason);
+        let status = match refusal.reason {
+            Unauthorized::NoCertificate => StatusCode::UNAUTHORIZED,
+            Unauthorized::Name => StatusCode::FORBIDDEN,
+        };
+        tracing::debug!(status = status.as_u16(), reason = refusal.text.trim_end(), "a request was turned away");
+        let mut response = Response::new(Body::from(refusal.text.clone()));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        let http1 = request.version() < Version::HTTP_2;
+        let body = request.into_body();
+        if http1 && !body.is_end_stream() {
+            if body.size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY) {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            // Beside the answer, so that this does not wait for it. Whoever is still writing might else see the
+            // connection reset in place of the answer.
+            tokio::spawn(tokio::time::timeout(LINGER, discard(body)));
+        }
+        ControlFlow::Break(response)
+    }
+}
+
+async fn discard(mut body: Incoming) {
+    while let Some(Ok(_)) = body.frame().await {}
+}

@@ -1,0 +1,90 @@
+//! What the server measures of its transport, beside connections and handshakes: what it could not accept, whom it no
+//! longer waited for, and whom it turned away.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use crate::connection::Waiting;
+
+/// Why a request was answered with 401 or 403.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unauthorized {
+    /// Its client showed no certificate: 401.
+    NoCertificate,
+    /// Its client's certificate is of the right authority, and has none of the names that are asked for: 403.
+    Name,
+}
+
+/// The metrics of the transport.
+#[derive(Clone, Debug)]
+pub struct TransportMetrics {
+    /// How often no connection could be accepted, most likely for want of a file descriptor.
+    pub accept_errors: Counter,
+    timed_out: [Counter; Waiting::ALL.len()],
+    unauthorized: [Counter; Unauthorized::ALL.len()],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WaitingLabel {
+    waiting: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+impl Unauthorized {
+    /// All reasons.
+    pub const ALL: [Self; 2] = [Self::NoCertificate, Self::Name];
+
+    /// The reason as it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoCertificate => "no_certificate",
+            Self::Name => "name",
+        }
+    }
+}
+
+impl TransportMetrics {
+    /// Makes the metrics and registers them where a prefix is given already.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let accept_errors = Counter::default();
+        registry.register(
+            "accept_errors",
+            "Failures to accept any connection, for want of a file descriptor most likely",
+            accept_errors.clone(),
+        );
+        let family = Family::<WaitingLabel, Counter>::default();
+        registry.register(
+            "connections_timed_out",
+            "TLS connections that were closed for being too slow, by what was waited for",
+            family.clone(),
+        );
+        let timed_out =
+            Waiting::ALL.map(|waiting| family.get_or_create_owned(&WaitingLabel { waiting: waiting.as_str() }));
+        let family = Family::<ReasonLabel, Counter>::default();
+        registry.register(
+            "unauthorized_requests",
+            "Requests that were turned away before their body was read, by why",
+            family.clone(),
+        );
+        let unauthorized =
+            Unauthorized::ALL.map(|reason| family.get_or_create_owned(&ReasonLabel { reason: reason.as_str() }));
+        Self { accept_errors, timed_out, unauthorized }
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    pub(crate) fn timed_out(&self, waiting: Waiting) {
+        self.timed_out[waiting as usize].inc();
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    pub(crate) fn unauthorized(&self, reason: Unauthorized) {
+        self.unauthorized[reason as usize].inc();
+    }
+}

@@ -1,0 +1,278 @@
+//! A row of the table, and the runner that tries it by both ways.
+
+use axum::body::Body;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::Request;
+use http_body_util::BodyExt;
+use pillion_webhook::serve::ServerSettings;
+use serde_json::Value as Json;
+use tokio::io::AsyncWriteExt;
+use tower::ServiceExt;
+
+use crate::support::{Answer, App, KNOWN, Running, anonymous_memory, post, review, sidecar};
+
+/// An input and what must come of it.
+pub(crate) struct Row {
+    /// B1 to B70.
+    pub(crate) number: u8,
+    pub(crate) name: &'static str,
+    pub(crate) method: &'static str,
+    pub(crate) path: String,
+    pub(crate) headers: Vec<(&'static str, String)>,
+    pub(crate) body: Vec<u8>,
+    /// The profile that is served: always applied, unless it says otherwise.
+    pub(crate) profile: Json,
+    pub(crate) expected: Expected,
+}
+
+/// What must come of an input.
+pub(crate) enum Expected {
+    /// No review: this status, and these words in one line of text.
+    Status(u16, &'static str),
+    /// Allowed without a patch; with a warning, or without any.
+    Skip { warned: bool },
+    /// Refused with this code, and these words.
+    Deny(u16, &'static str),
+    /// Injected, and this holds.
+    Injected(fn(&Injected)),
+}
+
+/// An object before and after.
+pub(crate) struct Injected {
+    pub(crate) answer: Json,
+    pub(crate) patch: String,
+    /// As the patch makes it; null if JSON of the test's own cannot hold what came.
+    pub(crate) object: Json,
+}
+
+/// What came back.
+struct Came {
+    status: u16,
+    content_type: String,
+    body: String,
+}
+
+/// The good review, which every row changes in one way.
+pub(crate) fn good(number: u8, name: &'static str) -> Row {
+    Row {
+        number,
+        name,
+        method: "POST",
+        path: "/mutate".to_owned(),
+        headers: vec![("Content-Type", "application/json".to_owned())],
+        body: review(KNOWN).to_string().into_bytes(),
+        profile: sidecar(),
+        expected: Expected::Injected(|_| {}),
+    }
+}
+
+impl Row {
+    pub(crate) fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// Changes the review.
+    pub(crate) fn review(mut self, change: impl FnOnce(&mut Json)) -> Self {
+        let mut review: Json = serde_json::from_slice(&self.body).unwrap();
+        change(&mut review);
+        self.body = review.to_string().into_bytes();
+        self
+    }
+
+    /// Changes the request in the review.
+    pub(crate) fn request(self, change: impl FnOnce(&mut Json)) -> Self {
+        self.review(|review| change(&mut review["request"]))
+    }
+
+    /// Changes the object in the review.
+    pub(crate) fn pod(self, change: impl FnOnce(&mut Json)) -> Self {
+        self.request(|request| change(&mut request["object"]))
+    }
+
+    /// Changes the text of the review, in one place that must be there.
+    pub(crate) fn text(mut self, from: &str, to: &str) -> Self {
+        let text = String::from_utf8(self.body).unwrap();
+        assert!(text.contains(from), "{}: {from} is not in {text}", self.name);
+        self.body = text.replacen(from, to, 1).into_bytes();
+        self
+    }
+
+    pub(crate) fn to(mut self, method: &'static str, path: impl Into<String>) -> Self {
+        (self.method, self.path) = (method, path.into());
+        self
+    }
+
+    /// With these headers alone.
+    pub(crate) fn headers(mut self, headers: &[(&'static str, &str)]) -> Self {
+        self.headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        self
+    }
+
+    pub(crate) fn profile(mut self, change: impl FnOnce(&mut Json)) -> Self {
+        change(&mut self.profile);
+        self
+    }
+
+    pub(crate) fn is(mut self, expected: Expected) -> Self {
+        self.expected = expected;
+        self
+    }
+
+    /// Not a review that can be answered.
+    pub(crate) fn refused(self, status: u16, says: &'static str) -> Self {
+        self.is(Expected::Status(status, says))
+    }
+
+    fn app(&self) -> App {
+        App::with_profile(&self.profile, None)
+    }
+
+    /// Whether the row's HTTP could be asked of an API at all: else nobody counts it.
+    fn outcomes(&self) -> &'static [&'static str] {
+        match self.expected {
+            Expected::Status(404 | 405, _) => &[],
+            Expected::Status(..) => &["bad_request"],
+            Expected::Skip { .. } => &["skipped", "unchanged"],
+            Expected::Deny(..) => &["denied"],
+            Expected::Injected(_) => &["injected"],
+        }
+    }
+
+    fn check(&self, way: &str, came: &Came) {
+        let at = format!("B{} {} ({way})", self.number, self.name);
+        let short: String = came.body.chars().take(600).collect();
+        if let Expected::Status(status, says) = self.expected {
+            assert_eq!(came.status, status, "{at}: {short}");
+            assert!(came.body.contains(says), "{at}: {short:?} does not say {says:?}");
+            assert!(came.body.len() <= 1100 && came.body.trim_end().lines().count() <= 1, "{at}: {short:?}");
+            return;
+        }
+        assert_eq!((came.status, &*came.content_type), (200, "application/json"), "{at}: {short}");
+        let answer: Json = serde_json::from_str(&came.body).unwrap();
+        let response = &answer["response"];
+        let allowed = response["allowed"].as_bool().unwrap();
+        let warned = response["warnings"].as_array().is_some_and(|warnings| !warnings.is_empty());
+        for warning in response["warnings"].as_array().into_iter().flatten() {
+            let warning = warning.as_str().unwrap();
+            assert!(warning.chars().count() <= 256 && warning.lines().count() == 1, "{at}: {warning}");
+        }
+        match &self.expected {
+            Expected::Status(..) => {}
+            Expected::Skip { warned: expected } => {
+                assert!(allowed && response.get("patch").is_none(), "{at}: {short}");
+                assert_eq!(warned, *expected, "{at}: {short}");
+            }
+            Expected::Deny(code, says) => {
+                assert!(!allowed && response.get("patch").is_none(), "{at}: {short}");
+                assert_eq!(response["status"]["code"], *code, "{at}: {short}");
+                let message = response["status"]["message"].as_str().unwrap();
+                assert!(message.contains(says) && message.len() < 2048, "{at}: {message}");
+            }
+            Expected::Injected(holds) => {
+                let patch = response["patch"].as_str().unwrap_or_else(|| panic!("{at}: no patch in {short}"));
+                let patch = STANDARD.decode(patch).unwrap();
+                let operations: json_patch::Patch = serde_json::from_slice(&patch).unwrap();
+                let mut object = serde_json::from_slice::<Json>(&self.body)
+                    .map_or(Json::Null, |review| review["request"]["object"].clone());
+                if !object.is_null() {
+                    json_patch::patch(&mut object, &operations).unwrap_or_else(|error| panic!("{at}: {error}"));
+                }
+                holds(&Injected { answer, patch: String::from_utf8(patch).unwrap(), object });
+            }
+        }
+    }
+
+    /// Nothing panicked, nothing is left, and the row was counted as it should be, beside so many good reviews.
+    fn check_metrics(&self, way: &str, app: &App, good: f64) {
+        let at = format!("B{} {} ({way})", self.number, self.name);
+        for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {
+            assert_eq!(app.metric(series), Some(0.0), "{at}: {series}");
+        }
+        let all = app.sum("pillion_admission_requests_total{");
+        let of = |outcome: &str| app.sum_with("pillion_admission_requests_total{", &format!("outcome=\"{outcome}\""));
+        let expected = self.outcomes();
+        let own = if expected.is_empty() { 0.0 } else { 1.0 };
+        assert!((all - good - own).abs() < 0.5, "{at}: {all} requests were counted");
+        if !expected.is_empty() {
+            let good_among = if expected.contains(&"injected") { good } else { 0.0 };
+            let counted: f64 = expected.iter().map(|outcome| of(outcome)).sum();
+            assert!((counted - own - good_among).abs() < 0.5, "{at}: {counted} are counted as {expected:?}");
+        }
+    }
+
+    async fn in_process(&self) {
+        let app = self.app();
+        let mut request = Request::builder().method(self.method).uri(&self.path);
+        for (name, value) in &self.headers {
+            request = request.header(*name, value);
+        }
+        let request = request.body(Body::from(self.body.clone())).unwrap();
+        let response = app.router.clone().oneshot(request).await.unwrap();
+        let content_type = response.headers().get("content-type").map(|value| value.to_str().unwrap().to_owned());
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        self.check("in process", &Came { status, content_type: content_type.unwrap_or_default(), body });
+        self.check_metrics("in process", &app, 0.0);
+    }
+
+    async fn over_tls(&self) {
+        let app = self.app();
+        let server = Running::start(app.router.clone(), ServerSettings::default()).await;
+        let mut text = format!("{} {} HTTP/1.1\r\nHost: x\r\n", self.method, self.path).into_bytes();
+        for (name, value) in &self.headers {
+            text.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
+        }
+        text.extend_from_slice(format!("Content-Length: {}\r\n\r\n", self.body.len()).as_bytes());
+        text.extend_from_slice(&self.body);
+        let mut stream = server.http1().await;
+        // The server may have answered and closed before it has read all of it.
+        let _ = stream.write_all(&text).await;
+        let _ = stream.flush().await;
+        // An answer to HEAD says how long its body would be.
+        let mut answer =
+            if self.method == "HEAD" { Answer::read_head(&mut stream).await } else { Answer::read(&mut stream).await };
+        let content_type = answer.head.split("content-type: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+        let content_type = content_type.unwrap_or_default().to_owned();
+        let body = std::mem::take(&mut answer.body);
+        self.check("over TLS", &Came { status: answer.status, content_type, body });
+
+        if answer.closes() {
+            stream = server.http1().await;
+        }
+        let next = String::from_utf8(good(0, "the next one").body).unwrap();
+        stream.write_all(post("/mutate", &next).as_bytes()).await.unwrap();
+        assert_eq!(Answer::read(&mut stream).await.status, 200, "B{} {}: the next one", self.number, self.name);
+        // What the next one is decided to be is the row's profile's business.
+        self.check_metrics_after_next(&app);
+    }
+
+    fn check_metrics_after_next(&self, app: &App) {
+        let at = format!("B{} {}", self.number, self.name);
+        for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {
+            assert_eq!(app.metric(series), Some(0.0), "{at}: {series}");
+        }
+        let all = app.sum("pillion_admission_requests_total{");
+        let own = if self.outcomes().is_empty() { 0.0 } else { 1.0 };
+        assert!((all - 1.0 - own).abs() < 0.5, "{at}: {all} requests were counted");
+    }
+}
+
+/// Tries all rows by both ways.
+pub(crate) async fn run(rows: Vec<Row>) {
+    // More than all bodies of one row at a time, and what the allocator keeps of them.
+    const SLACK: usize = 96 * 1024 * 1024;
+    // One group at a time: they share a process, whose memory is looked at.
+    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _alone = ALONE.lock().await;
+    let before = anonymous_memory();
+    for row in &rows {
+        row.in_process().await;
+        row.over_tls().await;
+    }
+    let after = anonymous_memory();
+    println!("{} rows; {} KiB before and {} KiB after", rows.len(), before >> 10, after >> 10);
+    assert!(after < before + SLACK, "{} MiB more than before", after.saturating_sub(before) >> 20);
+}

@@ -1,0 +1,262 @@
+//! Clients that are known by their certificates: who is answered, who is told that they are not, and whose handshake ends.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
+
+#[cfg(test)]
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use pillion_webhook::clients::ClientCertificates;
+use pillion_webhook::serve::ServerSettings;
+use pillion_webhook::tls::PemText;
+use rcgen::SanType;
+use support::{Answer, App, Authority, ClientTls, Purpose, Running, post, read_to_end, review_text, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
+
+const SOON: Duration = Duration::from_millis(900);
+const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
+const NAME: &str = "pillion_unauthorized_requests_total{reason=\"name\"}";
+
+fn authority_text(text: &str) -> PemText<'_> {
+    PemText { source: "clients.crt", text: text.as_bytes() }
+}
+
+/// A server that answers clients of an authority alone, and the authority.
+struct Guarded {
+    app: App,
+    server: Running,
+    authority: Authority,
+    clients: Arc<ClientCertificates>,
+}
+
+impl Guarded {
+    async fn start(names: &[&str]) -> Self {
+        Self::start_with(names, ServerSettings::default()).await
+    }
+
+    async fn start_with(names: &[&str], settings: ServerSettings) -> Self {
+        let app = App::new();
+        let authority = Authority::new("authority of the API servers");
+        let names = names.iter().map(ToString::to_string);
+        let clients = ClientCertificates::new(authority_text(&authority.pem()), names).unwrap();
+        let server = Running::start_for(app.router.clone(), settings, Some(Arc::clone(&clients))).await;
+        Self { app, server, authority, clients }
+    }
+
+    async fn connect(
+        &self,
+        identity: Option<&(String, String)>,
+        version: &'static rustls::SupportedProtocolVersion,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        let tls = ClientTls { identity, versions: &[version], ..ClientTls::new(&self.server.root) };
+        tls.connect(self.server.tcp().await).await
+    }
+
+    /// What a review is answered.
+    async fn asks(&self, identity: Option<&(String, String)>) -> Answer {
+        let mut stream = self.connect(identity, &rustls::version::TLS13).await.unwrap();
+        stream.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
+        Answer::read(&mut stream).await
+    }
+}
+
+const VERSIONS: [&rustls::SupportedProtocolVersion; 2] = [&rustls::version::TLS12, &rustls::version::TLS13];
+
+#[tokio::test]
+async fn a_client_of_the_authority_is_answered_over_either_version() {
+    let guarded = Guarded::start(&[]).await;
+    let identity = guarded.authority.client("kube-apiserver");
+    for version in VERSIONS {
+        let mut stream = guarded.connect(Some(&identity), version).await.unwrap();
+        for _ in 0..2 {
+            stream.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
+            assert_eq!(Answer::read(&mut stream).await.status, 200);
+        }
+    }
+    assert!((guarded.server.handshakes("ok") - 2.0).abs() < 0.5);
+    assert!(guarded.server.metric(NO_CERTIFICATE) < 0.5);
+}
+
+#[tokio::test]
+async fn without_a_certificate_it_is_401_before_the_body_is_read() {
+    let guarded = Guarded::start(&[]).await;
+    for version in VERSIONS {
+        let mut stream = guarded.connect(None, version).await.unwrap();
+        // Nothing of the body is sent, and the answer comes.
+        let head =
+            "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let answer = timeout(SOON, Answer::read(&mut stream)).await.expect("it waits for the body");
+        assert_eq!(answer.status, 401);
+        assert!(answer.body.contains("--admission-control-config-file") && answer.closes(), "{answer:?}");
+        // A client that writes on all the same is listened to for a moment, and then cut.
+        let _ = stream.write_all(&[b' '; 1000]).await;
+        assert_eq!(read_to_end(&mut stream).await, "");
+    }
+
+    // A body that is small costs nobody the connection; what is behind it is answered too.
+    let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
+    for _ in 0..3 {
+        let token = "Content-Type: application/json\r\nAuthorization: Bearer x";
+        let text = post("/mutate", &review_text()).replace("Content-Type: application/json", token);
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let answer = Answer::read(&mut stream).await;
+        assert!(answer.status == 401 && !answer.closes(), "{answer:?}");
+    }
+    assert!((guarded.server.metric(NO_CERTIFICATE) - 5.0).abs() < 0.5);
+    // Nothing of it came as far as a review.
+    assert_eq!(guarded.app.metric("pillion_request_bytes_count"), Some(0.0));
+    assert_eq!(guarded.app.metric("pillion_inflight"), Some(0.0));
+}
+
+#[tokio::test]
+async fn a_large_body_does_not_hide_the_401() {
+    let guarded = Guarded::start(&[]).await;
+    let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
+    let body = " ".repeat(6 * 1024 * 1024);
+    let (mut reading, mut writing) = tokio::io::split(stream);
+    let text = post("/mutate", &body);
+    // It writes all of it before it looks for an answer, as simple clients do.
+    let written = writing.write_all(text.as_bytes()).await;
+    written.unwrap();
+    assert_eq!(Answer::read(&mut reading).await.status, 401);
+
+    stream = guarded.server.tls(&["h2"]).await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for _ in 0..2 {
+        let request = Request::post("https://x/mutate")
+            .header("content-type", "application/json")
+            .body(Full::<bytes::Bytes>::from(body.clone()))
+            .unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+        response.into_body().collect().await.unwrap();
+    }
+}
+
+/// Whether a client with this identity gets as far as a handshake. In TLS 1.3 it learns of the end when it reads.
+async fn is_let_in(
+    guarded: &Guarded,
+    identity: &(String, String),
+    version: &'static rustls::SupportedProtocolVersion,
+) -> bool {
+    let Ok(mut stream) = guarded.connect(Some(identity), version).await else { return false };
+    let _ = stream.write_all(post("/mutate", &review_text()).as_bytes()).await;
+    stream.read_u8().await.is_ok()
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_not_good_ends_the_handshake_and_is_counted_apart() {
+    let guarded = Guarded::start(&[]).await;
+    let stranger = Authority::new("another authority");
+    let bad = [
+        ("expired", guarded.authority.leaf(Purpose::ExpiredClient, "kube-apiserver", Vec::new())),
+        ("of another authority", stranger.client("kube-apiserver")),
+        ("for servers", guarded.authority.leaf(Purpose::Server, "kube-apiserver", Vec::new())),
+        ("its own authority", support::certificate()),
+    ];
+    let mut failed = 0.0;
+    for version in VERSIONS {
+        for (name, identity) in &bad {
+            assert!(!is_let_in(&guarded, identity, version).await, "{name}");
+            failed += 1.0;
+            until(name, || (guarded.server.handshakes("client_certificate") - failed).abs() < 0.5).await;
+        }
+    }
+    assert!(guarded.server.handshakes("failed") < 0.5 && guarded.server.handshakes("ok") < 0.5);
+    assert_eq!(guarded.app.metric("pillion_request_bytes_count"), Some(0.0));
+}
+
+#[tokio::test]
+async fn names_say_which_clients_of_the_authority_may_call() {
+    let guarded = Guarded::start(&["kube-apiserver", "apiserver.example", "spiffe://example/apiserver"]).await;
+    let leaf = |common: &str, names: Vec<SanType>| guarded.authority.leaf(Purpose::Client, common, names);
+    let dns = |name: &str| SanType::DnsName(name.try_into().unwrap());
+    for (identity, status) in [
+        (leaf("kube-apiserver", Vec::new()), 200),
+        (leaf("other", vec![dns("first.example"), dns("apiserver.example")]), 200),
+        (leaf("other", vec![SanType::URI("spiffe://example/apiserver".try_into().unwrap())]), 200),
+        (leaf("other", vec![dns("other.example")]), 403),
+        (leaf("kube-apiserver.evil", Vec::new()), 403),
+        (leaf("", Vec::new()), 403),
+        (leaf("a\nname: \"forged\"", Vec::new()), 403),
+    ] {
+        let answer = guarded.asks(Some(&identity)).await;
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.body.lines().count(), 1, "{answer:?}");
+    }
+    let answer = guarded.asks(Some(&leaf("kubelet", Vec::new()))).await;
+    assert!(answer.body.contains("(kubelet)") && answer.body.contains("may call"), "{answer:?}");
+    assert!((guarded.server.metric(NAME) - 5.0).abs() < 0.5);
+    assert_eq!(guarded.asks(None).await.status, 401);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_authority_counts_from_the_next_handshake_and_a_broken_one_not_at_all() {
+    let guarded = Guarded::start(&[]).await;
+    let old = guarded.authority.client("kube-apiserver");
+    let mut open = guarded.connect(Some(&old), &rustls::version::TLS13).await.unwrap();
+    let next = Authority::new("the next authority");
+    let new = next.client("kube-apiserver");
+    assert!(!is_let_in(&guarded, &new, &rustls::version::TLS13).await);
+
+    let leaf = guarded.authority.client("kube-apiserver").0;
+    let broken = "-----BEGIN CERTIFICATE-----\nMIIB\n";
+    let nonsense = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+    for (text, expected) in [
+        ("", "clients.crt has no certificate"),
+        (broken, "clients.crt is not PEM text"),
+        (nonsense, "certificate 1 in clients.crt cannot be an authority's"),
+        (&*leaf, "certificate 1 in clients.crt cannot be an authority's: it is not a CA"),
+        (&*format!("{}{leaf}", next.pem()), "certificate 2 in clients.crt"),
+    ] {
+        let error = guarded.clients.swap(authority_text(text)).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    assert!(is_let_in(&guarded, &old, &rustls::version::TLS13).await, "the last good one stays");
+
+    // Both for a while, as authorities are renewed; the same text is no change.
+    let both = format!("{}{}", guarded.authority.pem(), next.pem());
+    assert!(guarded.clients.swap(authority_text(&both)).unwrap());
+    assert!(!guarded.clients.swap(authority_text(&both)).unwrap());
+    for identity in [&old, &new] {
+        assert!(is_let_in(&guarded, identity, &rustls::version::TLS12).await);
+    }
+    assert!(guarded.clients.swap(authority_text(&next.pem())).unwrap());
+    assert!(!is_let_in(&guarded, &old, &rustls::version::TLS13).await);
+    assert!(is_let_in(&guarded, &new, &rustls::version::TLS13).await);
+    // Who was let in stays, until the connection is retired for its age.
+    open.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
+    assert_eq!(Answer::read(&mut open).await.status, 200);
+}
+
+#[tokio::test]
+async fn who_is_not_answered_keeps_no_place() {
+    let mut settings = ServerSettings::default();
+    settings.handshake_timeout = Duration::from_millis(300);
+    let guarded = Guarded::start_with(&[], settings).await;
+    let identity = guarded.authority.client("kube-apiserver");
+    let mut known = guarded.connect(Some(&identity), &rustls::version::TLS13).await.unwrap();
+    let mut nobody = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
+    assert_eq!(read_to_end(&mut nobody).await, "");
+    until("it is counted", || (guarded.server.timed_out("idle") - 1.0).abs() < 0.5).await;
+    known.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
+    assert_eq!(Answer::read(&mut known).await.status, 200);
+}

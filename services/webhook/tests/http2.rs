@@ -1,0 +1,291 @@
+//! HTTP/2 as nobody should speak it: what is known to have brought other servers down. Frames are written by hand, as no
+//! client library sends them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
+
+#[cfg(test)]
+mod support;
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use pillion_webhook::serve::ServerSettings;
+use support::{Answer, PATIENCE, Running, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::client::TlsStream;
+
+const SHORT: Duration = Duration::from_millis(300);
+const LARGE: usize = 256 * 1024;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+fn app() -> Router {
+    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
+}
+
+fn settings() -> ServerSettings {
+    let mut settings = ServerSettings::default();
+    settings.drain_minimum = Duration::ZERO;
+    settings
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = vec![length[1], length[2], length[3], kind, flags];
+    frame.extend_from_slice(&stream.to_be_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// A header, written out and not remembered.
+fn header(name: &str, value: &str) -> Vec<u8> {
+    let mut block = vec![0];
+    for text in [name, value] {
+        assert!(text.len() < 127);
+        block.push(u8::try_from(text.len()).unwrap());
+        block.extend_from_slice(text.as_bytes());
+    }
+    block
+}
+
+fn get_block(path: &str) -> Vec<u8> {
+    [header(":method", "GET"), header(":scheme", "https"), header(":authority", "x"), header(":path", path)].concat()
+}
+
+/// A frame as it was read.
+#[derive(Debug)]
+struct Frame {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: Vec<u8>,
+}
+
+/// A connection of HTTP/2, frame by frame.
+struct Raw {
+    reading: ReadHalf<TlsStream<TcpStream>>,
+    writing: WriteHalf<TlsStream<TcpStream>>,
+}
+
+impl Raw {
+    /// With these settings of the client's: pairs of identifier and value.
+    async fn connect(server: &Running, settings: &[(u16, u32)]) -> Self {
+        let (reading, writing) = tokio::io::split(server.tls(&["h2"]).await);
+        let mut raw = Self { reading, writing };
+        let payload: Vec<u8> =
+            settings.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
+        let text = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(SETTINGS, 0, 0, &payload)].concat();
+        assert!(raw.send(&text).await);
+        raw
+    }
+
+    /// `false` if the server has closed the connection, or takes no more.
+    async fn send(&mut self, bytes: &[u8]) -> bool {
+        let send = async {
+            self.writing.write_all(bytes).await?;
+            self.writing.flush().await
+        };
+        matches!(timeout(SHORT, send).await, Ok(Ok(())))
+    }
+
+    /// The next frame; `None` at the end.
+    async fn read(&mut self) -> Option<Frame> {
+        let read = async {
+            let mut head = [0; 9];
+            self.reading.read_exact(&mut head).await.ok()?;
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; length as usize];
+            self.reading.read_exact(&mut payload).await.ok()?;
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            Some(Frame { kind: head[3], flags: head[4], stream, payload })
+        };
+        timeout(PATIENCE, read).await.expect("neither a frame nor the end")
+    }
+
+    /// The error by which the server ends the connection; `None` if it just ends it.
+    async fn goodbye(mut self) -> Option<u32> {
+        while let Some(frame) = self.read().await {
+            if frame.kind == GOAWAY {
+                return Some(u32::from_be_bytes(frame.payload[4..8].try_into().unwrap()));
+            }
+        }
+        None
+    }
+
+    /// Waits for the answer on a stream.
+    async fn answered(&mut self, stream: u32) -> bool {
+        while let Some(frame) = self.read().await {
+            if frame.stream == stream && frame.flags & END_STREAM != 0 && matches!(frame.kind, DATA | HEADERS) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Others are served as if nothing were.
+async fn others_are_served(server: &Running) {
+    let mut stream = server.http1().await;
+    stream.write_all(b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    assert_eq!(Answer::read(&mut stream).await.body, "fast");
+}
+
+#[tokio::test]
+async fn frames_by_hand_are_answered() {
+    let server = Running::start(app(), settings()).await;
+    let mut raw = Raw::connect(&server, &[]).await;
+    assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/fast"))).await);
+    assert!(raw.answered(1).await);
+}
+
+#[tokio::test]
+async fn a_rapid_reset_ends_the_connection() {
+    let server = Running::start(app(), settings()).await;
+    let mut raw = Raw::connect(&server, &[]).await;
+    let mut burst = Vec::new();
+    for number in 0..10_000_u32 {
+        let stream = 2 * number + 1;
+        burst.extend_from_slice(&frame(HEADERS, END_STREAM | END_HEADERS, stream, &get_block("/fast")));
+        burst.extend_from_slice(&frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
+    }
+    raw.send(&burst).await;
+    assert!(matches!(raw.goodbye().await, None | Some(ENHANCE_YOUR_CALM)));
+    until("its place is free", || server.connections() < 0.5).await;
+    others_are_served(&server).await;
+}
+
+#[tokio::test]
+async fn a_head_without_an_end_ends_the_connection() {
+    let server = Running::start(app(), settings()).await;
+    let mut raw = Raw::connect(&server, &[]).await;
+    assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
+    let piece = frame(CONTINUATION, 0, 1, &header("x-filler", &"y".repeat(100)).repeat(100));
+    let (mut sent, most) = (0, 64 * 1024 * 1024);
+    while sent < most && raw.send(&piece).await {
+        sent += piece.len();
+    }
+    println!("ended after {sent} bytes of continuations");
+    assert!(sent < 8 * 1024 * 1024, "{sent} bytes of one head were taken");
+    until("its place is free", || server.connections() < 0.5).await;
+    others_are_served(&server).await;
+}
+
+#[tokio::test]
+async fn a_head_that_stalls_is_given_up_with_its_connection() {
+    let mut settings = settings();
+    settings.idle_timeout = SHORT;
+    let server = Running::start(app(), settings).await;
+    let mut raw = Raw::connect(&server, &[]).await;
+    assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
+    // Whatever else is said meanwhile: only requests keep a connection.
+    let began = Instant::now();
+    raw.goodbye().await;
+    assert!(began.elapsed() >= SHORT / 2, "{:?}", began.elapsed());
+    let mut pinging = Raw::connect(&server, &[]).await;
+    let ping = frame(PING, 0, 0, &[0; 8]);
+    let began = Instant::now();
+    while pinging.send(&ping).await {
+        assert!(began.elapsed() < PATIENCE, "pings keep a connection for ever");
+        tokio::time::sleep(SHORT / 20).await;
+    }
+    until("the places are free", || server.connections() < 0.5).await;
+}
+
+#[tokio::test]
+async fn settings_and_pings_whose_answers_nobody_reads_end_the_connection() {
+    for (name, text) in [("settings", frame(SETTINGS, 0, 0, &[])), ("pings", frame(PING, 0, 0, &[7; 8]))] {
+        let mut settings = settings();
+        settings.answer_timeout = SHORT;
+        let server = Running::start(app(), settings).await;
+        let mut raw = Raw::connect(&server, &[]).await;
+        let burst = text.repeat(4096);
+        let (mut sent, most) = (0, 512 * 1024 * 1024);
+        while sent < most && raw.send(&burst).await {
+            sent += burst.len();
+        }
+        println!("{name}: ended after {sent} bytes");
+        assert!(sent < most, "{name}: the server answers into the blue");
+        until(name, || server.timed_out("reader") > 0.5).await;
+        until("its place is free", || server.connections() < 0.5).await;
+        drop(raw);
+        others_are_served(&server).await;
+    }
+}
+
+#[tokio::test]
+async fn answers_behind_a_closed_window_are_not_kept_for_ever() {
+    // No window at all, and one that lets a single byte through: then the answer is in the library's hands.
+    for window in [0, 1] {
+        let mut settings = settings();
+        settings.answer_timeout = 3 * SHORT;
+        let server = Running::start(app(), settings).await;
+        let mut raw = Raw::connect(&server, &[(4, window)]).await;
+        assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/large"))).await);
+        let began = Instant::now();
+        // Other requests go on meanwhile, and do not put it off.
+        let mut stream = 3;
+        while server.timed_out("reader") < 0.5 {
+            assert!(began.elapsed() < PATIENCE, "window {window}: it is kept for ever");
+            raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, stream, &get_block("/nowhere"))).await;
+            stream += 2;
+            tokio::time::sleep(SHORT / 10).await;
+        }
+        assert!(began.elapsed() >= 2 * SHORT, "window {window}: {:?}", began.elapsed());
+        until("its place is free", || server.connections() < 0.5).await;
+        others_are_served(&server).await;
+    }
+}
+
+#[tokio::test]
+async fn answers_that_nobody_takes_do_not_pile_up() {
+    let server = Running::start(app(), settings()).await;
+    let mut raw = Raw::connect(&server, &[(4, 0)]).await;
+    let began = Instant::now();
+    for number in 0..100 {
+        if !raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, &get_block("/large"))).await {
+            break;
+        }
+    }
+    until("it is given up", || server.timed_out("reader") > 0.5).await;
+    // Long before their time has run out: 100 of them are 25 MiB, and a connection may have 1 MiB.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    until("its place is free", || server.connections() < 0.5).await;
+    others_are_served(&server).await;
+}
+
+#[tokio::test]
+async fn no_more_streams_at_one_time_than_are_allowed() {
+    let mut settings = settings();
+    settings.max_streams = 4;
+    let server = Running::start(app(), settings).await;
+    let mut raw = Raw::connect(&server, &[(4, 0)]).await;
+    for number in 0..5 {
+        assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, &get_block("/fast"))).await);
+    }
+    let refused = loop {
+        let frame = raw.read().await.expect("the fifth stream is neither refused nor answered");
+        if frame.kind == RST_STREAM {
+            break frame;
+        }
+    };
+    assert_eq!((refused.stream, &*refused.payload), (9, &7_u32.to_be_bytes()[..]), "REFUSED_STREAM");
+}

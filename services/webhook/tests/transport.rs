@@ -1,0 +1,337 @@
+//! What a server does for its clients while its certificate changes and while it ends, and what it does about those who
+//! do not read.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
+
+#[cfg(test)]
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use futures::future::join_all;
+use http::Request;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use pillion_webhook::serve::{Drained, ServerSettings};
+use support::{Answer, App, ClientTls, PATIENCE, Running, cert_text, key_text, read_to_end, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::client::TlsStream;
+
+const SHORT: Duration = Duration::from_millis(300);
+const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
+const LARGE: usize = 256 * 1024;
+
+fn settings() -> ServerSettings {
+    let mut settings = ServerSettings::default();
+    settings.drain_minimum = Duration::ZERO;
+    settings
+}
+
+/// Small and large answers.
+fn app() -> Router {
+    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
+}
+
+#[tokio::test]
+async fn both_versions_of_tls_are_served_and_no_older_one() {
+    let server = Running::start(app(), settings()).await;
+    for (version, expected) in [
+        (&rustls::version::TLS12, rustls::ProtocolVersion::TLSv1_2),
+        (&rustls::version::TLS13, rustls::ProtocolVersion::TLSv1_3),
+    ] {
+        let client = ClientTls { versions: &[version], ..ClientTls::new(&server.root) };
+        let mut stream = client.connect(server.tcp().await).await.unwrap();
+        assert_eq!(stream.get_ref().1.protocol_version(), Some(expected));
+        stream.write_all(GET_FAST).await.unwrap();
+        assert_eq!(Answer::read(&mut stream).await.body, "fast");
+    }
+    // What is asked of a session is not remembered: a client that comes again shakes hands anew.
+    let tls = ClientTls::new(&server.root);
+    for _ in 0..2 {
+        let stream = tls.connect(server.tcp().await).await.unwrap();
+        assert_eq!(stream.get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::Full));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_change_under_load_and_no_handshake_fails() {
+    const SWAPS: usize = 60;
+    let server = Running::start(app(), settings()).await;
+    let leaves = [server.authority.server(), server.authority.server()];
+    let ended = AtomicBool::new(false);
+    let seen = Mutex::new(BTreeSet::new());
+    let handshakes = AtomicUsize::new(0);
+    let client = async |number: usize| {
+        let tls = ClientTls {
+            protocols: if number.is_multiple_of(2) { &["h2"] } else { &["http/1.1"] },
+            ..ClientTls::new(&server.root)
+        };
+        while !ended.load(Ordering::Relaxed) {
+            let mut stream = tls.connect(server.tcp().await).await.unwrap();
+            let leaf = stream.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+            seen.lock().unwrap().insert(leaf);
+            handshakes.fetch_add(1, Ordering::Relaxed);
+            if number % 2 == 1 {
+                stream.write_all(GET_FAST).await.unwrap();
+                assert_eq!(Answer::read(&mut stream).await.body, "fast");
+            }
+        }
+    };
+    let swapping = async {
+        for swap in 0..SWAPS {
+            let (leaf, key) = &leaves[swap % 2];
+            server.certificate.swap(cert_text(leaf), key_text(key)).unwrap();
+            sleep(Duration::from_millis(10)).await;
+        }
+        ended.store(true, Ordering::Relaxed);
+    };
+    futures::join!(join_all((0..4).map(client)), swapping);
+    let handshakes = handshakes.load(Ordering::Relaxed);
+    println!("{handshakes} handshakes during {SWAPS} swaps");
+    assert!(handshakes >= SWAPS / 2, "{handshakes}");
+    assert!(seen.lock().unwrap().len() >= 2, "the certificate was never seen to change");
+    until("they are counted", || server.handshakes("ok") >= f64::from(u32::try_from(handshakes).unwrap()) - 0.5).await;
+    assert!(server.handshakes("failed") < 0.5 && server.handshakes("timed_out") < 0.5);
+}
+
+/// Asks for large answers, one behind the other, until no more of it is taken.
+async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usize) {
+    let mut stream = server.http1().await;
+    let mut asked = 0;
+    while let Ok(written) = timeout(SHORT / 3, stream.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")).await {
+        match written {
+            Ok(_) if timeout(SHORT / 3, stream.flush()).await.is_ok() => asked += 1,
+            _ => break,
+        }
+        assert!(asked < 100_000, "it takes whatever it is asked");
+    }
+    (stream, asked)
+}
+
+#[tokio::test]
+async fn who_does_not_read_is_not_answered_for_ever() {
+    let mut settings = settings();
+    settings.answer_timeout = 2 * SHORT;
+    let server = Running::start(app(), settings).await;
+    // One small answer that nobody reads is in the kernel's hands, and is nobody's burden: the connection may be used again.
+    let mut patient = server.http1().await;
+    patient.write_all(GET_FAST).await.unwrap();
+
+    let began = Instant::now();
+    let (silent, asked) = asks_and_does_not_read(&server).await;
+    until("it is given up", || server.timed_out("reader") > 0.5).await;
+    println!("given up after {:?} and {asked} requests", began.elapsed());
+    assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
+    until("its place is free", || server.connections() < 1.5).await;
+    drop(silent);
+
+    sleep(3 * SHORT).await;
+    assert_eq!(Answer::read(&mut patient).await.body, "fast");
+    patient.write_all(GET_FAST).await.unwrap();
+    assert_eq!(Answer::read(&mut patient).await.body, "fast");
+    assert!((server.timed_out("reader") - 1.0).abs() < 0.5);
+}
+
+#[tokio::test]
+async fn who_reads_slowly_gets_all_of_it() {
+    const HUGE: usize = 6 * 1024 * 1024;
+    let mut settings = settings();
+    settings.answer_timeout = 4 * SHORT;
+    let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
+    let server = Running::start(huge, settings).await;
+    // With a small buffer, so that what is not read soon stands still on the server's side.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(64 * 1024).unwrap();
+    let tcp = socket.connect(server.address).await.unwrap();
+    let (mut reading, mut writing) = tokio::io::split(ClientTls::new(&server.root).connect(tcp).await.unwrap());
+    writing.write_all(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    writing.flush().await.unwrap();
+    let began = Instant::now();
+    let mut read = 0;
+    let mut buffer = vec![0; 16 * 1024];
+    while read < HUGE {
+        let bytes = timeout(PATIENCE, reading.read(&mut buffer)).await.unwrap().unwrap_or(0);
+        assert!(bytes > 0, "cut after {read} bytes and {:?}", began.elapsed());
+        read += bytes;
+        // For a while some 500 KiB a second, at which it takes much longer than it may stand still.
+        if began.elapsed() < 10 * SHORT {
+            sleep(Duration::from_millis(30)).await;
+        }
+    }
+    println!("{read} bytes in {:?}", began.elapsed());
+    assert!(server.timed_out("reader") < 0.5);
+}
+
+#[tokio::test]
+async fn whoever_is_too_slow_is_counted_by_what_was_waited_for() {
+    let mut settings = settings();
+    settings.header_timeout = SHORT / 3;
+    settings.request_timeout = SHORT / 3;
+    settings.idle_timeout = SHORT;
+    let never = Router::new().route("/never", get(async || std::future::pending::<()>().await));
+    let server = Running::start(never, settings).await;
+    for (text, waiting) in
+        [("GET /never HTT", "head"), ("GET /never HTTP/1.1\r\nHost: x\r\n\r\n", "answer"), ("", "idle")]
+    {
+        let mut stream = server.http1().await;
+        stream.write_all(text.as_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+        assert_eq!(read_to_end(&mut stream).await, "", "{waiting}");
+        until(waiting, || (server.timed_out(waiting) - 1.0).abs() < 0.5).await;
+    }
+}
+
+/// A client of HTTP/1.1 as Go's: it keeps its connection until an answer says that it is the last one.
+async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
+    let (mut answers, mut connections) = (0_usize, 0_usize);
+    while !ended.load(Ordering::Relaxed) {
+        let server = Arc::clone(&servers.lock().unwrap());
+        let mut stream = server.http1().await;
+        connections += 1;
+        loop {
+            stream.write_all(GET_FAST).await.unwrap();
+            let answer = Answer::read(&mut stream).await;
+            assert_eq!((answer.status, &*answer.body), (200, "fast"));
+            answers += 1;
+            if answer.closes() || ended.load(Ordering::Relaxed) {
+                break;
+            }
+            if answers.is_multiple_of(16) {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+    (answers, connections)
+}
+
+/// A client of HTTP/2: it goes elsewhere when its connection takes no more requests, and sends those again of which the
+/// server has said that it did not look at them.
+async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
+    let (mut answers, mut connections) = (0, 0);
+    while !ended.load(Ordering::Relaxed) {
+        let server = Arc::clone(&servers.lock().unwrap());
+        let stream = server.tls(&["h2"]).await;
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let connection = tokio::spawn(connection);
+        connections += 1;
+        while !ended.load(Ordering::Relaxed) && sender.ready().await.is_ok() {
+            let request = Request::get("https://x/fast").body(Empty::<bytes::Bytes>::new()).unwrap();
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "fast");
+                    answers += 1;
+                }
+                Err(mut error) => {
+                    // It is given back if it was never sent. By GOAWAY the server says which streams it has looked at: only
+                    // one that it has not ends with this error.
+                    let given_back = error.take_message().is_some();
+                    let error = format!("{:?}", error.into_error());
+                    let not_looked_at = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
+                    let may_go_again = not_looked_at.iter().any(|text| error.contains(text));
+                    assert!(given_back || may_go_again, "a request was lost: {error}");
+                    break;
+                }
+            }
+        }
+        drop(sender);
+        let _ = timeout(PATIENCE, connection).await.expect("the connection does not end");
+    }
+    (answers, connections)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
+    const DRAINS: usize = 25;
+    let start = async || Arc::new(Running::start(app(), settings()).await);
+    let servers = Mutex::new(start().await);
+    let ended = AtomicBool::new(false);
+    let drains = async {
+        for _ in 0..DRAINS {
+            sleep(Duration::from_millis(50)).await;
+            // The next one is there before the last one is told to go, as in a rolling restart.
+            let next = start().await;
+            let last = std::mem::replace(&mut *servers.lock().unwrap(), next);
+            assert!(last.metric("pillion_draining") < 0.5);
+            last.drain.cancel();
+            until("it has drained", || last.task.is_finished()).await;
+            assert!((last.metric("pillion_draining") - 1.0).abs() < 0.5);
+            let last = Arc::into_inner(last).map(|last| last.task);
+            if let Some(task) = last {
+                assert_eq!(task.await.unwrap(), Drained { cut: 0 });
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+    };
+    let old = join_all((0..6).map(|_| keeps_alive(&servers, &ended)));
+    let new = join_all((0..3).map(|_| multiplexes(&servers, &ended)));
+    let (old, new, ()) = futures::join!(old, new, drains);
+    for (name, clients) in [("HTTP/1.1", old), ("HTTP/2", new)] {
+        let (answers, connections) = clients.iter().fold((0, 0), |sum, client| (sum.0 + client.0, sum.1 + client.1));
+        println!("{name}: {answers} answers by {connections} connections over {DRAINS} drains");
+        assert!(answers > DRAINS && connections > DRAINS, "{name}: {answers} answers by {connections} connections");
+    }
+}
+
+#[tokio::test]
+async fn at_the_end_of_a_drain_idle_connections_are_closed_in_order_and_the_last_request_is_answered() {
+    let mut settings = settings();
+    settings.drain_deadline = Duration::from_secs(4);
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let slow = {
+        let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
+        get(async move || {
+            asked.notify_one();
+            answer.notified().await;
+            "done"
+        })
+    };
+    let server = Running::start(app().route("/slow", slow), settings).await;
+    let (mut idle, mut busy) = (server.http1().await, server.http1().await);
+    idle.write_all(GET_FAST).await.unwrap();
+    assert!(!Answer::read(&mut idle).await.closes());
+    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    asked.notified().await;
+    let began = Instant::now();
+    server.drain.cancel();
+    // Left alone for nearly all of the time: its client may be about to send a request.
+    assert_eq!(read_to_end(&mut idle).await, "");
+    let closed = began.elapsed();
+    assert!(closed >= Duration::from_secs(3) && closed < Duration::from_secs(4), "{closed:?}");
+    answer.notify_one();
+    let done = Answer::read(&mut busy).await;
+    assert!(done.closes() && done.body == "done", "{done:?}");
+    assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_leaves_nothing_behind() {
+    let app = App::new();
+    let server = Running::start(app.router.clone(), settings()).await;
+    let review = support::post("/mutate", &support::review_text());
+    for cut in (0..review.len()).step_by(31) {
+        let mut stream = server.http1().await;
+        stream.write_all(&review.as_bytes()[..cut]).await.unwrap();
+        let _ = stream.flush().await;
+        drop(stream);
+    }
+    until("the connections are gone", || server.connections() < 0.5).await;
+    assert_eq!(app.metric("pillion_inflight"), Some(0.0));
+    assert_eq!(app.metric("pillion_body_bytes"), Some(0.0));
+    assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
+}
