@@ -7,14 +7,14 @@ use std::path::Path;
 
 use pillion_engine::report::Reason;
 use support::metrics_page::{differences, exported, merge, page};
-use support::replicas::{Dev, Webhook};
+use support::replicas::{Dev, TENANTS, Webhook};
 
 /// Of these, a pair of values has its series once it came up; their values are held against the program's own lists.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];
 
 #[test]
 fn the_page_has_what_is_exported_and_nothing_else() {
-    let (dev, webhook) = (Dev::start(&["--tenant-metrics"]), Webhook::start(&["--tenant-metrics"]));
+    let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
     dev.inject("");
     let mut shown = exported(&dev.scrape());
     merge(&mut shown, exported(&webhook.scrape()));

@@ -14,7 +14,7 @@ use pillion_testkit::tools;
 use serde_json::Value;
 use support::eventually;
 use support::metrics_page::page;
-use support::replicas::{Dev, Webhook};
+use support::replicas::{Dev, TENANTS, Webhook};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 /// Its sender does not keep it, so nor do we.
@@ -109,8 +109,8 @@ fn traced(trace: &str, kept: bool) -> String {
 #[test]
 fn prometheus_answers_every_query_of_the_page_and_finds_the_trace_of_a_request() {
     // Whose traces are kept is the senders' to say. Nobody receives them here.
-    let collector = ["--tenant-metrics", "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
-    let (dev, webhook) = (Dev::start(&collector), Webhook::start(&["--tenant-metrics"]));
+    let collector = [TENANTS, "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
+    let (dev, webhook) = (Dev::start(&collector), Webhook::start(&[TENANTS]));
     let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
     eventually("both are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
 
@@ -166,7 +166,7 @@ fn lint(scrape: &str) -> String {
 
 #[test]
 fn promtool_has_nothing_to_say_against_the_metrics() {
-    let (dev, webhook) = (Dev::start(&["--tenant-metrics"]), Webhook::start(&["--tenant-metrics"]));
+    let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
     dev.inject("");
     for scrape in [dev.scrape(), webhook.scrape()] {
         let said = lint(&scrape);

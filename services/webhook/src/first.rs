@@ -19,16 +19,19 @@ use http::{Response, StatusCode, Version};
 use tower::{Layer, Service};
 
 use crate::health::{NotReady, Readiness};
+use crate::metrics::Metrics;
+use crate::overload::Shed;
 
 /// Answers 503 for as long as a component of `readiness` has never been ready; then it is `app` for good, also while the
 /// process drains.
-pub fn once_ready(app: Router, readiness: Readiness) -> Router {
-    app.layer(OnceReady { readiness, was_ready: Arc::default() })
+pub fn once_ready(app: Router, readiness: Readiness, metrics: Arc<Metrics>) -> Router {
+    app.layer(OnceReady { readiness, metrics, was_ready: Arc::default() })
 }
 
 #[derive(Clone)]
 struct OnceReady {
     readiness: Readiness,
+    metrics: Arc<Metrics>,
     was_ready: Arc<AtomicBool>,
 }
 
@@ -77,7 +80,10 @@ where
     fn call(&mut self, request: Request) -> Self::Future {
         match self.gate.check() {
             Ok(()) => Either::Left(self.inner.call(request)),
-            Err(why) => Either::Right(ready(Ok(refusal(&why, request.version())))),
+            Err(why) => {
+                self.gate.metrics.overload.count(Shed::NotReady);
+                Either::Right(ready(Ok(refusal(&why, request.version()))))
+            }
         }
     }
 }
@@ -99,6 +105,7 @@ fn refusal(why: &NotReady, version: Version) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use axum::routing::post;
+    use prometheus_client::registry::Registry;
     use tower::ServiceExt;
 
     use super::*;
@@ -113,9 +120,11 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_decided_before_all_is_known_and_everything_after() {
-        let readiness = Readiness::default();
+        let (readiness, mut registry) = (Readiness::default(), Registry::default());
+        let metrics = Arc::new(Metrics::register(&mut registry));
         let lists = readiness.component("the first lists");
-        let app = once_ready(Router::new().route("/mutate", post(async || "decided")), readiness.clone());
+        let app = Router::new().route("/mutate", post(async || "decided"));
+        let app = once_ready(app, readiness.clone(), metrics);
         let later = (503, Some("1".to_owned()));
         assert_eq!(answer(&app).await, later);
         readiness.drain();
@@ -125,5 +134,8 @@ mod tests {
         // Whatever is lost later, what was known stays.
         lists.set_ready(false);
         assert_eq!(answer(&app).await, (200, None));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("pillion_shed_total{reason=\"not_ready\"} 2\n"), "{text}");
     }
 }

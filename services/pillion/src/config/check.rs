@@ -22,6 +22,7 @@ pub(crate) fn run(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode
     // What sends traces is made in a runtime, and connects only when there is something to send.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     wrong.extend(runtime.block_on(certificate(args)).err());
+    wrong.extend(runtime.block_on(args.clients.clone().load()).err());
     wrong.extend(runtime.block_on(async { collector(args) }).err());
     wrong.extend(args.kubeconfig.as_deref().map(kubeconfig).and_then(Result::err));
     for error in &wrong {

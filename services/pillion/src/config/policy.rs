@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use pillion_control::lookups::LookupSettings;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
+use pillion_webhook::metrics::MetricsSettings;
+use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::policy::Policy;
 use pillion_webhook::router::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
@@ -39,7 +42,10 @@ pub(crate) struct WebhookPolicy {
     pub(crate) guardrails: Guardrails,
     pub(crate) cluster: Map<String, Value>,
     pub(crate) requests: Requests,
+    pub(crate) overload: Overload,
     pub(crate) connections: Connections,
+    pub(crate) look_ups: LookUps,
+    pub(crate) metrics: Metrics,
     pub(crate) logs: Logs,
     pub(crate) traces: Traces,
 }
@@ -55,6 +61,46 @@ pub(crate) struct Requests {
     pub(crate) timeout: Time,
 }
 
+/// What happens when more is asked than can be answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Overload {
+    pub(crate) max_in_flight: usize,
+    pub(crate) max_queued: usize,
+    pub(crate) max_queued_per_namespace: usize,
+    pub(crate) max_queued_large: usize,
+    pub(crate) max_queued_large_per_namespace: usize,
+    pub(crate) unqueued_per_worker: usize,
+    pub(crate) workers: Option<usize>,
+    pub(crate) default_timeout: Time,
+    pub(crate) longest_timeout: Time,
+    pub(crate) margin: Time,
+}
+
+/// How long looked up objects are remembered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct LookUps {
+    pub(crate) fresh_for: Time,
+    pub(crate) stale_for: Time,
+    pub(crate) memory: Size,
+}
+
+/// What is measured besides what always is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Metrics {
+    pub(crate) tenants: Tenants,
+}
+
+/// Requests by namespace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Tenants {
+    pub(crate) enabled: bool,
+    pub(crate) max: usize,
+}
+
 /// The limits of the connections, and how the process ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -65,6 +111,8 @@ pub(crate) struct Connections {
     pub(crate) handshake_timeout: Time,
     pub(crate) header_timeout: Time,
     pub(crate) idle_timeout: Time,
+    pub(crate) answer_timeout: Time,
+    pub(crate) max_untaken: Size,
     pub(crate) max_age: Option<Time>,
     pub(crate) drain_minimum: Time,
     pub(crate) drain_deadline: Time,
@@ -98,6 +146,39 @@ impl Default for Requests {
     }
 }
 
+impl Default for Overload {
+    fn default() -> Self {
+        let overload = OverloadSettings::default();
+        Self {
+            max_in_flight: overload.max_in_flight,
+            max_queued: overload.max_queued,
+            max_queued_per_namespace: overload.max_queued_per_tenant,
+            max_queued_large: overload.max_queued_large,
+            max_queued_large_per_namespace: overload.max_queued_large_per_tenant,
+            unqueued_per_worker: overload.unqueued_per_worker,
+            workers: overload.workers,
+            default_timeout: Time(overload.default_timeout),
+            longest_timeout: Time(overload.longest_timeout),
+            margin: Time(overload.margin),
+        }
+    }
+}
+
+impl Default for LookUps {
+    fn default() -> Self {
+        let LookupSettings { fresh_for, stale_for, memory } = LookupSettings::default();
+        let memory = usize::try_from(memory).unwrap_or(usize::MAX);
+        Self { fresh_for: Time(fresh_for), stale_for: Time(stale_for), memory: Size(memory) }
+    }
+}
+
+impl Default for Tenants {
+    fn default() -> Self {
+        let tenants = MetricsSettings::default().tenants;
+        Self { enabled: tenants.enabled, max: tenants.max_namespaces }
+    }
+}
+
 impl Default for Connections {
     fn default() -> Self {
         let server = ServerSettings::default();
@@ -108,6 +189,8 @@ impl Default for Connections {
             handshake_timeout: Time(server.handshake_timeout),
             header_timeout: Time(server.header_timeout),
             idle_timeout: Time(server.idle_timeout),
+            answer_timeout: Time(server.answer_timeout),
+            max_untaken: Size(server.max_untaken_bytes),
             max_age: server.max_age.map(Time),
             drain_minimum: Time(server.drain_minimum),
             drain_deadline: Time(server.drain_deadline),
@@ -127,6 +210,23 @@ impl Default for Traces {
     }
 }
 
+impl Overload {
+    fn settings(&self) -> OverloadSettings {
+        let mut settings = OverloadSettings::default();
+        settings.max_in_flight = self.max_in_flight;
+        settings.max_queued = self.max_queued;
+        settings.max_queued_per_tenant = self.max_queued_per_namespace;
+        settings.max_queued_large = self.max_queued_large;
+        settings.max_queued_large_per_tenant = self.max_queued_large_per_namespace;
+        settings.unqueued_per_worker = self.unqueued_per_worker;
+        settings.workers = self.workers;
+        settings.default_timeout = self.default_timeout.0;
+        settings.longest_timeout = self.longest_timeout.0;
+        settings.margin = self.margin.0;
+        settings
+    }
+}
+
 impl WebhookPolicy {
     /// The limits of requests.
     pub(crate) fn request_settings(&self) -> RequestSettings {
@@ -136,13 +236,15 @@ impl WebhookPolicy {
         settings.body_budget = max_body_memory.0;
         settings.body_timeout = body_timeout.0;
         settings.live_timeout = look_up_timeout.0;
+        settings.overload = self.overload.settings();
         settings
     }
 
     /// The limits of connections.
     pub(crate) fn server_settings(&self) -> ServerSettings {
         let Connections { max, max_handshakes, max_streams, handshake_timeout, header_timeout, .. } = self.connections;
-        let Connections { idle_timeout, max_age, drain_minimum, drain_deadline, .. } = self.connections;
+        let Connections { idle_timeout, answer_timeout, max_untaken, .. } = self.connections;
+        let Connections { max_age, drain_minimum, drain_deadline, .. } = self.connections;
         let mut settings = ServerSettings::default();
         settings.max_connections = max;
         settings.max_handshakes = max_handshakes;
@@ -150,10 +252,27 @@ impl WebhookPolicy {
         settings.handshake_timeout = handshake_timeout.0;
         settings.header_timeout = header_timeout.0;
         settings.idle_timeout = idle_timeout.0;
+        settings.answer_timeout = answer_timeout.0;
+        settings.max_untaken_bytes = max_untaken.0;
         settings.request_timeout = self.requests.timeout.0;
         settings.max_age = max_age.map(|age| age.0);
         settings.drain_minimum = drain_minimum.0;
         settings.drain_deadline = drain_deadline.0;
+        settings
+    }
+
+    /// How long looked up objects are remembered.
+    pub(crate) fn lookup_settings(&self) -> LookupSettings {
+        let LookUps { fresh_for, stale_for, memory } = self.look_ups;
+        let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
+        LookupSettings { fresh_for: fresh_for.0, stale_for: stale_for.0, memory }
+    }
+
+    /// What is measured.
+    pub(crate) fn metrics_settings(&self) -> MetricsSettings {
+        let mut settings = MetricsSettings::default();
+        settings.tenants.enabled = self.metrics.tenants.enabled;
+        settings.tenants.max_namespaces = self.metrics.tenants.max;
         settings
     }
 

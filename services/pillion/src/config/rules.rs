@@ -20,7 +20,7 @@ pub(crate) struct Contradiction {
 
 /// All that do not go together.
 pub(crate) fn contradictions(policy: &WebhookPolicy) -> Vec<Contradiction> {
-    let WebhookPolicy { requests, connections, .. } = policy;
+    let WebhookPolicy { requests, overload, connections, look_ups, .. } = policy;
     // A body may have three quarters of the memory of all.
     let large = Size(requests.max_body_memory.0 / 4 * 3);
     [
@@ -48,6 +48,31 @@ pub(crate) fn contradictions(policy: &WebhookPolicy) -> Vec<Contradiction> {
             ("requests.lookUpTimeout", requests.look_up_timeout),
             ("requests.timeout", requests.timeout),
             "make the look-up's time shorter or the whole request's longer",
+        ),
+        at_most(
+            ("overload.maxQueued", overload.max_queued),
+            ("overload.maxInFlight", overload.max_in_flight),
+            "who waits is in flight: allow more in flight or fewer to wait",
+        ),
+        at_most(
+            ("overload.maxQueuedPerNamespace", overload.max_queued_per_namespace),
+            ("overload.maxQueued", overload.max_queued),
+            "a namespace has a part of the queue: make its part smaller or the queue longer",
+        ),
+        at_most(
+            ("overload.maxQueuedLargePerNamespace", overload.max_queued_large_per_namespace),
+            ("overload.maxQueuedLarge", overload.max_queued_large),
+            "a namespace has a part of the queue: make its part smaller or the queue longer",
+        ),
+        at_most(
+            ("overload.defaultTimeout", overload.default_timeout),
+            ("overload.longestTimeout", overload.longest_timeout),
+            "make the default shorter or the longest longer",
+        ),
+        at_most(
+            ("lookUps.freshFor", look_ups.fresh_for),
+            ("lookUps.staleFor", look_ups.stale_for),
+            "an answer is old only when it is not fresh any more: make the second longer",
         ),
         (requests.max_body > large).then(|| Contradiction {
             path: "requests.maxBody",

@@ -30,6 +30,8 @@ pub(crate) enum Type {
     Size(&'static str, &'static str),
     /// A whole number.
     Count(u64, u64),
+    /// A whole number, or null for none.
+    CountOrNone(u64, u64),
     /// A number.
     Share(f64, f64),
     /// Checked by whoever reads it: the name of the type, and what is expected.
@@ -37,7 +39,7 @@ pub(crate) enum Type {
 }
 
 /// All of them, in the order of the page.
-pub(crate) const SETTINGS: [Setting; 29] = [
+pub(crate) const SETTINGS: [Setting; 46] = [
     live(
         "guardrails.registries",
         Type::Other("list of `HOST` or `HOST/PATH`, or null", "null: everywhere"),
@@ -99,6 +101,36 @@ pub(crate) const SETTINGS: [Setting; 29] = [
         Type::Time("1s", "5m"),
         "From a request's head to its answer, whatever happens; the API server waits 30 s at most.",
     ),
+    fixed(
+        "overload.maxInFlight",
+        Type::Count(8, 100_000),
+        "Requests at one time, from the end of their heads to their answers. One more is answered with 503.",
+    ),
+    fixed(
+        "overload.maxQueued",
+        Type::Count(0, 100_000),
+        "Requests with a body of at most 128 KiB that wait for their turn.",
+    ),
+    fixed("overload.maxQueuedPerNamespace", Type::Count(0, 100_000), "How many of these may be of one namespace."),
+    fixed("overload.maxQueuedLarge", Type::Count(0, 10_000), "Requests with a larger body that wait for their turn."),
+    fixed("overload.maxQueuedLargePerNamespace", Type::Count(0, 10_000), "How many of these may be of one namespace."),
+    fixed(
+        "overload.unqueuedPerWorker",
+        Type::Count(1, 1_000),
+        "How many small requests a worker decides as they come before it looks whether others wait.",
+    ),
+    fixed("overload.workers", Type::CountOrNone(1, 1_024), "Threads that decide. `null`: as many as the runtime has."),
+    fixed(
+        "overload.defaultTimeout",
+        Type::Time("1s", "30s"),
+        "How long a caller waits that does not say it by `?timeout=`.",
+    ),
+    fixed("overload.longestTimeout", Type::Time("1s", "5m"), "What a longer `?timeout=` is taken for."),
+    fixed(
+        "overload.margin",
+        Type::Time("0s", "5s"),
+        "How long before its caller's deadline a request is given up, so that the answer still arrives; a fifth of the time at most.",
+    ),
     fixed("connections.max", Type::Count(16, 1_000_000), "Connections at one time. One more is closed at once."),
     fixed(
         "connections.maxHandshakes",
@@ -122,6 +154,16 @@ pub(crate) const SETTINGS: [Setting; 29] = [
         "How long a connection may be open without a request. More than the API server's 90 s: who closes first must be the client, as it might be sending a request at that moment.",
     ),
     fixed(
+        "connections.answerTimeout",
+        Type::Time("100ms", "5m"),
+        "How long an answer waits for its client to read it; one that reads slowly has a second more for each 256 KiB.",
+    ),
+    fixed(
+        "connections.maxUntaken",
+        Type::Size("64Ki", "1Gi"),
+        "Bytes of answers that may wait for the client of one connection, beside one of any size.",
+    ),
+    fixed(
         "connections.maxAge",
         Type::TimeOrNone("10s", "24h"),
         "After this time, a fifth more or less, a client is asked to connect anew, so that load spreads over replicas that came later. `null`: never.",
@@ -135,6 +177,27 @@ pub(crate) const SETTINGS: [Setting; 29] = [
         "connections.drainDeadline",
         Type::Time("0s", "1h"),
         "After being asked to end, wait no longer than this for connections to go. The API server keeps idle ones for 90 s, so less cuts some off; the pod's `terminationGracePeriodSeconds` has to be more.",
+    ),
+    fixed(
+        "lookUps.freshFor",
+        Type::Time("1s", "1h"),
+        "How long an object that was looked up is fresh: how late a change of it may be seen.",
+    ),
+    fixed(
+        "lookUps.staleFor",
+        Type::Time("1s", "24h"),
+        "How old an answer may be that is served while the API server cannot be asked.",
+    ),
+    fixed("lookUps.memory", Type::Size("64Ki", "16Gi"), "Bytes for all answers that are remembered."),
+    fixed(
+        "metrics.tenants.enabled",
+        Type::Other("boolean", "`true` or `false`"),
+        "Count requests by namespace too. Four more series for each namespace.",
+    ),
+    fixed(
+        "metrics.tenants.max",
+        Type::Count(1, 10_000),
+        "So many namespaces at most; the others are counted together, as `_other`.",
     ),
     live(
         "logs.level",
@@ -171,7 +234,7 @@ impl Setting {
     pub(crate) fn out_of_range(self, policy: &Value) -> Option<String> {
         let value = self.value(policy);
         let is_within = match self.type_ {
-            Type::Time(..) | Type::TimeOrNone(..) if value.is_null() => true,
+            Type::Time(..) | Type::TimeOrNone(..) | Type::CountOrNone(..) if value.is_null() => true,
             Type::Time(least, most) | Type::TimeOrNone(least, most) => {
                 let time = |text| Time::parse(text);
                 let found = value.as_str().and_then(time);
@@ -181,7 +244,9 @@ impl Setting {
                 let found = value.as_str().and_then(Size::parse);
                 Size::parse(least) <= found && found <= Size::parse(most)
             }
-            Type::Count(least, most) => value.as_u64().is_some_and(|found| (least..=most).contains(&found)),
+            Type::Count(least, most) | Type::CountOrNone(least, most) => {
+                value.as_u64().is_some_and(|found| (least..=most).contains(&found))
+            }
             Type::Share(least, most) => value.as_f64().is_some_and(|found| (least..=most).contains(&found)),
             Type::Other(..) => true,
         };
@@ -196,6 +261,7 @@ impl Type {
             Self::Time(least, most) | Self::Size(least, most) => format!("{least} to {most}"),
             Self::TimeOrNone(least, most) => format!("{least} to {most}, or null"),
             Self::Count(least, most) => format!("{least} to {most}"),
+            Self::CountOrNone(least, most) => format!("{least} to {most}, or null"),
             Self::Share(least, most) => format!("{least} to {most}"),
             Self::Other(_, expected) => expected.to_owned(),
         }
@@ -209,6 +275,7 @@ impl Type {
             Self::TimeOrNone(..) => "duration or null",
             Self::Size(..) => "size",
             Self::Count(..) => "whole number",
+            Self::CountOrNone(..) => "whole number or null",
             Self::Share(..) => "number",
             Self::Other(name, _) => name,
         }
@@ -279,7 +346,7 @@ mod tests {
                 Type::Size(least, most) => {
                     assert!(Size::parse(least).unwrap() < Size::parse(most).unwrap(), "{}", setting.path);
                 }
-                Type::Count(least, most) => assert!(least < most, "{}", setting.path),
+                Type::Count(least, most) | Type::CountOrNone(least, most) => assert!(least < most, "{}", setting.path),
                 Type::Share(least, most) => assert!(least < most, "{}", setting.path),
                 Type::Other(..) => {}
             }

@@ -19,7 +19,6 @@ use tracing::{error, info};
 
 use super::announce::{self, Service};
 use super::folder::Folder;
-use super::measure::MeasureArgs;
 use super::namespaces::{self, NamespaceArg, Namespaces};
 use super::own_path;
 use super::profile_files::{Loaded, ProfileFiles};
@@ -70,8 +69,6 @@ pub(crate) struct DevArgs {
     pub(crate) folder: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    #[command(flatten)]
-    pub(crate) measure: MeasureArgs,
     #[command(flatten)]
     pub(crate) traces: TraceArgs,
 }
@@ -124,7 +121,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         policy,
         readiness: readiness.clone(),
         registry,
-        measure: args.measure.settings(),
+        measure: start.metrics_settings(),
         settings,
         requests,
     })

@@ -9,7 +9,6 @@
 //! * [`descriptors`]: as many connections as are allowed.
 //! * [`profile_files`]: profiles from files that change.
 //! * [`namespaces`]: namespaces without a cluster.
-//! * [`measure`]: what is measured besides what always is.
 //! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told;
 //!   [`own_path`]: how they call this program.
 
@@ -19,7 +18,6 @@ pub(crate) mod client_authority;
 mod descriptors;
 pub(crate) mod dev;
 mod folder;
-pub(crate) mod measure;
 mod namespaces;
 mod own_path;
 mod profile_files;

@@ -79,12 +79,13 @@ impl Servers {
         readiness.register(&mut registry);
         let exposition = Exposition::from(registry).with_exemplars(&metrics);
         let connections = metrics.connections.clone();
+        let counted = Arc::clone(&metrics);
         let admission = Admission { snapshot, live_namespace, look_ups, policy, metrics, settings: requests };
 
         let admission_port = bind("--listen", listen).await?;
         // The thread that is to serve it takes it up.
         let listener = bind("--metrics-listen", metrics_listen).await?.into_std()?;
-        let app = once_ready(router::router(admission), readiness.clone());
+        let app = once_ready(router::router(admission), readiness.clone(), counted);
         let operations = Operations { listener, app: health::router(readiness, Arc::new(exposition)) };
         let admission = Server::tls(admission_port, tls, app, settings, connections);
         let (address, metrics_address) = (admission.local_addr()?, operations.listener.local_addr()?);

@@ -24,7 +24,6 @@ use tracing::info;
 
 use super::certificate::{self, CertificateFiles};
 use super::client_authority::{ClientArgs, ClientAuthorityFile};
-use super::measure::MeasureArgs;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
 use crate::args::{LogArgs, TraceArgs};
@@ -65,8 +64,6 @@ pub(crate) struct WebhookArgs {
     /// defaults, and end. Nothing is listened at or connected to. Exit code 1: something is wrong.
     #[arg(long)]
     pub(crate) check_config: bool,
-    #[command(flatten)]
-    pub(crate) measure: MeasureArgs,
     #[command(flatten)]
     pub(crate) clients: ClientArgs,
     #[command(flatten)]
@@ -122,7 +119,11 @@ async fn serve(
     let broken = broken_profiles(&mut registry);
     let reloads = ReloadMetrics::register(&mut registry);
     let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry));
-    let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut registry));
+    let lookups = Lookups::with_settings(
+        client.clone(),
+        pillion_control::lookups::Metrics::register(&mut registry),
+        start.lookup_settings(),
+    );
     controls.register(&mut registry);
     let (settings, requests) = (start.server_settings(), start.request_settings());
     let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };
@@ -139,7 +140,7 @@ async fn serve(
         policy,
         readiness: readiness.clone(),
         registry,
-        measure: args.measure.settings(),
+        measure: start.metrics_settings(),
         settings,
         requests,
     })

@@ -7,6 +7,9 @@ use pillion_testkit::TestCa;
 
 use super::{Program, get, patch, post_with};
 
+/// A policy by which requests are counted by namespace.
+pub(crate) const TENANTS: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/tests/support/tenants.yaml");
+
 const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
 
 /// `pillion dev` with a sample profile.

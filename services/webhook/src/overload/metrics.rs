@@ -68,7 +68,7 @@ impl OverloadMetrics {
     }
 
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub(super) fn count(&self, shed: Shed) {
+    pub(crate) fn count(&self, shed: Shed) {
         self.shed[shed as usize].inc();
     }
 }

@@ -15,11 +15,14 @@ pub enum Shed {
     Deadline,
     /// The bodies of all requests take as much memory as they may.
     NoMemory,
+    /// The process does not know the cluster yet.
+    NotReady,
 }
 
 impl Shed {
     /// All reasons.
-    pub const ALL: [Self; 5] = [Self::InFlight, Self::QueueFull, Self::TenantQueueFull, Self::Deadline, Self::NoMemory];
+    pub const ALL: [Self; 6] =
+        [Self::InFlight, Self::QueueFull, Self::TenantQueueFull, Self::Deadline, Self::NoMemory, Self::NotReady];
 
     /// The reason as it stands in metrics, logs and traces.
     #[must_use]
@@ -30,6 +33,7 @@ impl Shed {
             Self::TenantQueueFull => "tenant_queue_full",
             Self::Deadline => "deadline",
             Self::NoMemory => "no_memory",
+            Self::NotReady => "not_ready",
         }
     }
 
@@ -52,6 +56,7 @@ impl fmt::Display for Shed {
             Self::NoMemory => {
                 "the bodies of the requests that are being read take as much memory as they may: try again"
             }
+            Self::NotReady => "profiles and namespaces are not known yet: try again",
         })
     }
 }
