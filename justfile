@@ -53,11 +53,12 @@ load script="smoke":
     PATH="$(services/testkit/tools/build.sh k6):$PATH" GODEBUG=http2client=0 K6_AUTO_EXTENSION_RESOLUTION=false \
         k6 run --no-usage-report --quiet load-tests/{{ script }}.js
 
-# The long counts of what `just test` does shortly: 20 rolling restarts, 20 kills, every load test as it is meant; some twenty minutes
+# The long counts of what `just test` does shortly: 20 rolling restarts, 20 kills, every load test as it is meant, ten minutes of soak; half an hour
 nightly: tools
     PILLION_ROLLS=20 PILLION_KILLS=20 cargo test {{ cargo_flags }} -p pillion --test e2e -- --nocapture \
         rolling_restarts_lose_no_pod a_replica_that_dies_takes_with_it_only_what_it_had
     PILLION_LOAD=full cargo test {{ cargo_flags }} -p pillion --test load_tests -- --nocapture
+    PILLION_SOAK_SECONDS=600 cargo test {{ cargo_flags }} -p pillion --test soak -- --nocapture
 
 # A control plane on this machine's loopback to play with: up prints KUBECONFIG=..., down ends it
 control-plane action: tools

@@ -13,6 +13,7 @@
 //! * [`lookup_metrics`]: how look-ups ended.
 //! * [`client`]: the connection to the API server.
 
+mod bounded;
 pub mod cache_metrics;
 pub mod change;
 pub mod client;

@@ -21,31 +21,30 @@ use tokio::time::Instant;
 
 use crate::lookup_metrics::{self, About};
 use crate::namespaces;
-use crate::remember::{self, Bounds, Remembered, STALE_FOR};
+use crate::remember::{self, ANSWER_LIMIT, Bounds, Remembered, STALE_FOR, ask_limit};
 
 pub use crate::lookup_metrics::LookupResult;
 pub use crate::remember::FetchError;
 
-/// How long the API server may take, waiting for a turn included: a pod waits for it, and the API server itself waits for
-/// the pod's answer. Shorter than the 300 ms that the webhook waits for a look-up, so that it is known how each ended.
-const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 /// How long it is remembered that one is not there, or could not be asked for.
 const UNKNOWN_FOR: Duration = Duration::from_secs(1);
 /// What an entry takes besides the namespace, about.
 const ENTRY_BYTES: usize = 256;
 
-const BOUNDS: Bounds = Bounds {
-    ask_limit: Duration::from_millis(240),
-    at_once: 8,
-    a_second: Some(10),
-    capacity: 4 * 1024 * 1024,
-    // The watch delivers it much sooner.
-    found_for: Duration::from_secs(10),
-    missing_for: UNKNOWN_FOR,
-    failed_for: UNKNOWN_FOR,
-    stale_for: STALE_FOR,
-    wanted: "a namespace that the watch has not delivered",
-};
+fn bounds(answer_limit: Duration) -> Bounds {
+    Bounds {
+        ask_limit: ask_limit(answer_limit),
+        at_once: 8,
+        a_second: Some(10),
+        capacity: 4 * 1024 * 1024,
+        // The watch delivers it much sooner.
+        found_for: Duration::from_secs(10),
+        missing_for: UNKNOWN_FOR,
+        failed_for: UNKNOWN_FOR,
+        stale_for: STALE_FOR,
+        wanted: "a namespace that the watch has not delivered",
+    }
+}
 
 /// The answer to the question for a namespace; `None` if there is none of that name.
 pub type Fetched = remember::Fetched<Namespace>;
@@ -71,6 +70,7 @@ impl About for ANamespace {
 #[derive(Clone)]
 pub struct LiveNamespaces {
     remembered: Remembered<Box<str>, Arc<Namespace>, ANamespace>,
+    answer_limit: Duration,
 }
 
 impl fmt::Debug for LiveNamespaces {
@@ -80,9 +80,10 @@ impl fmt::Debug for LiveNamespaces {
 }
 
 impl LiveNamespaces {
-    /// Asks the API server.
+    /// Asks the API server, which may take so long, waiting for a turn included: a pod waits for it, and the API server
+    /// itself waits for the pod's answer.
     #[must_use]
-    pub fn new(client: Client, metrics: LookupMetrics) -> Self {
+    pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration) -> Self {
         let api: Api<NamespaceObject> = Api::all(client);
         let fetch = move |name: Box<str>| {
             let api = api.clone();
@@ -92,36 +93,49 @@ impl LiveNamespaces {
             }
             .boxed()
         };
-        Self::by(fetch, metrics)
+        Self::made(fetch, metrics, answer_limit)
     }
 
-    /// Asks whom you like.
+    /// Asks whom you like, who may take 250 milliseconds.
     #[must_use]
     pub fn by(
         fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
         metrics: LookupMetrics,
+    ) -> Self {
+        Self::made(fetch, metrics, ANSWER_LIMIT)
+    }
+
+    fn made(
+        fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
+        metrics: LookupMetrics,
+        answer_limit: Duration,
     ) -> Self {
         let fetch = move |name| fetch(name).map(|answer| answer.map(|found| found.map(Arc::new))).boxed();
         let bytes = |namespace: &Arc<Namespace>| namespace.memory();
         let remembered = Remembered::new(
             fetch,
             move |name, found| ENTRY_BYTES + name.len() + found.map_or(0, bytes),
-            BOUNDS,
+            bounds(answer_limit),
             metrics,
         );
-        Self { remembered }
+        Self { remembered, answer_limit }
     }
 
-    /// What is known of a namespace; `None` if nothing is, for whatever reason. Takes 250 milliseconds at most.
+    /// What is known of a namespace; `None` if nothing is, for whatever reason. Takes no longer than the answer may.
     pub async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
-        if !is_dns_label(name) {
-            self.remembered.count(ANamespace, LookupResult::Invalid);
-            return None;
-        }
-        match self.remembered.get(ANamespace, name.into(), Instant::now() + ANSWER_LIMIT).await {
+        match self.look_up(name).await {
             Answer::Found(namespace) => Some(namespace),
             Answer::Missing | Answer::Failed(_) | Answer::NotAsked => None,
         }
+    }
+
+    /// The same, and whether it is known not to be there or could not be found out.
+    pub async fn look_up(&self, name: &str) -> Answer<Arc<Namespace>> {
+        if !is_dns_label(name) {
+            self.remembered.count(ANamespace, LookupResult::Invalid);
+            return Answer::Missing;
+        }
+        self.remembered.get(ANamespace, name.into(), Instant::now() + self.answer_limit).await
     }
 }
 

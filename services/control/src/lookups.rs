@@ -23,20 +23,23 @@ use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp, OwnerChain, Query, Wanted};
 use tokio::time::Instant;
 
+use crate::bounded::bounded;
 use crate::lookup_metrics::{About, LookupMetrics, LookupResult};
-use crate::remember::{self, Bounds, Remembered, STALE_FOR};
+use crate::remember::{self, ANSWER_LIMIT, Bounds, Remembered, STALE_FOR, ask_limit};
 
 pub use key::{Key, Which};
 
-/// How long all look-ups of one review may take together. Shorter than the 300 ms that the webhook waits for them, so that
-/// it is known how each ended.
-const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 /// What an entry takes besides what was found, about.
 const ENTRY_BYTES: usize = 512;
+/// How much of an answer is read: what may be kept of it, and `managedFields`, which are not. A larger one has failed.
+const ANSWER_BYTES: usize = 1024 * 1024;
 
 /// How long and how much is remembered of what is looked up for profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupSettings {
+    /// How long all look-ups of one review may take together. Shorter than whoever asks waits for them, so that it is known
+    /// how each ended.
+    pub answer_limit: Duration,
     /// How long an object that is there is fresh: how late a change of it may be seen.
     pub fresh_for: Duration,
     /// How old an answer may be that is served while the API server cannot be asked.
@@ -46,17 +49,22 @@ pub struct LookupSettings {
 }
 
 impl Default for LookupSettings {
-    /// Half a minute, an hour, 16 MiB.
+    /// A quarter of a second, half a minute, an hour, 16 MiB.
     fn default() -> Self {
-        Self { fresh_for: Duration::from_secs(30), stale_for: STALE_FOR, memory: 16 * 1024 * 1024 }
+        Self {
+            answer_limit: ANSWER_LIMIT,
+            fresh_for: Duration::from_secs(30),
+            stale_for: STALE_FOR,
+            memory: 16 * 1024 * 1024,
+        }
     }
 }
 
 impl From<LookupSettings> for Bounds {
     fn from(settings: LookupSettings) -> Self {
-        let LookupSettings { fresh_for, stale_for, memory } = settings;
+        let LookupSettings { answer_limit, fresh_for, stale_for, memory } = settings;
         Self {
-            ask_limit: Duration::from_millis(240),
+            ask_limit: ask_limit(answer_limit),
             at_once: 16,
             a_second: None,
             capacity: memory,
@@ -108,6 +116,7 @@ impl About for What {
 #[derive(Clone)]
 pub struct Lookups {
     remembered: Remembered<Key, Arc<OwnedTape>, What>,
+    answer_limit: Duration,
 }
 
 impl fmt::Debug for Lookups {
@@ -126,6 +135,7 @@ impl Lookups {
     /// Asks the API server, and remembers as the settings say.
     #[must_use]
     pub fn with_settings(client: Client, metrics: Metrics, settings: LookupSettings) -> Self {
+        let client = bounded(client, ANSWER_BYTES);
         Self::made(move |key| key.fetch(client.clone()).boxed(), metrics, settings)
     }
 
@@ -143,12 +153,13 @@ impl Lookups {
         let weight = |key: &Key, object: Option<&Arc<OwnedTape>>| {
             ENTRY_BYTES + key.bytes() + object.map_or(0, |object| object.memory())
         };
-        Self { remembered: Remembered::new(fetch, weight, settings.into(), metrics) }
+        let answer_limit = settings.answer_limit;
+        Self { remembered: Remembered::new(fetch, weight, settings.into(), metrics), answer_limit }
     }
 
-    /// Everything that a review wants, within 250 milliseconds. It never fails as a whole: each answer says how it ended.
+    /// Everything that a review wants, within the settings' limit. It never fails as a whole: each answer says how it ended.
     pub async fn get(&self, wanted: Wanted) -> LookedUp {
-        let deadline = Instant::now() + ANSWER_LIMIT;
+        let deadline = Instant::now() + self.answer_limit;
         let Wanted { namespace, service_account, owners, objects } = wanted;
         let account = async {
             let Some(name) = service_account else { return Answer::NotAsked };

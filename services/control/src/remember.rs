@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use http_body_util::LengthLimitError;
 use moka::Expiry;
 use moka::future::Cache;
 use pillion_engine::lookup::Answer;
@@ -27,6 +28,9 @@ use tracing::{debug, warn};
 use crate::lookup_metrics::{About, LookupMetrics, LookupResult};
 use crate::throttle::{Rate, Throttle};
 
+/// How long whoever wants answers waits for them, unless somebody says otherwise. Shorter than the 300 ms that the webhook
+/// waits for a look-up, so that it is known how each ended.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 /// How long an old answer is served while the API server cannot be asked.
 pub(crate) const STALE_FOR: Duration = Duration::from_hours(1);
 /// How old an answer may be that is served although the API server refuses to give it.
@@ -133,10 +137,23 @@ enum Standing {
     Unknown,
 }
 
+/// How long one question may take if whoever wants the answer waits so long: a little less, so that all who wait learn how
+/// it ended.
+pub(crate) fn ask_limit(answer_limit: Duration) -> Duration {
+    answer_limit * 24 / 25
+}
+
 impl FetchError {
     /// Something that passes.
     pub fn unavailable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Unavailable(error.into())
+    }
+
+    /// Whether it is what the API server said, if only that it is not able to answer this: then it is not away, and what
+    /// others ask for need not be served old. A service behind it may be broken for one kind alone.
+    fn is_an_answer(&self) -> bool {
+        let (Self::Unavailable(source) | Self::Refused(source)) = self;
+        matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
     }
 
     /// Something that asking again does not change.
@@ -152,6 +169,8 @@ impl From<kube::Error> for FetchError {
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) | kube::Error::BuildRequest(_) => {
                 Self::refused(error)
             }
+            // More than is read of one answer.
+            kube::Error::Service(cause) if cause.is::<LengthLimitError>() => Self::refused(error),
             _ => Self::unavailable(error),
         }
     }
@@ -357,7 +376,7 @@ impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
             let (wanted, old) = (self.bounds.wanted, old.is_some());
             warn!(%key, %error, suppressed, wanted, old_answer_served = old, "cannot look it up");
         }
-        if passes {
+        if passes && !error.is_an_answer() {
             self.is_away_now();
         }
         let ended = if old.is_some() { LookupResult::Stale } else { ended };

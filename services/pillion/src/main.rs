@@ -22,11 +22,6 @@ use clap::{CommandFactory, Parser};
 use crate::args::{Arguments, Command};
 use crate::telemetry::Telemetry;
 
-/// Gives back what a list of ten thousand objects took for a moment, which the system's allocator does not:
-/// docs/benchmarks.md has the figures.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     // Before anything else: with no provider, or two, the first connection would be a panic. Err says that there is one.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

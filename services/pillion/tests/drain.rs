@@ -5,11 +5,11 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillion_testkit::TestCa;
+use pillion_testkit::{ControlPlane, TestCa};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -50,18 +50,21 @@ fn ask(connection: &mut Connection) -> String {
 
 #[test]
 fn a_replica_that_is_asked_to_end_answers_until_nobody_is_left() {
+    pillion_testkit::isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
+        control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
+        control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+        let kubeconfig = control_plane.kubeconfig().display().to_string();
+        tokio::task::spawn_blocking(move || drains(&kubeconfig)).await?;
+        Ok(())
+    });
+}
+
+fn drains(kubeconfig: &str) {
     let folder = tempfile::tempdir().unwrap();
     let authority = TestCa::new().unwrap();
     authority.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // Bound and never accepted from: an API server that does not answer.
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let kubeconfig = format!(
-        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{}\"}}}}]\n\
-         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-         current-context: x\n",
-        silent.local_addr().unwrap()
-    );
-    std::fs::write(folder.path().join("kubeconfig"), kubeconfig).unwrap();
     let minimum = MINIMUM.as_secs().to_string();
     let arguments = [
         "webhook",
@@ -72,7 +75,7 @@ fn a_replica_that_is_asked_to_end_answers_until_nobody_is_left() {
         "--drain-minimum",
         &*minimum,
         "--kubeconfig",
-        "kubeconfig",
+        kubeconfig,
         "--tls-cert",
         "tls.crt",
         "--tls-key",
@@ -81,6 +84,7 @@ fn a_replica_that_is_asked_to_end_answers_until_nobody_is_left() {
     let mut replica = Program::start(&arguments, folder.path());
     let address = replica.word_behind(" address=");
     let operations = replica.word_behind("metrics_address=");
+    eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
     let mut pooled = connect(&address, &authority.bundle_pem());
     assert!(!ask(&mut pooled).contains("connection: close"));
     assert!(get(&operations, "/metrics").body.contains("pillion_draining 0\n"));

@@ -73,7 +73,10 @@ fn an_api_server_that_refuses_is_told_and_asked_again() {
     let replica = start(folder.path(), "tls.crt", "tls.key");
     eventually("it is told twice for namespaces", || {
         let told = replica.stderr();
-        (told.lines().filter(|line| line.contains("not watched at present") && line.contains("\"Namespace\"")).count()
+        (told
+            .lines()
+            .filter(|line| line.contains("not watched at present") && line.contains("kind=\"namespaces\""))
+            .count()
             >= 2)
             .then_some(())
     });

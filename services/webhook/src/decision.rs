@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use pillion_api::names::InjectionLevel;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::report::ProfileDecision;
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
@@ -14,7 +15,7 @@ use tokio::time::timeout;
 use tracing::Span;
 
 use crate::metrics::{RequestOutcome, Tenant};
-use crate::overload::Deadline;
+use crate::overload::{Deadline, Shed};
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 use crate::router::Admission;
 use crate::trace::RequestSpan;
@@ -70,6 +71,9 @@ impl Admission {
         let namespace = match (in_snapshot, &known.namespace) {
             (Some(namespace), _) => Some(namespace),
             (None, Answer::Found(looked_up)) => Some(Arc::clone(looked_up)),
+            // What profiles select by is not known, and the level asks for all of them: `failurePolicy` decides, unless another
+            // replica, or this one in a second, knows it.
+            (None, Answer::Failed(_)) if needs_namespace(endpoint) => return Err(Refusal::Shed(Shed::Namespace)),
             // Objects of the cluster's own have no namespace.
             (None, Answer::NotAsked) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
                 return Ok(Next::Namespace(review.namespace().into()));
@@ -127,7 +131,7 @@ impl Admission {
                 "a namespace that is not known yet could not be looked up in time"
             );
         }
-        found.ok().flatten().map_or(Answer::Missing, Answer::Found)
+        found.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
     }
 
     /// What a review wants, as far as it is to be had in time.
@@ -138,6 +142,14 @@ impl Admission {
             Ok(looked_up) => looked_up,
             Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
         }
+    }
+}
+
+/// Whether nothing is to be decided without the namespace: where a pod must not be without what is meant for it.
+const fn needs_namespace(endpoint: Endpoint) -> bool {
+    match endpoint {
+        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => !matches!(level, InjectionLevel::Enabled),
+        Endpoint::Any | Endpoint::Validate => false,
     }
 }
 

@@ -5,7 +5,6 @@
 //! the failure policy decides.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
@@ -13,14 +12,19 @@ use std::task::{Context, Poll};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use futures::future::Either;
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use futures::FutureExt;
+use futures::future::{BoxFuture, Either};
+use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode, Version};
 use tower::{Layer, Service};
 
+use crate::body;
 use crate::health::{NotReady, Readiness};
 use crate::metrics::Metrics;
 use crate::overload::Shed;
+
+/// Bytes of a body that are read and thrown away: what a body may have unless the settings say otherwise.
+const PASSED_OVER: usize = 7 * 1024 * 1024;
 
 /// Answers 503 for as long as a component of `readiness` has never been ready; then it is `app` for good, also while the
 /// process drains.
@@ -71,7 +75,7 @@ where
 {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Either<S::Future, Ready<Result<Response<Body>, Infallible>>>;
+    type Future = Either<S::Future, BoxFuture<'static, Result<Response<Body>, Infallible>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
@@ -82,10 +86,20 @@ where
             Ok(()) => Either::Left(self.inner.call(request)),
             Err(why) => {
                 self.gate.metrics.overload.count(Shed::NotReady);
-                Either::Right(ready(Ok(refusal(&why, request.version()))))
+                Either::Right(turn_away(why, request).boxed())
             }
         }
     }
+}
+
+/// A client that is still writing would see its connection reset in place of the answer, and the API server does not send
+/// a request again that ended so.
+async fn turn_away(why: NotReady, request: Request) -> Result<Response<Body>, Infallible> {
+    let version = request.version();
+    if !request.headers().contains_key(EXPECT) {
+        body::pass_over(request.into_body(), PASSED_OVER).await;
+    }
+    Ok(refusal(&why, version))
 }
 
 fn refusal(why: &NotReady, version: Version) -> Response<Body> {
@@ -104,6 +118,8 @@ fn refusal(why: &NotReady, version: Version) -> Response<Body> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use axum::routing::post;
     use prometheus_client::registry::Registry;
     use tower::ServiceExt;
@@ -116,6 +132,28 @@ mod tests {
         let retry = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap().to_owned());
         assert_eq!(retry.is_some(), response.headers().contains_key(CONNECTION));
         (response.status().as_u16(), retry)
+    }
+
+    #[tokio::test]
+    async fn who_is_turned_away_has_been_listened_to() {
+        let (readiness, mut registry) = (Readiness::default(), Registry::default());
+        let metrics = Arc::new(Metrics::register(&mut registry));
+        let _lists = readiness.component("the first lists");
+        let app = once_ready(Router::new().route("/mutate", post(async || "decided")), readiness, metrics);
+        for (waits, expected) in [(false, 3), (true, 0)] {
+            let read = Arc::new(AtomicUsize::new(0));
+            let counter = Arc::clone(&read);
+            let pieces = (0..3).map(move |_| {
+                counter.fetch_add(1, Ordering::Relaxed);
+                Ok::<_, Infallible>("{}")
+            });
+            let mut request = Request::post("/mutate").body(Body::from_stream(futures::stream::iter(pieces))).unwrap();
+            if waits {
+                request.headers_mut().insert(EXPECT, HeaderValue::from_static("100-continue"));
+            }
+            assert_eq!(app.clone().oneshot(request).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(read.load(Ordering::Relaxed), expected);
+        }
     }
 
     #[tokio::test]

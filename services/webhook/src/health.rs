@@ -102,16 +102,9 @@ impl Readiness {
 
 impl Collector for Readiness {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let state = self.check();
-        let draining = state.as_ref().is_err_and(|why| why.draining);
-        for (name, help, value) in [
-            ("ready", "Whether requests may come: 1 if so", state.is_ok()),
-            ("draining", "Whether the process was asked to end and answers what still comes: 1 if so", draining),
-        ] {
-            let gauge = ConstGauge::new(i64::from(value));
-            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
-        }
-        Ok(())
+        let gauge = ConstGauge::new(i64::from(self.check().is_ok()));
+        let help = "Whether requests may come: 1 if so";
+        gauge.encode(encoder.encode_descriptor("ready", help, None, gauge.metric_type())?)
     }
 }
 
@@ -237,22 +230,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_and_drain_are_measured() {
+    async fn readiness_is_measured() {
         let readiness = Readiness::default();
         let mut registry = Registry::default();
         readiness.register(&mut registry);
         let router = router(readiness.clone(), Arc::new(registry.into()));
         let component = readiness.component("something");
-        let shown = async |ready: u8, draining: u8| {
+        let shown = async |ready: u8| {
             let text = get(&router, "/metrics").await.2;
             assert!(text.contains(&format!("pillion_ready {ready}\n")), "{text}");
-            assert!(text.contains(&format!("pillion_draining {draining}\n")), "{text}");
         };
-        shown(0, 0).await;
+        shown(0).await;
         component.set_ready(true);
-        shown(1, 0).await;
+        shown(1).await;
         readiness.drain();
-        shown(0, 1).await;
+        shown(0).await;
     }
 
     #[tokio::test]

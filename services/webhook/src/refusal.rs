@@ -11,7 +11,6 @@ use axum::body::Body;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode, Version};
 use pillion_engine::review::{Fault, ReviewError};
-use tokio::task::JoinError;
 
 use crate::body::BodyError;
 use crate::metrics::RequestOutcome;
@@ -58,14 +57,6 @@ impl Refusal {
     pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         Self::Panic(text.unwrap_or("no message").into())
-    }
-
-    /// A thread of its own did not come to its end.
-    pub(crate) fn from_thread(error: JoinError) -> Self {
-        match error.try_into_panic() {
-            Ok(panic) => Self::from_panic(&*panic),
-            Err(cancelled) => Self::Panic(cancelled.to_string().into()),
-        }
     }
 
     pub(crate) const fn status(&self) -> StatusCode {
@@ -197,14 +188,6 @@ mod tests {
             assert!(matches!(&refusal, Refusal::Panic(text) if &**text == "the secret"));
             assert!(!refusal.to_string().contains("secret"));
         }
-    }
-
-    #[tokio::test]
-    async fn a_panic_on_a_thread_of_its_own_is_one() {
-        let ended = tokio::task::spawn_blocking(|| std::panic::resume_unwind(Box::new("for a test"))).await;
-        let refusal = Refusal::from_thread(ended.unwrap_err());
-        assert!(matches!(&refusal, Refusal::Panic(text) if &**text == "for a test"));
-        assert_eq!(refusal.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
-use pillion_engine::lookup::{LookedUp, Wanted};
+use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Endpoint, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use tracing::{Instrument, Span};
@@ -34,12 +34,12 @@ use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 use crate::trace::RequestSpan;
 
 /// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
-/// `None`: it is not known there either, or cannot be looked up now.
+/// Missing: it is not known there either. Failed: it cannot be looked up now.
 ///
 /// The router bounds the time of one look-up. The name is whatever a client wrote, of any length. Whoever gives the
 /// function makes sure that it can be one, and bounds the look-ups' number: it takes calls for the same name together, and
 /// remembers names that do not exist.
-pub type LiveNamespace = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Arc<Namespace>>> + Send + Sync>;
+pub type LiveNamespace = Arc<dyn Fn(&str) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
 
 /// Looks up what a review wants besides its namespace: service accounts, owners, objects that profiles declare.
 ///
@@ -257,7 +257,7 @@ impl Service {
                 (body, known, next, resolve)
             };
             let (read, so_far, next, resolve) =
-                tokio::task::spawn_blocking(work).await.map_err(Refusal::from_thread)?;
+                self.overload.apart(work).await.map_err(|panic| Refusal::from_panic(&*panic))?;
             (body, known) = (read, so_far);
             let answered = self.admission.fetch(next?, &mut known, deadline).instrument(resolve).await;
             if let Some(answered) = answered {

@@ -105,7 +105,9 @@ impl ServerSettings {
     #[must_use]
     pub fn ops() -> Self {
         Self {
-            max_connections: 64,
+            max_connections: 256,
+            // Whoever holds connections here must not keep out the kubelet, whose probes decide whether this process lives.
+            idle_timeout: Duration::from_secs(10),
             max_age: None,
             drain_minimum: Duration::ZERO,
             drain_deadline: Duration::from_secs(1),
@@ -205,6 +207,10 @@ impl Server {
     pub async fn run(self, drain: CancellationToken) -> Drained {
         let Self { listener, app, settings, security } = self;
         let drain = Drain { flag: Arc::default(), token: drain, last: CancellationToken::new() };
+        let metrics = match &security {
+            Security::Tls { metrics, .. } => Some(metrics.clone()),
+            Security::Plain => None,
+        };
         let tracker = TaskTracker::new();
         let cut = CancellationToken::new();
         let acceptor = Connections {
@@ -222,7 +228,7 @@ impl Server {
         };
         tokio::select! {
             () = acceptor.accept(&listener) => {}
-            () = drained(&drain, &tracker, &settings) => {}
+            () = drained(&drain, &tracker, &settings, metrics.as_ref()) => {}
         }
         drop(listener);
         let left = tracker.len();
@@ -241,9 +247,12 @@ fn bound_buffers(listener: &TcpListener, settings: &ServerSettings) {
 }
 
 /// Returns when the drain is over.
-async fn drained(drain: &Drain, tracker: &TaskTracker, settings: &ServerSettings) {
+async fn drained(drain: &Drain, tracker: &TaskTracker, settings: &ServerSettings, metrics: Option<&ConnectionMetrics>) {
     drain.token.cancelled().await;
     drain.flag.store(true, Ordering::Relaxed);
+    if let Some(metrics) = metrics {
+        metrics.transport.draining.set(1);
+    }
     let deadline = Instant::now() + settings.drain_deadline;
     sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
     // A tracker that is closed still takes new tasks; it only tells from now on when it has none.

@@ -1,9 +1,10 @@
 //! What the server measures of its transport, beside connections and handshakes: what it could not accept, whom it no
-//! longer waited for, and whom it turned away.
+//! longer waited for, whom it turned away, and whether it is about to end.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::connection::Waiting;
@@ -20,6 +21,8 @@ pub enum Unauthorized {
 /// The metrics of the transport.
 #[derive(Clone, Debug)]
 pub struct TransportMetrics {
+    /// 1 from the moment on at which the server was asked to end.
+    pub draining: Gauge,
     /// How often no connection could be accepted, most likely for want of a file descriptor.
     pub accept_errors: Counter,
     timed_out: [Counter; Waiting::ALL.len()],
@@ -53,6 +56,12 @@ impl Unauthorized {
 impl TransportMetrics {
     /// Makes the metrics and registers them where a prefix is given already.
     pub(crate) fn register(registry: &mut Registry) -> Self {
+        let draining = Gauge::default();
+        registry.register(
+            "draining",
+            "Whether the process was asked to end and answers what still comes: 1 if so",
+            draining.clone(),
+        );
         let accept_errors = Counter::default();
         registry.register(
             "accept_errors",
@@ -75,7 +84,7 @@ impl TransportMetrics {
         );
         let unauthorized =
             Unauthorized::ALL.map(|reason| family.get_or_create_owned(&ReasonLabel { reason: reason.as_str() }));
-        Self { accept_errors, timed_out, unauthorized }
+        Self { draining, accept_errors, timed_out, unauthorized }
     }
 
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]

@@ -14,6 +14,7 @@ use axum::body::Body;
 use futures::FutureExt;
 use http::{Request, StatusCode};
 use pillion_api::names::InjectionLevel;
+use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::Namespace;
 use pillion_webhook::router::{LiveNamespace, RequestSettings};
 use support::{App, KNOWN, review};
@@ -37,7 +38,8 @@ async fn only_an_unknown_namespace_is_looked_up_and_what_is_found_counts() {
     let counter = Arc::clone(&calls);
     let live: LiveNamespace = Arc::new(move |name| {
         counter.fetch_add(1, Ordering::Relaxed);
-        let found = (name == "new").then(|| Arc::new(Namespace::opted_in(InjectionLevel::Enabled)));
+        let new = Arc::new(Namespace::opted_in(InjectionLevel::Enabled));
+        let found = if name == "new" { Answer::Found(new) } else { Answer::Missing };
         async move { found }.boxed()
     });
     let app = App::with(RequestSettings::default(), Some(live));
@@ -59,6 +61,29 @@ async fn a_look_up_that_hangs_holds_a_request_for_300_ms() {
     assert_eq!(post(&app.router, "new").await, StatusCode::OK);
     assert_eq!(began.elapsed(), Duration::from_millis(300));
     assert_eq!(app.metric(NOT_OPTED_IN), Some(1.0));
+}
+
+#[tokio::test]
+async fn where_a_pod_must_not_be_without_its_sidecar_nothing_is_decided_without_its_namespace() {
+    let live: LiveNamespace = Arc::new(|name| {
+        let answer = if name == "gone" { Answer::Missing } else { Answer::Failed("asked too often".into()) };
+        async { answer }.boxed()
+    });
+    let app = App::with(RequestSettings::default(), Some(live));
+    for (path, namespace, status) in [
+        ("/mutate/required", "new", 503),
+        ("/mutate/held", "new", 503),
+        ("/validate/required", "new", 503),
+        ("/mutate/enabled", "new", 200),
+        ("/mutate/required", "gone", 200),
+    ] {
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(Body::from(review(namespace).to_string())).unwrap();
+        let answer = app.router.clone().oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), status, "{path} {namespace}");
+        assert_eq!(answer.headers().contains_key("retry-after"), status == 503, "{path} {namespace}");
+    }
+    assert_eq!(app.metric("pillion_shed_total{reason=\"namespace\"}"), Some(3.0));
 }
 
 #[tokio::test]

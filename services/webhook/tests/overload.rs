@@ -21,6 +21,7 @@ use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
+use pillion_engine::lookup::Answer::Missing;
 use pillion_webhook::router::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
 use support::{Answer, App, KNOWN, Running, post, review, review_text, until};
@@ -227,10 +228,10 @@ async fn large_bodies_wait_in_a_short_queue_of_their_own() {
 fn moody() -> LiveNamespace {
     Arc::new(|name| match name.len() % 4 {
         0 => std::future::pending().boxed(),
-        1 => async { None }.boxed(),
+        1 => async { Missing }.boxed(),
         2 => async {
             yield_now().await;
-            None
+            Missing
         }
         .boxed(),
         _ => async { panic!("for a test") }.boxed(),

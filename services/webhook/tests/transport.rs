@@ -267,10 +267,8 @@ async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
             // The next one is there before the last one is told to go, as in a rolling restart.
             let next = start().await;
             let last = std::mem::replace(&mut *servers.lock().unwrap(), next);
-            assert!(last.metric("pillion_draining") < 0.5);
             last.drain.cancel();
             until("it has drained", || last.task.is_finished()).await;
-            assert!((last.metric("pillion_draining") - 1.0).abs() < 0.5);
             let last = Arc::into_inner(last).map(|last| last.task);
             if let Some(task) = last {
                 assert_eq!(task.await.unwrap(), Drained { cut: 0 });

@@ -128,6 +128,18 @@ async fn all_that_a_review_wants_has_one_deadline() {
     assert_eq!(looked_up.owners.ending(), "not asked");
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_may_wait_longer_gets_what_takes_longer() {
+    let fetch = |_| {
+        tokio::time::sleep(Duration::from_millis(900)).map(|()| found(&json!({"metadata": {"name": "web"}}))).boxed()
+    };
+    for (answer_limit, ending) in [(ANSWER_LIMIT, "failed"), (Duration::from_secs(1), "found")] {
+        let metrics = Metrics::register(&mut Registry::default());
+        let lookups = Lookups::made(fetch, metrics, LookupSettings { answer_limit, ..LookupSettings::default() });
+        assert_eq!(lookups.get(account("web")).await.service_account.ending(), ending, "{answer_limit:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_job_leads_to_its_cron_job_and_no_further_than_is_wanted() {
     let cron = json!({"apiVersion": "batch/v1", "kind": "CronJob", "name": "backup", "uid": "c", "controller": true});

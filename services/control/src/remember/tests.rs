@@ -43,6 +43,8 @@ enum State {
     Hanging,
     /// It says that this is not to be read.
     Forbidding,
+    /// It says that who serves names that begin with `broken` does not answer it, and all else is well.
+    InPart,
 }
 
 struct World {
@@ -67,6 +69,11 @@ impl World {
                     State::Gone => Err(FetchError::unavailable("no route")),
                     State::Hanging => std::future::pending().await,
                     State::Forbidding => Err(FetchError::refused("forbidden")),
+                    State::InPart if name.starts_with("broken") => {
+                        let status = kube::core::Status { code: 503, ..kube::core::Status::default() };
+                        Err(kube::Error::Api(status.boxed()).into())
+                    }
+                    State::InPart => Ok(Some(number)),
                 }
             }
             .boxed()
@@ -200,6 +207,16 @@ async fn an_old_answer_is_served_for_an_hour_and_for_minutes_if_it_is_forbidden(
         "failed: the API server did not give it",
         "what was refused is not known any more"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_broken_for_one_makes_no_answer_old_for_others() {
+    let world = World::new();
+    assert_eq!([world.text("broken").await, world.text("a").await], ["found 1", "found 2"]);
+    world.becomes(State::InPart);
+    pass(2400).await;
+    assert_eq!(world.text("broken").await, "found 1", "an old answer is better than none");
+    assert_eq!(world.text("a").await, "found 4", "it can be asked for");
 }
 
 #[tokio::test(start_paused = true)]

@@ -166,7 +166,7 @@ impl Default for Overload {
 
 impl Default for LookUps {
     fn default() -> Self {
-        let LookupSettings { fresh_for, stale_for, memory } = LookupSettings::default();
+        let LookupSettings { fresh_for, stale_for, memory, .. } = LookupSettings::default();
         let memory = usize::try_from(memory).unwrap_or(usize::MAX);
         Self { fresh_for: Time(fresh_for), stale_for: Time(stale_for), memory: Size(memory) }
     }
@@ -261,11 +261,13 @@ impl WebhookPolicy {
         settings
     }
 
-    /// How long looked up objects are remembered.
+    /// How long looked up objects are waited for and remembered.
     pub(crate) fn lookup_settings(&self) -> LookupSettings {
         let LookUps { fresh_for, stale_for, memory } = self.look_ups;
         let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
-        LookupSettings { fresh_for: fresh_for.0, stale_for: stale_for.0, memory }
+        // A little less than the request waits, which so learns how each look-up ended.
+        let answer_limit = self.requests.look_up_timeout.0 * 5 / 6;
+        LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory }
     }
 
     /// What is measured.

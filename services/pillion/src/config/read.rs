@@ -212,12 +212,18 @@ mod tests {
     #[test]
     fn a_file_says_what_differs_from_the_defaults() {
         let text = "guardrails: {registries: [ghcr.io/team], maxContainers: 2}\ncluster: {region: eu-west-1}\n\
-                    requests:\n  maxBody: 3Mi\n  bodyTimeout: 2500ms\nconnections: {maxAge: null}\nlogs: {level: debug}\n";
+                    requests:\n  maxBody: 3Mi\n  bodyTimeout: 2500ms\n  lookUpTimeout: 1200ms\n\
+                    connections: {maxAge: null}\nlogs: {level: debug}\n";
         let policy = read(text).unwrap();
         assert_eq!(policy.guardrails.max_containers, 2);
         assert_eq!(policy.decided_by().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
         let requests = policy.request_settings();
         assert_eq!((requests.body_limit, requests.body_timeout), (3 << 20, Duration::from_millis(2500)));
+        // Whoever looks up knows of it too: else a longer one would change nothing.
+        assert_eq!(
+            (requests.live_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()),
+            (1200, 1000)
+        );
         assert_eq!(policy.server_settings().max_age, None);
         assert_eq!(policy.logs.level, "debug");
         assert_eq!(policy.traces, WebhookPolicy::default().traces);

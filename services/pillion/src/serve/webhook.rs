@@ -118,12 +118,10 @@ async fn serve(
     let publisher = publisher.with_metrics(CacheMetrics::register(&mut registry));
     let broken = broken_profiles(&mut registry);
     let reloads = ReloadMetrics::register(&mut registry);
-    let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry));
-    let lookups = Lookups::with_settings(
-        client.clone(),
-        pillion_control::lookups::Metrics::register(&mut registry),
-        start.lookup_settings(),
-    );
+    let remembered = start.lookup_settings();
+    let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry), remembered.answer_limit);
+    let lookups =
+        Lookups::with_settings(client.clone(), pillion_control::lookups::Metrics::register(&mut registry), remembered);
     controls.register(&mut registry);
     let (settings, requests) = (start.server_settings(), start.request_settings());
     let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };
@@ -193,7 +191,7 @@ fn early_end(ended: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) 
 fn live_namespace(live: LiveNamespaces) -> LiveNamespace {
     Arc::new(move |name| {
         let (live, name) = (live.clone(), Box::<str>::from(name));
-        async move { live.get(&name).await }.boxed()
+        async move { live.look_up(&name).await }.boxed()
     })
 }
 

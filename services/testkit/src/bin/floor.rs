@@ -13,10 +13,6 @@ use clap::Parser;
 use pillion_testkit::https;
 use tokio::net::TcpListener;
 
-/// As the webhook has it, so that the difference is what the webhook does.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// As much as the webhook accepts.
 const BODY_LIMIT: usize = 7 * 1024 * 1024;
 const ANSWER_BYTES: usize = 4096;

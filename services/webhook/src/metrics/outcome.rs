@@ -11,7 +11,7 @@ pub enum RequestOutcome {
     BadRequest,
     /// Pillion failed: HTTP 500.
     Error,
-    /// There was no memory for the request's body: HTTP 503.
+    /// It was turned away though nothing is wrong with it: HTTP 503. [`Shed`](crate::overload::Shed) says why.
     Shed,
 }
 

@@ -152,7 +152,7 @@ fn a_tenant_is_a_namespace_that_is_known_and_only_if_somebody_asks() {
     let mut registry = Registry::default();
     let off = Metrics::register(&mut registry);
     answer(&off, "team-a", true, injected);
-    assert!(!text(&registry).contains("tenant"), "{}", text(&registry));
+    assert!(!text(&registry).contains("pillion_tenant"), "{}", text(&registry));
 
     let mut registry = Registry::default();
     let metrics = Metrics::register_with(&mut registry, &tenants(2));

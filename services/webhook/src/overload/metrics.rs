@@ -11,8 +11,7 @@ use crate::metrics::Histogram;
 
 /// Nanoseconds, 100 us to 10 s. A turn comes within a few decisions of some 50 us, unless there is more to do than can be
 /// done.
-const WAIT_BUCKETS: [u64; 9] =
-    [100_000, 500_000, 1_000_000, 5_000_000, 25_000_000, 100_000_000, 500_000_000, 2_500_000_000, 10_000_000_000];
+const WAIT_BUCKETS: [u64; 6] = [100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {

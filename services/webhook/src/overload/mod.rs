@@ -4,6 +4,7 @@
 //! In the order in which a request meets them: its `deadline`, a place `in_flight`, its `tenant`, and a turn to be
 //! decided in one of two `lane`s, over a `fair` queue. Why one was turned away is a [`Shed`].
 
+mod apart;
 mod deadline;
 mod fair;
 mod in_flight;
@@ -20,6 +21,8 @@ use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::budget::SMALL;
+use apart::Apart;
+pub(crate) use apart::Panicked;
 pub(crate) use deadline::Deadline;
 use in_flight::{Place, Places};
 use lane::Lane;
@@ -85,6 +88,7 @@ pub(crate) struct Overload {
     places: Places,
     small: Arc<Lane>,
     large: Arc<Lane>,
+    apart: Apart,
     metrics: OverloadMetrics,
     /// Nobody outside can make two namespaces share a class.
     keys: RandomState,
@@ -104,8 +108,9 @@ impl Overload {
                 quantum: 2 * BASE_COST,
             },
         };
+        let threads = (workers / 2).max(1);
         let large = lane::Bounds {
-            slots: (workers / 2).max(1),
+            slots: threads,
             unqueued: 0,
             queue: fair::Bounds {
                 length: settings.max_queued_large,
@@ -115,7 +120,7 @@ impl Overload {
         };
         let small = Lane::new(&small, metrics.small.clone());
         let large = Lane::new(&large, metrics.large.clone());
-        Self { settings, places, small, large, metrics, keys: RandomState::new() }
+        Self { settings, places, small, large, apart: Apart::new(threads), metrics, keys: RandomState::new() }
     }
 
     /// A place for a request, if there is one.
@@ -140,6 +145,17 @@ impl Overload {
         let class = tenant::class(&self.keys, body);
         // Elsewhere in memory, as it is seldom needed: a request that does not wait is not made larger by it.
         Box::pin(lane.queued(class, BASE_COST + body.len() as u64, deadline)).await
+    }
+
+    /// Computes on a thread for large bodies. Whoever calls it has a turn.
+    ///
+    /// # Errors
+    /// It panicked.
+    pub(crate) async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Panicked> {
+        self.apart.run(work).await
     }
 
     /// Counts a request that was turned away.

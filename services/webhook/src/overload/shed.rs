@@ -17,12 +17,21 @@ pub enum Shed {
     NoMemory,
     /// The process does not know the cluster yet.
     NotReady,
+    /// Its namespace is not known yet, and could not be looked up.
+    Namespace,
 }
 
 impl Shed {
     /// All reasons.
-    pub const ALL: [Self; 6] =
-        [Self::InFlight, Self::QueueFull, Self::TenantQueueFull, Self::Deadline, Self::NoMemory, Self::NotReady];
+    pub const ALL: [Self; 7] = [
+        Self::InFlight,
+        Self::QueueFull,
+        Self::TenantQueueFull,
+        Self::Deadline,
+        Self::NoMemory,
+        Self::NotReady,
+        Self::Namespace,
+    ];
 
     /// The reason as it stands in metrics, logs and traces.
     #[must_use]
@@ -34,6 +43,7 @@ impl Shed {
             Self::Deadline => "deadline",
             Self::NoMemory => "no_memory",
             Self::NotReady => "not_ready",
+            Self::Namespace => "namespace",
         }
     }
 
@@ -56,6 +66,7 @@ impl fmt::Display for Shed {
             Self::NoMemory => {
                 "the bodies of the requests that are being read take as much memory as they may: try again"
             }
+            Self::Namespace => "the namespace is not known yet and could not be looked up: try again",
             Self::NotReady => "profiles and namespaces are not known yet: try again",
         })
     }

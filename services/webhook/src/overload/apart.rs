@@ -1,0 +1,118 @@
+//! Threads for large bodies, of a lower priority than those that serve.
+//!
+//! A review of 3 MiB takes ten milliseconds of computing. On a thread of its own it keeps nobody waiting, unless there are
+//! fewer cores than threads: then the system would let both compute in turns of milliseconds, and a small request waits
+//! for one of them. So these threads give way. Where there is nothing else to do, they lose nothing by it.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+
+use tokio::sync::oneshot;
+
+/// By how much nicer they are than the others: a tenth of a core is left to them where all are busy.
+const NICER: i32 = 10;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// What a panic left behind.
+pub(crate) type Panicked = Box<dyn Any + Send>;
+
+/// The threads, which are started when the first large body comes.
+#[derive(Debug)]
+pub(super) struct Apart {
+    threads: usize,
+    jobs: OnceLock<Option<Sender<Job>>>,
+}
+
+impl Apart {
+    pub(super) const fn new(threads: usize) -> Self {
+        Self { threads, jobs: OnceLock::new() }
+    }
+
+    /// Runs this on one of the threads.
+    ///
+    /// # Errors
+    /// It panicked.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Panicked> {
+        let (done, result) = oneshot::channel();
+        // Whoever listens to this thread listens to what is told there too.
+        let listening = tracing::dispatcher::get_default(Clone::clone);
+        let job = Box::new(move || {
+            // Unwind-safe: what it has is its own, and goes with it. Err: nobody waits for it any more.
+            let work = AssertUnwindSafe(|| tracing::dispatcher::with_default(&listening, work));
+            let _ = done.send(catch_unwind(work));
+        });
+        match self.jobs.get_or_init(|| start(self.threads)) {
+            // Err: the threads are gone, which they are not as long as this is there; then the result is gone too.
+            Some(jobs) => drop(jobs.send(job)),
+            None => drop(tokio::task::spawn_blocking(job)),
+        }
+        result.await.unwrap_or_else(|_| Err(Box::new("a thread for large bodies is gone")))
+    }
+}
+
+/// Starts the threads; `None` if the system gives none. They end when nobody can send them anything more.
+fn start(threads: usize) -> Option<Sender<Job>> {
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    let started = (0..threads).filter(|_| {
+        let receiver = Arc::clone(&receiver);
+        let started = thread::Builder::new().name("pillion-large".to_owned()).spawn(move || work(&receiver));
+        if let Err(error) = &started {
+            tracing::warn!(%error, "a thread for large bodies cannot be started");
+        }
+        started.is_ok()
+    });
+    (started.count() > 0).then_some(sender)
+}
+
+fn work(jobs: &Mutex<Receiver<Job>>) {
+    if let Err(error) = rustix::process::nice(NICER) {
+        tracing::debug!(%error, "a thread for large bodies has the priority of all others");
+    }
+    loop {
+        // Held while waiting: whoever has it gets the next one.
+        let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = next else { return };
+        job();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_panics_says_so_and_the_thread_goes_on() {
+        let apart = Apart::new(1);
+        let panicked = apart.run(|| panic!("for a test")).await;
+        let panicked: Panicked = Result::<(), _>::unwrap_err(panicked);
+        assert_eq!(panicked.downcast_ref::<&str>(), Some(&"for a test"));
+        assert_eq!(apart.run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn its_threads_are_nicer_than_ours() {
+        let ours = rustix::process::nice(0).unwrap();
+        let theirs = Apart::new(1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
+        assert_eq!(theirs, (ours + NICER).min(19));
+    }
+
+    #[tokio::test]
+    async fn as_many_run_at_one_time_as_there_are_threads() {
+        let apart = Apart::new(2);
+        let barrier = Arc::new(Barrier::new(2));
+        let wait = |barrier: Arc<Barrier>| move || barrier.wait().is_leader();
+        // Each waits for the other: on one thread neither would end.
+        let leaders = tokio::join!(apart.run(wait(Arc::clone(&barrier))), apart.run(wait(barrier)));
+        assert!(leaders.0.unwrap() != leaders.1.unwrap());
+    }
+}
