@@ -12,6 +12,7 @@
 //! * [`lookups`]: the look-up of service accounts, owners and what profiles declare, when a review wants them.
 //! * [`lookup_metrics`]: how look-ups ended.
 //! * [`client`]: the connection to the API server.
+//! * [`rotation`]: how the certificate authority is replaced, as a pure function; nobody calls it yet.
 
 mod bounded;
 pub mod cache_metrics;
@@ -25,6 +26,7 @@ pub mod lookups;
 pub mod namespaces;
 pub mod profiles;
 pub mod remember;
+pub mod rotation;
 mod throttle;
 pub mod watch;
 

@@ -1,0 +1,262 @@
+//! The exploration: every move of everybody from every state, breadth first.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use pillion_control::rotation::{Phase, Settings, Stored};
+
+use crate::leader::{Leader, Planner, decide, write};
+use crate::world::{API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, STRANGER, World};
+
+/// Moves after which a rotation that nobody disturbs has to be at rest.
+const PATIENCE: usize = 120;
+
+/// What somebody does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Move {
+    Reads(usize),
+    /// Reads the record and decides: late or not, asked to rotate or not.
+    Decides(usize, bool, bool),
+    Writes(usize),
+    Dies(usize),
+    ApiServerSees(usize),
+    ApiServerStops,
+    ApiServerContinues,
+    ReplicaSees(usize),
+    ReplicaRestarts(usize),
+    Vandal(Disturbance),
+}
+
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) what: String,
+    pub(crate) way: Vec<Move>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Explored {
+    pub(crate) states: usize,
+    pub(crate) at_rest: usize,
+    pub(crate) phases: BTreeSet<Phase>,
+    pub(crate) found: Option<Found>,
+}
+
+impl Explored {
+    pub(crate) fn assert_sound(&self) {
+        if let Some(Found { what, way }) = &self.found {
+            panic!("{what}\nafter {} moves:\n{way:#?}", way.len());
+        }
+    }
+}
+
+pub(crate) fn explore(planner: Planner, disturbances: &[Disturbance], limit: usize) -> Explored {
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    let settings = Settings::default();
+    let mut explored = Explored::default();
+    // Where each state was come from, by hashes: two states with one hash in a million would be a wonder.
+    let mut from: HashMap<u64, Option<(u64, Move)>> = HashMap::new();
+    let mut queue = VecDeque::new();
+    let first = World::new();
+    from.insert(hasher.hash_one(&first), None);
+    queue.push_back(first);
+    while let Some(world) = queue.pop_front() {
+        let here = hasher.hash_one(&world);
+        explored.states += 1;
+        explored.at_rest += usize::from(world.at_rest());
+        if let Stored::Is(record) = &world.record {
+            explored.phases.insert(record.phase);
+        }
+        let wrong = world.broken_trust().or_else(|| world.went_backwards());
+        // Each is asked; a sample would do, but it costs little.
+        let wrong =
+            wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, planner, &settings)).flatten());
+        if let Some(what) = wrong {
+            explored.found = Some(Found { what, way: way_to(here, &from) });
+            return explored;
+        }
+        for (step, next) in moves(&world, planner, &settings, disturbances) {
+            let hash = hasher.hash_one(&next);
+            if from.len() < limit
+                && let std::collections::hash_map::Entry::Vacant(vacant) = from.entry(hash)
+            {
+                vacant.insert(Some((here, step)));
+                queue.push_back(next);
+            }
+        }
+    }
+    explored
+}
+
+/// Walks at random from the beginning, so many times and so far: deeper than all states can be seen. The same numbers come
+/// each time.
+pub(crate) fn walk(planner: Planner, disturbances: &[Disturbance], walks: u64, length: usize) -> Explored {
+    let settings = Settings::default();
+    let mut explored = Explored::default();
+    for number in 0..walks {
+        let (mut world, mut way) = (World::new(), Vec::new());
+        let mut random = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for _ in 0..length {
+            explored.states += 1;
+            explored.at_rest += usize::from(world.at_rest());
+            if let Stored::Is(record) = &world.record {
+                explored.phases.insert(record.phase);
+            }
+            if let Some(what) = world.broken_trust().or_else(|| world.went_backwards()) {
+                explored.found = Some(Found { what, way });
+                return explored;
+            }
+            let mut moves = moves(&world, planner, &settings, disturbances);
+            // Xorshift: any numbers will do.
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let (step, next) = moves.swap_remove((random % moves.len() as u64) as usize);
+            way.push(step);
+            world = next;
+        }
+        if let Some(what) = never_rests(&world, planner, &settings) {
+            explored.found = Some(Found { what, way });
+            return explored;
+        }
+    }
+    explored
+}
+
+fn way_to(state: u64, from: &HashMap<u64, Option<(u64, Move)>>) -> Vec<Move> {
+    let mut way = Vec::new();
+    let mut at = state;
+    while let Some(Some((before, step))) = from.get(&at) {
+        way.push(*step);
+        at = *before;
+    }
+    way.reverse();
+    way
+}
+
+fn moves(world: &World, planner: Planner, settings: &Settings, disturbances: &[Disturbance]) -> Vec<(Move, World)> {
+    let mut moves = Vec::new();
+    let mut add = |step: Move, mut next: World| {
+        next.forget();
+        moves.push((step, next));
+    };
+    for (number, leader) in world.leaders.iter().enumerate() {
+        let with = |leader: Leader| {
+            let mut next = world.clone();
+            next.leaders[number] = leader;
+            next
+        };
+        match leader {
+            Leader::Idle => add(Move::Reads(number), with(Leader::Read(Reading::of(world)))),
+            Leader::Read(reading) => {
+                for (late, asked) in [(false, false), (false, true), (true, false)] {
+                    let decided = decide(world, reading, planner, settings, (late, asked));
+                    let leader = decided.map_or(Leader::Idle, Leader::Writing);
+                    add(Move::Decides(number, late, asked), with(leader));
+                }
+            }
+            Leader::Writing(intent) => {
+                let mut next = with(Leader::Idle);
+                write(&mut next, intent.clone());
+                add(Move::Writes(number), next);
+            }
+        }
+        if *leader != Leader::Idle {
+            add(Move::Dies(number), with(Leader::Idle));
+        }
+    }
+    for api_server in 0..API_SERVERS {
+        if world.api_servers[api_server] < world.bundle.version() && !world.is_stopped(api_server) {
+            let mut next = world.clone();
+            next.api_servers[api_server] += 1;
+            add(Move::ApiServerSees(api_server), next);
+        }
+    }
+    let mut next = world.clone();
+    next.stopped = !world.stopped;
+    if world.stopped {
+        // It was given time to catch up before anybody relied on it.
+        next.api_servers[API_SERVERS - 1] = world.bundle.version();
+        add(Move::ApiServerContinues, next);
+    } else {
+        add(Move::ApiServerStops, next);
+    }
+    for replica in 0..REPLICAS {
+        let (seen, serves) = world.replicas[replica];
+        if seen < world.leaf.version() {
+            let mut next = world.clone();
+            // Who has none yet reads what is there now, and only then what comes.
+            let seen = if serves.is_some() { seen + 1 } else { world.leaf.version() };
+            let leaf = world.leaf.seen(seen).and_then(|leaf| leaf.signer);
+            // The last good one stays.
+            next.replicas[replica] = (seen, leaf.or(serves));
+            add(Move::ReplicaSees(replica), next);
+        }
+        if serves.is_some() {
+            let mut next = world.clone();
+            next.replicas[replica] = (world.leaf.version(), world.leaf.newest().and_then(|leaf| leaf.signer));
+            add(Move::ReplicaRestarts(replica), next);
+        }
+    }
+    for disturbance in disturbances {
+        if let Some(next) = disturbed(world, *disturbance) {
+            add(Move::Vandal(*disturbance), next);
+        }
+    }
+    moves
+}
+
+fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
+    let mut next = world.clone();
+    next.disturbances_left = world.disturbances_left.checked_sub(1)?;
+    match disturbance {
+        Disturbance::BundleEmptied => {
+            let bundle = world.bundle.newest().filter(|bundle| bundle.entries)?;
+            next.bundle.push(BundleVersion { trusted: 0, vandals: true, ..bundle });
+        }
+        Disturbance::StrangerTrusted => {
+            let bundle = world.bundle.newest().filter(|bundle| bundle.entries)?;
+            next.bundle.push(BundleVersion { trusted: bundle.trusted | STRANGER, ..bundle });
+        }
+        Disturbance::LeafLost => {
+            let epoch = world.leaf.newest()?.epoch;
+            next.leaf.push(LeafVersion { signer: None, epoch });
+        }
+        Disturbance::RecordLost => next.record = Stored::Missing,
+        Disturbance::RecordCorrupted => next.record = Stored::Corrupt,
+        Disturbance::RecordRestored => next.record = Stored::Is(world.backup.clone()?),
+    }
+    if world.record != next.record {
+        next.record_version += 1;
+    } else if matches!(disturbance, Disturbance::RecordLost | Disturbance::RecordRestored) {
+        return None;
+    }
+    Some(next)
+}
+
+/// Lets everybody see everything and one leader act, again and again. Returns what it hangs in, if it hangs.
+fn never_rests(world: &World, planner: Planner, settings: &Settings) -> Option<String> {
+    let mut world = world.clone();
+    world.leaders = world.leaders.map(|_| Leader::Idle);
+    world.stopped = false;
+    // Nobody asks any more, and what was lost may need a number more than the model gives out.
+    for _ in 0..PATIENCE {
+        world.api_servers = [world.bundle.version(); API_SERVERS];
+        let leaf = world.leaf.newest().and_then(|leaf| leaf.signer);
+        world.replicas = world.replicas.map(|(_, serves)| (world.leaf.version(), leaf.or(serves)));
+        world.forget();
+        let decided = decide(&world, &Reading::of(&world), planner, settings, (false, false));
+        let decided = decided.or_else(|| decide(&world, &Reading::of(&world), planner, settings, (true, false)));
+        match decided {
+            Some(intent) => write(&mut world, intent),
+            None if world.at_rest() => return None,
+            None => break,
+        }
+        if let Some(broken) = world.broken_trust() {
+            return Some(format!("on the way to rest: {broken}"));
+        }
+        if world.at_rest() {
+            return None;
+        }
+    }
+    Some(format!("it never comes to rest from {:?}, bundle {:?}, leaf {:?}", world.record, world.bundle, world.leaf))
+}

@@ -1,0 +1,94 @@
+//! A leader: it reads the objects, then the record, decides, and writes; between any two of these it may be paused for as
+//! long as it takes, or die. Two do so at the same time, since the one that was paused does not know that it leads no more.
+
+use jiff::Timestamp;
+use pillion_control::rotation::{Generation, Observed, Record, Settings, Step, Stored};
+
+use crate::world::{BundleVersion, GENERATIONS, LeafVersion, Reading, World, authority, bit};
+
+pub(crate) type Planner = fn(&Settings, &Observed) -> Step;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Leader {
+    Idle,
+    /// It has read the objects.
+    Read(Reading),
+    /// It has read the record too, and is about to write.
+    Writing(Write),
+}
+
+/// A write, with the version that the object had when it was read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Write {
+    Record { record: Box<Record>, version: u32, highest: u32 },
+    Bundle { bundle: BundleVersion, version: u32 },
+    Leaf { leaf: LeafVersion, version: u32 },
+}
+
+/// Reads the record and decides. `None`: there is nothing to do, or the model has no more numbers.
+pub(crate) fn decide(
+    world: &World,
+    reading: &Reading,
+    planner: Planner,
+    settings: &Settings,
+    (late, asked): (bool, bool),
+) -> Option<Write> {
+    // The record is read before and after the objects. If it is not the same, what was read does not fit together.
+    if reading.record_version != world.record_version {
+        return None;
+    }
+    let seen = reading.with_record(world, settings, late, asked);
+    // What is late and what is not the model says: times would only make states differ that do not.
+    let timeless = |record: Record| Box::new(Record { since: Timestamp::UNIX_EPOCH, ..record });
+    match planner(settings, &seen) {
+        Step::Wait { .. } => None,
+        Step::NewAuthority { generation, trigger } => {
+            let record = Record::with(authority(generation), trigger, &seen);
+            (generation.0 <= GENERATIONS + u32::from(world.disturbances_left == 0)).then(|| Write::Record {
+                record: timeless(record),
+                version: world.record_version,
+                highest: generation.0,
+            })
+        }
+        Step::Advance(record) => {
+            Some(Write::Record { record: timeless(record), version: world.record_version, highest: world.highest })
+        }
+        Step::Claim { epoch } => Some(Write::Bundle {
+            bundle: BundleVersion { entries: false, trusted: 0, epoch, vandals: false },
+            version: reading.bundle_version,
+        }),
+        Step::WriteLeaf { signer: Generation(signer), epoch } => Some(Write::Leaf {
+            leaf: LeafVersion { signer: Some(Generation(signer)), epoch },
+            version: reading.leaf_version,
+        }),
+        Step::WriteBundle { authorities, keep_unknown, epoch, .. } => {
+            let known = seen.record.get().into_iter().flat_map(|record| [record.active, record.next]).flatten();
+            let known = known.fold(0, |mask, authority| mask | bit(authority.generation));
+            let unknown = reading.bundle.map_or(0, |bundle| bundle.trusted & !known);
+            let kept = if keep_unknown { unknown } else { 0 };
+            let trusted = authorities.iter().fold(kept, |mask, generation| mask | bit(*generation));
+            Some(Write::Bundle {
+                bundle: BundleVersion { entries: true, trusted, epoch, vandals: false },
+                version: reading.bundle_version,
+            })
+        }
+    }
+}
+
+/// Writes, if the object is what it was.
+pub(crate) fn write(world: &mut World, write: Write) {
+    match write {
+        Write::Record { record, version, highest } if version == world.record_version => {
+            if record.epoch == 2 {
+                world.backup = Some((*record).clone());
+            }
+            world.record = Stored::Is(*record);
+            world.record_version += 1;
+            world.highest = world.highest.max(highest);
+        }
+        Write::Bundle { bundle, version } if version == world.bundle.version() => world.bundle.push(bundle),
+        Write::Leaf { leaf, version } if version == world.leaf.version() => world.leaf.push(leaf),
+        // Somebody was faster: the API server answers with a conflict.
+        _ => {}
+    }
+}

@@ -1,0 +1,105 @@
+//! Explores the rotation: two leaders, three replicas and two API servers, each of which sees a change when it likes; a
+//! leader that dies or is paused between any two things it does; and, now and then, a vandal.
+//!
+//! What has to hold in every state is that no admission fails of it ([`world::World::broken_trust`]), and from every state the
+//! rotation has to come to rest if nobody disturbs it. The exploration goes breadth first, so the shortest way to what is
+//! wrong is found and told. `PILLION_ROTATION_STATES` says how many states; the default takes some seconds.
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout,
+    reason = "a model of a few small numbers, and a test says what is wrong by panicking"
+)]
+
+mod explore;
+mod leader;
+mod world;
+
+use pillion_control::rotation::{Observed, Phase, Record, Settings, Step, next};
+
+use crate::explore::{Found, explore, walk};
+use crate::world::Disturbance;
+
+/// All that can be reached in some thirty moves.
+const STATES: usize = 1_000_000;
+/// Walks beyond that, and how many moves each has: enough for several rotations.
+const WALKS: u64 = 2_000;
+const MOVES: usize = 600;
+
+fn states() -> usize {
+    let given = std::env::var("PILLION_ROTATION_STATES").ok();
+    given.map_or(STATES, |text| text.parse().expect("PILLION_ROTATION_STATES is a number of states"))
+}
+
+#[test]
+fn no_admission_fails_and_every_rotation_ends() {
+    let explored = explore(next, &[], states());
+    explored.assert_sound();
+    assert!(explored.states >= states(), "all {} states: too few to say much", explored.states);
+    println!("{} states, {} of them at rest", explored.states, explored.at_rest);
+    let explored = walk(next, &[], WALKS, MOVES);
+    explored.assert_sound();
+    for phase in Phase::ALL {
+        assert!(explored.phases.contains(&phase), "{phase} was never reached");
+    }
+    println!("{} moves at random, {} of them to rest", explored.states, explored.at_rest);
+}
+
+#[test]
+fn nothing_breaks_that_a_vandal_does_not_break_himself() {
+    for disturbance in Disturbance::ALL {
+        let explored = explore(next, &[disturbance], states() / 4);
+        explored.assert_sound();
+        walk(next, &[disturbance], WALKS, MOVES).assert_sound();
+        println!("{disturbance:?}: {} states, {} of them at rest", explored.states, explored.at_rest);
+    }
+}
+
+/// Each is what a hurried hand might make of the decision, and the exploration has to see it.
+#[test]
+fn decisions_that_are_wrong_are_found() {
+    type Planner = fn(&Settings, &Observed) -> Step;
+    let wrong: [(&str, Planner); 4] = [
+        ("the leaf is switched before the bundle is expanded", |settings, seen| match next(settings, seen) {
+            Step::Advance(record) if record.phase == Phase::Expanded => {
+                let (bundle_epoch, leaf_epoch) = (record.epoch, record.epoch);
+                Step::Advance(Record { phase: Phase::Switched, bundle_epoch, leaf_epoch, ..record })
+            }
+            step => step,
+        }),
+        ("nobody waits for the API servers", |settings, seen| {
+            let mut seen = seen.clone();
+            seen.propagation.behind = 0;
+            next(settings, &seen)
+        }),
+        ("nobody waits for the replicas", |settings, seen| {
+            let mut seen = seen.clone();
+            (seen.endpoints.rounds, seen.endpoints.older) = (settings.rounds, false);
+            next(settings, &seen)
+        }),
+        ("what was written for an older epoch counts", |settings, seen| {
+            let mut seen = seen.clone();
+            if let pillion_control::rotation::Stored::Is(record) = &mut seen.record {
+                record.leaf_epoch = 0;
+            }
+            match next(settings, &seen) {
+                // And the record's loss is not noticed: a new authority replaces what everybody trusts.
+                Step::WriteBundle { authorities, epoch, repair, .. } => {
+                    Step::WriteBundle { authorities, keep_unknown: false, epoch, repair }
+                }
+                step => step,
+            }
+        }),
+    ];
+    for (what, planner) in wrong {
+        let disturbances = [Disturbance::RecordLost];
+        let found = walk(planner, &disturbances, WALKS, MOVES).found;
+        let Some(Found { what: broken, way }) = found else { panic!("not found: {what}") };
+        assert!(!way.is_empty(), "{what}: {broken}");
+        println!("{what}: {broken}, after {} moves", way.len());
+    }
+}

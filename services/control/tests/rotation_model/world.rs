@@ -1,0 +1,284 @@
+//! The world as the model has it: three objects with their histories, those who follow them, and the leaders.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use pillion_control::rotation::{
+    Authority, Bundle, Configuration, Endpoints, Generation, Leaf, Observed, Propagation, Record, Serving, Settings,
+    Stored, Trigger,
+};
+
+use crate::leader::Leader;
+
+pub(crate) const API_SERVERS: usize = 2;
+pub(crate) const REPLICAS: usize = 3;
+pub(crate) const LEADERS: usize = 2;
+/// Authorities that are ever made: two rotations, and one more after a loss.
+pub(crate) const GENERATIONS: u32 = 3;
+
+/// Later than anything takes: but no authority grows old in the model.
+const LATE: Timestamp = Timestamp::constant(100 * 24 * 3600, 0);
+
+/// A set of authorities, a bit each; bit 7 stands for a certificate of a stranger.
+pub(crate) type Mask = u8;
+pub(crate) const STRANGER: Mask = 1 << 7;
+
+pub(crate) const fn bit(generation: Generation) -> Mask {
+    1 << generation.0
+}
+
+/// What somebody does to the objects from outside, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Disturbance {
+    BundleEmptied,
+    StrangerTrusted,
+    LeafLost,
+    RecordLost,
+    RecordCorrupted,
+    RecordRestored,
+}
+
+impl Disturbance {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::BundleEmptied,
+        Self::StrangerTrusted,
+        Self::LeafLost,
+        Self::RecordLost,
+        Self::RecordCorrupted,
+        Self::RecordRestored,
+    ];
+}
+
+/// A version of the bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BundleVersion {
+    /// Whether there is an entry, so that somebody is called.
+    pub(crate) entries: bool,
+    pub(crate) trusted: Mask,
+    pub(crate) epoch: u64,
+    /// A vandal wrote it: what fails of it is his.
+    pub(crate) vandals: bool,
+}
+
+/// A version of the leaf's Secret; no signer where it was taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LeafVersion {
+    pub(crate) signer: Option<Generation>,
+    pub(crate) epoch: u64,
+}
+
+/// An object, from the oldest version that anybody still sees to the newest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Object<T> {
+    /// How many versions there were before.
+    pub(crate) base: u32,
+    pub(crate) versions: Vec<T>,
+}
+
+impl<T: Copy> Object<T> {
+    pub(crate) fn newest(&self) -> Option<T> {
+        self.versions.last().copied()
+    }
+
+    pub(crate) fn version(&self) -> u32 {
+        self.base + self.versions.len() as u32
+    }
+
+    /// What a follower sees that has seen so many versions.
+    pub(crate) fn seen(&self, version: u32) -> Option<T> {
+        self.versions.get((version.checked_sub(self.base + 1)?) as usize).copied()
+    }
+
+    pub(crate) fn push(&mut self, version: T) {
+        self.versions.push(version);
+    }
+
+    /// Forgets what nobody sees any more.
+    pub(crate) fn forget(&mut self, oldest_seen: u32) {
+        let gone = oldest_seen.saturating_sub(self.base + 1) as usize;
+        let gone = gone.min(self.versions.len().saturating_sub(1));
+        self.versions.drain(..gone);
+        self.base += gone as u32;
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct World {
+    pub(crate) record: Stored<Record>,
+    pub(crate) record_version: u32,
+    /// The record at its second phase, for who restores a backup.
+    pub(crate) backup: Option<Record>,
+    pub(crate) bundle: Object<BundleVersion>,
+    pub(crate) leaf: Object<LeafVersion>,
+    /// How many versions of the bundle each API server has seen.
+    pub(crate) api_servers: [u32; API_SERVERS],
+    /// Whether the last one answers nobody for a while.
+    pub(crate) stopped: bool,
+    /// How many versions of the leaf each replica has seen, and the leaf that it serves.
+    pub(crate) replicas: [(u32, Option<Generation>); REPLICAS],
+    pub(crate) leaders: [Leader; LEADERS],
+    pub(crate) highest: u32,
+    pub(crate) disturbances_left: u8,
+}
+
+impl World {
+    /// A cluster in which nothing is yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            record: Stored::Missing,
+            record_version: 0,
+            backup: None,
+            bundle: Object { base: 0, versions: Vec::new() },
+            leaf: Object { base: 0, versions: Vec::new() },
+            api_servers: [0; API_SERVERS],
+            stopped: false,
+            replicas: [(0, None); REPLICAS],
+            leaders: [const { Leader::Idle }; LEADERS],
+            highest: 0,
+            disturbances_left: 1,
+        }
+    }
+
+    pub(crate) fn trusted_by(&self, api_server: usize) -> Option<BundleVersion> {
+        self.bundle.seen(self.api_servers[api_server])
+    }
+
+    pub(crate) fn is_stopped(&self, api_server: usize) -> bool {
+        self.stopped && api_server + 1 == API_SERVERS
+    }
+
+    /// An API server that would call a replica and not trust it.
+    pub(crate) fn broken_trust(&self) -> Option<String> {
+        for api_server in (0..API_SERVERS).filter(|api_server| !self.is_stopped(*api_server)) {
+            let Some(bundle) = self.trusted_by(api_server).filter(|bundle| !bundle.vandals && bundle.entries) else {
+                continue;
+            };
+            for (replica, (_, leaf)) in self.replicas.iter().enumerate() {
+                let Some(signer) = leaf else { continue };
+                if bundle.trusted & bit(*signer) == 0 {
+                    return Some(format!(
+                        "API server {api_server} trusts {:#b}, and replica {replica} serves a leaf of {}",
+                        bundle.trusted, signer.0
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether a later version of an object was written for an earlier epoch, by somebody who was behind.
+    pub(crate) fn went_backwards(&self) -> Option<String> {
+        let pairs = self.bundle.versions.windows(2);
+        let back = pairs.into_iter().any(|pair| !pair[1].vandals && pair[1].epoch < pair[0].epoch);
+        back.then(|| format!("the bundle went backwards: {:?}", self.bundle.versions))
+    }
+
+    pub(crate) fn at_rest(&self) -> bool {
+        let Stored::Is(record) = &self.record else { return false };
+        let (Some(active), None, Some(bundle)) = (record.active, record.next, self.bundle.newest()) else {
+            return false;
+        };
+        bundle.trusted == bit(active.generation)
+            && self.replicas.iter().all(|(_, leaf)| *leaf == Some(active.generation))
+    }
+
+    pub(crate) fn forget(&mut self) {
+        let oldest = self.api_servers.iter().copied().min().unwrap_or(0);
+        self.bundle.forget(oldest);
+        let oldest = self.replicas.iter().map(|(version, _)| *version).min().unwrap_or(0);
+        self.leaf.forget(oldest);
+    }
+}
+
+/// What a leader has read of the objects, the endpoints and the API servers, before it reads the record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Reading {
+    pub(crate) bundle: Option<BundleVersion>,
+    pub(crate) bundle_version: u32,
+    pub(crate) leaf: Option<LeafVersion>,
+    pub(crate) leaf_version: u32,
+    pub(crate) record_version: u32,
+    leaves: [Option<Generation>; REPLICAS],
+    trusts: [Option<Mask>; API_SERVERS],
+}
+
+impl Reading {
+    pub(crate) fn of(world: &World) -> Self {
+        let trusts = std::array::from_fn(|api_server| {
+            let bundle = world.trusted_by(api_server).map_or(0, |bundle| bundle.trusted);
+            (!world.is_stopped(api_server)).then_some(bundle)
+        });
+        Self {
+            bundle: world.bundle.newest(),
+            bundle_version: world.bundle.version(),
+            leaf: world.leaf.newest(),
+            leaf_version: world.leaf.version(),
+            record_version: world.record_version,
+            leaves: world.replicas.map(|(_, leaf)| leaf),
+            trusts,
+        }
+    }
+
+    /// All that a leader sees, once it has read the record too. It may be late, and somebody may ask for a rotation.
+    pub(crate) fn with_record(&self, world: &World, settings: &Settings, late: bool, asked: bool) -> Observed {
+        let record = world.record.clone();
+        let known = record.get();
+        let authorities: Vec<_> =
+            known.into_iter().flat_map(|record| [record.active, record.next]).flatten().map(|a| a.generation).collect();
+        let all = authorities.iter().fold(0, |mask, generation| mask | bit(*generation));
+        let newest = authorities.iter().copied().max();
+        let now = if late { LATE } else { Timestamp::UNIX_EPOCH };
+        let configuration = self.bundle.map_or(Configuration::Absent, |bundle| {
+            if !bundle.entries {
+                return Configuration::Empty { epoch: bundle.epoch };
+            }
+            Configuration::Present(Bundle {
+                authorities: authorities
+                    .iter()
+                    .copied()
+                    .filter(|a| bundle.trusted & bit(*a) != 0)
+                    .collect::<BTreeSet<_>>(),
+                uniform: bundle.trusted != 0,
+                unknown: bundle.trusted & !all != 0,
+                epoch: bundle.epoch,
+                written: Timestamp::UNIX_EPOCH,
+            })
+        });
+        let serving = self.leaf.map_or(Stored::Missing, |leaf| {
+            let signer = leaf.signer.map(|signer| authorities.iter().copied().find(|known| *known == signer));
+            Stored::Is(Serving {
+                leaf: signer.map(|signer| Leaf { signer, renew_at: Timestamp::MAX }),
+                epoch: leaf.epoch,
+            })
+        });
+        let trusted = self.bundle.filter(|bundle| bundle.entries).map_or(all, |bundle| bundle.trusted);
+        let newest_bit = newest.map_or(0, bit);
+        let served: Vec<_> = self.leaves.iter().flatten().collect();
+        let all_newest = served.len() == REPLICAS && served.iter().all(|leaf| Some(**leaf) == newest);
+        let asked_servers = || self.trusts.iter().flatten();
+        let proven = asked_servers().filter(|trusts| **trusts & newest_bit != 0).count();
+        let behind = asked_servers().count() - proven;
+        Observed {
+            now,
+            clock_agrees: true,
+            configuration,
+            serving,
+            endpoints: Endpoints {
+                answering: served.iter().filter(|leaf| trusted & bit(***leaf) != 0).count(),
+                rounds: if all_newest { settings.rounds } else { 0 },
+                older: served.iter().any(|leaf| Some(**leaf) != newest),
+                stranger: served.iter().any(|leaf| all & bit(**leaf) == 0),
+                unreachable: REPLICAS - served.len(),
+            },
+            propagation: Propagation { proven, behind, silent: API_SERVERS - proven - behind },
+            asked: asked.then_some(Trigger::Asked),
+            highest: (world.highest > 0).then_some(Generation(world.highest)),
+            record,
+        }
+    }
+}
+
+/// The authority with a number; its age is nobody's concern here.
+pub(crate) fn authority(generation: Generation) -> Authority {
+    Authority { generation, created: Timestamp::UNIX_EPOCH, not_after: Timestamp::MAX, has_key: true }
+}
