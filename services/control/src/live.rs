@@ -121,16 +121,9 @@ impl LiveNamespaces {
         Self { remembered, answer_limit }
     }
 
-    /// What is known of a namespace; `None` if nothing is, for whatever reason. Takes no longer than the answer may.
-    pub async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
-        match self.look_up(name).await {
-            Answer::Found(namespace) => Some(namespace),
-            Answer::Missing | Answer::Failed(_) | Answer::NotAsked => None,
-        }
-    }
-
-    /// The same, and whether it is known not to be there or could not be found out.
-    pub async fn look_up(&self, name: &str) -> Answer<Arc<Namespace>> {
+    /// A namespace; or that there is none of this name, or that it could not be found out. Takes no longer than the answer
+    /// may.
+    pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
         if !is_dns_label(name) {
             self.remembered.count(ANamespace, LookupResult::Invalid);
             return Answer::Missing;

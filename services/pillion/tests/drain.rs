@@ -6,14 +6,12 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pillion_testkit::{ControlPlane, TestCa};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use support::{Program, eventually, get};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
+use support::{Program, eventually, get, trusting};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// What the replica is told by `--drain-minimum`.
@@ -22,17 +20,10 @@ const MINIMUM: Duration = Duration::from_secs(2);
 type Connection = StreamOwned<ClientConnection, TcpStream>;
 
 fn connect(address: &str, authority: &str) -> Connection {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config = trusting(authority.as_bytes());
     let tcp = TcpStream::connect(address).unwrap();
     tcp.set_read_timeout(Some(LIMIT)).unwrap();
-    StreamOwned::new(ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap(), tcp)
+    StreamOwned::new(ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap(), tcp)
 }
 
 /// The head of the answer to something that is no review, which is as good as any to see how a connection does.

@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
+use axum::extract::Request;
 use bytes::Bytes;
+use http::header::EXPECT;
 use http_body_util::BodyExt;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -78,10 +80,17 @@ pub(crate) async fn read(
     collected
 }
 
-/// Reads a body that nobody wants and throws it away, within so many bytes and a short time: a client that has written
-/// what it wanted to reads the answer.
-pub(crate) async fn pass_over(mut body: Body, limit: usize) {
-    let _ = timeout(LINGER, discard(&mut body, limit)).await;
+/// Reads the body of a request that is turned away and throws it away, within so many bytes and a short time: a client that
+/// has written what it wanted to reads the answer. One that sends a body only when told to is not told to.
+pub(crate) async fn pass_over(request: Request, limit: usize) {
+    if !waits(&request) {
+        let _ = timeout(LINGER, discard(&mut request.into_body(), limit)).await;
+    }
+}
+
+/// Whether the client sends the request's body only when told to.
+pub(crate) fn waits(request: &Request) -> bool {
+    request.headers().contains_key(EXPECT)
 }
 
 async fn collect(body: &mut Body, limit: usize, mut share: Share) -> Result<Whole, BodyError> {

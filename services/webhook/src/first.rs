@@ -14,14 +14,14 @@ use axum::body::Body;
 use axum::extract::Request;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either};
-use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode, Version};
+use http::Response;
 use tower::{Layer, Service};
 
 use crate::body;
 use crate::health::{NotReady, Readiness};
 use crate::metrics::Metrics;
 use crate::overload::Shed;
+use crate::refusal::Refusal;
 
 /// Bytes of a body that are read and thrown away: what a body may have unless the settings say otherwise.
 const PASSED_OVER: usize = 7 * 1024 * 1024;
@@ -95,25 +95,13 @@ where
 /// A client that is still writing would see its connection reset in place of the answer, and the API server does not send
 /// a request again that ended so.
 async fn turn_away(why: NotReady, request: Request) -> Result<Response<Body>, Infallible> {
-    let version = request.version();
-    if !request.headers().contains_key(EXPECT) {
-        body::pass_over(request.into_body(), PASSED_OVER).await;
-    }
-    Ok(refusal(&why, version))
-}
-
-fn refusal(why: &NotReady, version: Version) -> Response<Body> {
     tracing::debug!(%why, "a request was answered with 503");
-    let mut response = Response::new(Body::from(format!("{why}: try again\n")));
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-    // Not here again. HTTP/2 has no such header.
-    if version < Version::HTTP_2 {
-        headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    }
-    response
+    let version = request.version();
+    body::pass_over(request, PASSED_OVER).await;
+    let mut response = Refusal::Shed(Shed::NotReady).answer(version);
+    // What exactly is not known yet.
+    *response.body_mut() = Body::from(format!("{why}: try again\n"));
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -121,6 +109,8 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use axum::routing::post;
+    use http::StatusCode;
+    use http::header::{CONNECTION, EXPECT, HeaderValue, RETRY_AFTER};
     use prometheus_client::registry::Registry;
     use tower::ServiceExt;
 

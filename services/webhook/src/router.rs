@@ -17,7 +17,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Endpoint, Review};
@@ -175,10 +175,7 @@ impl Service {
 
     /// There is no place for this request.
     async fn turn_away(&self, request: Request) -> Refusal {
-        let waits = request.headers().contains_key(EXPECT);
-        if !waits {
-            body::pass_over(request.into_body(), self.admission.settings.body_limit).await;
-        }
+        body::pass_over(request, self.admission.settings.body_limit).await;
         Refusal::Shed(Shed::InFlight)
     }
 
@@ -273,7 +270,7 @@ impl Service {
             return Err(Refusal::Shed(Shed::Deadline));
         }
         check_content(request.headers())?;
-        let waits = request.headers().contains_key(EXPECT);
+        let waits = body::waits(&request);
         let limits = Limits { bytes: settings.body_limit, time: settings.body_timeout.min(deadline.left()) };
         let body = body::read(request.into_body(), limits, &self.budget, waits).await;
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;

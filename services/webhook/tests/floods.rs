@@ -13,9 +13,8 @@
 #[cfg(test)]
 mod support;
 
-use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
 use futures::FutureExt;
@@ -27,7 +26,7 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tower::ServiceExt;
 
-use support::{Answer, App, KNOWN, Running, anonymous_memory, post, review, sidecar};
+use support::{Answer, App, KNOWN, Lines, Running, anonymous_memory, post, review, sidecar};
 
 const MIB: usize = 1024 * 1024;
 
@@ -91,19 +90,6 @@ async fn the_same_review_is_the_same_answer_every_time() {
     assert!(grown < 8 * MIB, "{grown} bytes more");
 }
 
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::Write::write(&mut *self.0.lock().unwrap(), bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// B69: who asks is not for the log, however much of it there is.
 #[tokio::test]
 async fn ten_thousand_groups_are_not_logged() {
@@ -123,7 +109,7 @@ async fn ten_thousand_groups_are_not_logged() {
     let request = Request::post("/mutate").header("content-type", "application/json");
     let app = App::with_profile(&sidecar(), None);
     app.router.oneshot(request.body(Body::from(review.to_string())).unwrap()).await.unwrap();
-    let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let logged = lines.text();
     assert!(logged.contains("decided") && logged.len() < 4096, "{logged}");
     assert!(!logged.contains("grp") && !logged.contains("jemand"), "{logged}");
 }

@@ -5,27 +5,11 @@
 #[cfg(test)]
 mod support;
 
-use std::io;
-use std::sync::{Arc, Mutex};
-
 use axum::body::Body;
 use http::Request;
-use support::{App, KNOWN, review};
+use support::{App, KNOWN, Lines, review};
 use tower::ServiceExt;
 use tracing::Level;
-
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// What is logged from this level on while a body is answered.
 async fn logged(level: Level, body: String) -> String {
@@ -37,8 +21,7 @@ async fn logged(level: Level, body: String) -> String {
     let request =
         Request::post("/mutate/held").header("content-type", "application/json").body(Body::from(body)).unwrap();
     App::new().router.oneshot(request).await.unwrap();
-    let bytes = lines.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
+    lines.text()
 }
 
 #[tokio::test]

@@ -18,6 +18,14 @@ struct World {
 }
 
 impl World {
+    /// What is known of a namespace; `None` if nothing is, for whatever reason.
+    async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
+        match self.live.get(name).await {
+            Answer::Found(namespace) => Some(namespace),
+            Answer::Missing | Answer::Failed(_) | Answer::NotAsked => None,
+        }
+    }
+
     fn new<F>(answer: impl Fn(Box<str>) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Fetched> + Send + 'static,
@@ -61,13 +69,13 @@ async fn many_who_ask_at_once_ask_once() {
             Ok(Some(Namespace::new([("team", "red")], [])))
         }
     });
-    let waiting = futures::future::join_all((0..50).map(|_| world.live.get("shop")));
+    let waiting = futures::future::join_all((0..50).map(|_| world.get("shop")));
     let open = async { gate.add_permits(1) };
     let (answers, ()) = futures::join!(waiting, open);
     assert!(answers.iter().flatten().all(|namespace| namespace.label("team") == Some("red")));
     assert_eq!((answers.len(), world.asked()), (50, 1));
 
-    assert!(world.live.get("shop").await.is_some());
+    assert!(world.get("shop").await.is_some());
     assert_eq!(world.asked(), 1, "it is remembered");
     assert_eq!((world.counted(LookupResult::Found), world.counted(LookupResult::Hit)), (1, 50));
 }
@@ -78,13 +86,13 @@ async fn what_cannot_be_a_namespaces_name_is_not_asked_for() {
     let long = "a".repeat(64);
     let names = ["", "-a", "a-", "A", "a.b", "a/../../secrets", "..", "a%2fb", "a?b", "a#b", "a b", "é", "a\n", &long];
     for name in names {
-        assert_eq!(world.live.get(name).await, None);
+        assert_eq!(world.get(name).await, None);
         assert_eq!(world.asked(), 0, "{name:?}");
     }
     assert_eq!(world.counted(LookupResult::Invalid), names.len());
     let long = "a".repeat(63);
     for (index, name) in ["a", "0", "a-0", "kube-system", &long].into_iter().enumerate() {
-        world.live.get(name).await;
+        world.get(name).await;
         assert_eq!(world.asked(), index + 1, "{name:?}");
     }
     assert_eq!(world.counted(LookupResult::Missing), 5);
@@ -94,15 +102,15 @@ async fn what_cannot_be_a_namespaces_name_is_not_asked_for() {
 async fn the_api_server_is_asked_ten_times_in_any_second() {
     let world = World::new(|_| nobody());
     for number in 0..30 {
-        assert_eq!(world.live.get(&format!("n{number}")).await, None);
+        assert_eq!(world.get(&format!("n{number}")).await, None);
     }
     assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (A_SECOND, 20));
     tokio::time::advance(Duration::from_millis(999)).await;
-    world.live.get("n20").await;
+    world.get("n20").await;
     assert_eq!(world.asked(), A_SECOND, "a second is not over");
     tokio::time::advance(Duration::from_millis(1)).await;
     for number in 20..40 {
-        world.live.get(&format!("n{number}")).await;
+        world.get(&format!("n{number}")).await;
     }
     assert_eq!(world.asked(), 2 * A_SECOND, "who was refused is asked for again");
 }
@@ -117,7 +125,7 @@ async fn eight_wait_for_the_api_server_at_most_and_who_waits_in_vain_is_unknown(
     });
     let began = Instant::now();
     let names: Vec<_> = (0..A_SECOND).map(|number| format!("n{number}")).collect();
-    let all = futures::future::join_all(names.iter().map(|name| world.live.get(name)));
+    let all = futures::future::join_all(names.iter().map(|name| world.get(name)));
     let look = async {
         tokio::time::sleep(ANSWER_LIMIT / 2).await;
         waiting.load(Ordering::SeqCst)
@@ -132,12 +140,12 @@ async fn eight_wait_for_the_api_server_at_most_and_who_waits_in_vain_is_unknown(
 #[tokio::test(start_paused = true)]
 async fn an_error_is_unknown_and_remembered_only_shortly() {
     let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
-    assert_eq!(world.live.get("shop").await, None);
+    assert_eq!(world.get("shop").await, None);
     assert_eq!(world.counted(LookupResult::Failed), 1);
     tokio::time::advance(Duration::from_millis(999)).await;
-    assert_eq!((world.live.get("shop").await, world.asked()), (None, 1));
+    assert_eq!((world.get("shop").await, world.asked()), (None, 1));
     tokio::time::advance(Duration::from_millis(1)).await;
-    assert_eq!((world.live.get("shop").await, world.asked()), (None, 2));
+    assert_eq!((world.get("shop").await, world.asked()), (None, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -150,9 +158,9 @@ async fn a_namespace_that_was_found_stays_known_for_half_an_hour_without_the_api
         Ok((&*name == "shop").then(|| Namespace::new([("team", "red")], [])))
     });
     for minute in 0..30 {
-        let shop = world.live.get("shop").await;
+        let shop = world.get("shop").await;
         assert_eq!(shop.as_ref().and_then(|shop| shop.label("team")), Some("red"), "minute {minute}");
-        assert_eq!(world.live.get("nowhere").await, None);
+        assert_eq!(world.get("nowhere").await, None);
         tokio::time::advance(Duration::from_mins(1)).await;
     }
     assert_eq!(world.counted(LookupResult::Stale), 2 * 29);

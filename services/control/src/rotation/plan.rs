@@ -52,7 +52,7 @@ pub fn next(settings: &Settings, seen: &Observed) -> Step {
 }
 
 /// Whether an object was written for a later epoch: the record was put back to an older one, as by a restored backup.
-/// It was read last, so it is not that somebody wrote it since.
+/// It was the same before and after the objects were read, so it is not that somebody wrote them since.
 fn is_behind(record: &Record, seen: &Observed) -> bool {
     newest_epoch(seen).is_some_and(|epoch| epoch > record.epoch)
 }

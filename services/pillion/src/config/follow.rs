@@ -24,6 +24,7 @@ use super::read::{self, Overrides};
 use super::settings::{self, Setting};
 use crate::causes;
 use crate::load::Problem;
+use crate::serve::ticks::Ticks;
 use crate::telemetry::Controls;
 
 /// How often the file is read. The kubelet takes up to a minute to bring a ConfigMap anyway.
@@ -108,14 +109,10 @@ impl ConfigFile {
 
     /// Reads the file every so often until `stop`.
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(every);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                // One small file: read where we are, while the other threads serve.
-                _ = ticks.tick() => tokio::task::block_in_place(|| self.look()),
-            }
+        let mut ticks = Ticks::new(every, stop);
+        while ticks.next().await {
+            // One small file: read where we are, while the other threads serve.
+            tokio::task::block_in_place(|| self.look());
         }
     }
 

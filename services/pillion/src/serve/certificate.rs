@@ -13,6 +13,7 @@ use pillion_webhook::tls::{PemText, ServingCertificate};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::ticks::Ticks;
 use crate::causes;
 
 /// How often the files are read.
@@ -59,16 +60,10 @@ impl CertificateFiles {
 
     /// Reads the files every so often until `stop`. What cannot be served leaves the last good certificate in place.
     pub(crate) async fn follow(mut self, every: Duration, reloads: ReloadMetrics, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(every);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {
-                    if let Some(result) = self.look().await {
-                        reloads.looked(result);
-                    }
-                }
+        let mut ticks = Ticks::new(every, stop);
+        while ticks.next().await {
+            if let Some(result) = self.look().await {
+                reloads.looked(result);
             }
         }
     }

@@ -11,6 +11,7 @@ use pillion_webhook::tls::PemText;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::ticks::Ticks;
 use crate::causes;
 
 /// Arguments that say who may send reviews.
@@ -62,13 +63,9 @@ impl ClientAuthorityFile {
 
     /// Reads the file every so often until `stop`. What cannot be used leaves the last good authority in place.
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(every);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => self.look().await,
-            }
+        let mut ticks = Ticks::new(every, stop);
+        while ticks.next().await {
+            self.look().await;
         }
     }
 

@@ -3,7 +3,7 @@
 //! Both check everything that can be wrong before a port is bound, and end the same way: not ready first, then drained.
 //!
 //! * [`servers`]: the two ports and what stands behind them.
-//! * [`signals`]: how a process is asked to end.
+//! * [`signals`]: how a process is asked to end; [`ticks`]: looking at something every so often until then.
 //! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
 //! * [`client_authority`]: who may call, from a file that changes.
 //! * [`descriptors`]: as many connections as are allowed.
@@ -25,6 +25,7 @@ mod sample;
 mod self_made;
 mod servers;
 mod signals;
+pub(crate) mod ticks;
 pub(crate) mod webhook;
 
 use std::future::Future;

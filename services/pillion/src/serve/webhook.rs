@@ -191,7 +191,7 @@ fn early_end(ended: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) 
 fn live_namespace(live: LiveNamespaces) -> LiveNamespace {
     Arc::new(move |name| {
         let (live, name) = (live.clone(), Box::<str>::from(name));
-        async move { live.look_up(&name).await }.boxed()
+        async move { live.get(&name).await }.boxed()
     })
 }
 

@@ -2,13 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use serde_json::{Value as Json, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -16,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::support::trusting;
 use crate::{KIB, NAMESPACE};
 
 /// How long anything may take that is not broken. The machine may be busy with other tests.
@@ -60,17 +58,9 @@ pub(crate) type Connection = TlsStream<TcpStream>;
 
 impl Target {
     pub(crate) fn new(address: String, authority: &str, seconds: u64) -> Self {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         Self {
             address,
-            tls: TlsConnector::from(Arc::new(config)),
+            tls: TlsConnector::from(trusting(authority.as_bytes())),
             generation: Cell::new(1),
             until: Instant::now() + Duration::from_secs(seconds),
             counts: RefCell::default(),

@@ -164,22 +164,28 @@ pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) 
     exchange(connect(url, authority), &(head + body))
 }
 
-/// A TLS connection to where `https://localhost:PORT/PATH` is.
-pub(crate) fn connect(url: &str, authority: &Path) -> StreamOwned<ClientConnection, TcpStream> {
-    let (address, _) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
-    let (host, port) = address.split_once(':').unwrap();
+/// A client that trusts this authority alone; PEM.
+pub(crate) fn trusting(authority: &[u8]) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
+    roots.add(CertificateDer::from_pem_slice(authority).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
+    Arc::new(config)
+}
+
+/// A TLS connection to where `https://localhost:PORT/PATH` is.
+pub(crate) fn connect(url: &str, authority: &Path) -> StreamOwned<ClientConnection, TcpStream> {
+    let (address, _) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
+    let (host, port) = address.split_once(':').unwrap();
+    let config = trusting(&std::fs::read(authority).unwrap());
     let name = ServerName::try_from(host.to_owned()).unwrap();
     let tcp = TcpStream::connect(("127.0.0.1", port.parse::<u16>().unwrap())).unwrap();
     tcp.set_read_timeout(Some(LIMIT)).unwrap();
-    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
+    StreamOwned::new(ClientConnection::new(config, name).unwrap(), tcp)
 }
 
 fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {

@@ -2,8 +2,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary compiles this module, and uses a part of it")]
 
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -36,6 +37,28 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const NAME: &str = "pillion.test";
 /// Opted in, and known to the snapshot of the tests.
 pub const KNOWN: &str = "team-a";
+
+/// What is logged; clones write to the same text.
+#[derive(Clone, Default)]
+pub struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    /// All of it so far.
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// A review of the creation of a small pod.
 pub fn review(namespace: &str) -> serde_json::Value {
@@ -294,7 +317,7 @@ impl<'c> ClientTls<'c> {
         Arc::new(config)
     }
 
-    pub async fn connect(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+    pub async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = match self.name {
             Some(name) => ServerName::try_from(name.to_owned()).unwrap(),
             None => ServerName::from(std::net::IpAddr::from([127, 0, 0, 1])),
@@ -358,7 +381,7 @@ impl Authority {
     }
 }
 
-pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
+pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> io::Result<TlsStream<TcpStream>> {
     ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
