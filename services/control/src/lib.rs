@@ -1,5 +1,5 @@
-//! Watches the cluster and publishes what the webhook serves from. Read only: nothing here writes to the cluster, and
-//! nothing here serves anybody.
+//! What needs the API server's client: the watches that a replica of the webhook serves from, and the tasks of the
+//! controller's leader.
 //!
 //! * [`change`]: what a watch says, without the client's types.
 //! * [`profiles`]: profiles as they are stored become compiled profiles; the last good one stays at work.
@@ -12,6 +12,7 @@
 //! * [`lookups`]: the look-up of service accounts, owners and what profiles declare, when a review wants them.
 //! * [`lookup_metrics`]: how look-ups ended.
 //! * [`client`]: the connection to the API server.
+//! * [`release`]: the names of a release's objects; [`leading`]: what a task of the leader is given.
 //! * [`rotation`]: how the certificate authority is replaced, as a pure function; nobody calls it yet.
 
 mod bounded;
@@ -20,11 +21,13 @@ pub mod change;
 pub mod client;
 mod heard;
 pub mod index;
+pub mod leading;
 pub mod live;
 pub mod lookup_metrics;
 pub mod lookups;
 pub mod namespaces;
 pub mod profiles;
+pub mod release;
 pub mod remember;
 pub mod rotation;
 mod throttle;
@@ -32,6 +35,8 @@ pub mod watch;
 
 pub use cache_metrics::CacheMetrics;
 pub use index::Status;
+pub use leading::Leading;
 pub use live::LiveNamespaces;
 pub use lookups::{LookupSettings, Lookups};
+pub use release::Release;
 pub use watch::Publisher;

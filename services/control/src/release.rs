@@ -1,0 +1,180 @@
+//! One release of Pillion in a cluster, and the names of all objects that belong to it.
+//!
+//! Every name derives from the release's own name, so that two releases never write the same object. The names are a
+//! contract: roles allow by them, and people type them.
+
+use pillion_api::names::{is_dns_label, is_dns_name};
+
+/// The domain of cluster-internal names, unless the cluster was set up with another.
+pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
+
+/// Bytes that the longest suffix of an object's name takes, `-controller`; so that every name is a DNS label.
+const SUFFIX_BYTES: usize = 11;
+
+/// A release: its name and where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    name: String,
+    namespace: String,
+    cluster_domain: String,
+}
+
+/// It is no release's name, namespace or domain.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReleaseError {
+    /// The name or the namespace is no DNS label, or too long.
+    #[error(
+        "the {what} {value:?} of the release is no DNS label of at most {limit} bytes: lower-case letters, digits and -"
+    )]
+    NotALabel {
+        /// `name` or `namespace`.
+        what: &'static str,
+        /// What was given.
+        value: String,
+        /// Bytes that it may have.
+        limit: usize,
+    },
+    /// The domain is no DNS name.
+    #[error("the cluster's domain {0:?} is no DNS name, such as {DEFAULT_CLUSTER_DOMAIN}")]
+    NotADomain(String),
+}
+
+impl Release {
+    /// Bytes that a release's name may have.
+    pub const MAX_NAME: usize = 63 - SUFFIX_BYTES;
+
+    /// A release of this name in this namespace.
+    ///
+    /// # Errors
+    /// They are no names that Kubernetes would take.
+    pub fn new(
+        name: impl Into<String>,
+        namespace: impl Into<String>,
+        cluster_domain: impl Into<String>,
+    ) -> Result<Self, ReleaseError> {
+        let (name, namespace, cluster_domain) = (name.into(), namespace.into(), cluster_domain.into());
+        for (what, value, limit) in [("name", &name, Self::MAX_NAME), ("namespace", &namespace, 63)] {
+            if value.len() > limit || !is_dns_label(value) {
+                return Err(ReleaseError::NotALabel { what, value: value.clone(), limit });
+            }
+        }
+        if !is_dns_name(&cluster_domain) {
+            return Err(ReleaseError::NotADomain(cluster_domain));
+        }
+        Ok(Self { name, namespace, cluster_domain })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The namespace that all of its namespaced objects are in.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The Service in front of the webhook's replicas.
+    #[must_use]
+    pub fn service(&self) -> &str {
+        &self.name
+    }
+
+    /// The Service in front of the controller's canary.
+    #[must_use]
+    pub fn canary_service(&self) -> String {
+        format!("{}-canary", self.name)
+    }
+
+    /// The Secret with the authorities, their keys and the record of the rotation. Replicas cannot read it.
+    #[must_use]
+    pub fn authority_secret(&self) -> String {
+        format!("{}-authority", self.name)
+    }
+
+    /// The Secret with the leaf that replicas serve.
+    #[must_use]
+    pub fn serving_secret(&self) -> String {
+        format!("{}-serving", self.name)
+    }
+
+    /// The Lease by which the controllers agree on a leader.
+    #[must_use]
+    pub fn lease(&self) -> String {
+        format!("{}-controller", self.name)
+    }
+
+    /// The `MutatingWebhookConfiguration`, and the `ValidatingWebhookConfiguration` beside it.
+    #[must_use]
+    pub fn configuration(&self) -> &str {
+        &self.name
+    }
+
+    /// The `ConfigMap` with the kill switch.
+    #[must_use]
+    pub fn switch(&self) -> &str {
+        &self.name
+    }
+
+    /// The names that the API server, and anybody else in the cluster, expects in a replica's certificate; the API server's
+    /// own first.
+    #[must_use]
+    pub fn server_names(&self) -> [String; 2] {
+        self.names_of(self.service())
+    }
+
+    /// The same for the canary's certificate.
+    #[must_use]
+    pub fn canary_names(&self) -> [String; 2] {
+        self.names_of(&self.canary_service())
+    }
+
+    fn names_of(&self, service: &str) -> [String; 2] {
+        let short = format!("{service}.{}.svc", self.namespace);
+        let long = format!("{short}.{}", self.cluster_domain);
+        [short, long]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_of_the_release_and_one_that_kubernetes_takes() {
+        let longest = "p".repeat(Release::MAX_NAME);
+        for name in ["pillion", &longest] {
+            let release = Release::new(name, "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
+            let derived =
+                [release.canary_service(), release.authority_secret(), release.serving_secret(), release.lease()];
+            let mut distinct = derived.to_vec();
+            distinct.sort();
+            distinct.dedup();
+            assert_eq!(distinct.len(), derived.len());
+            assert!(derived.iter().all(|derived| is_dns_label(derived) && derived.starts_with(name)), "{derived:?}");
+        }
+    }
+
+    #[test]
+    fn replicas_and_canary_answer_to_different_names() {
+        let release = Release::new("pillion", "pillion-system", "example.org").unwrap();
+        assert_eq!(release.server_names(), ["pillion.pillion-system.svc", "pillion.pillion-system.svc.example.org"]);
+        assert_eq!(release.canary_names()[0], "pillion-canary.pillion-system.svc");
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused_and_named() {
+        let too_long = "p".repeat(Release::MAX_NAME + 1);
+        for (name, namespace, domain, wrong) in [
+            ("Pillion", "a", "cluster.local", "the name \"Pillion\""),
+            (too_long.as_str(), "a", "cluster.local", "the name \"ppp"),
+            ("pillion", "", "cluster.local", "the namespace \"\""),
+            ("pillion", "a", "cluster..local", "cluster..local"),
+        ] {
+            let error = Release::new(name, namespace, domain).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}
