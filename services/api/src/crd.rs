@@ -1,4 +1,4 @@
-//! The `CustomResourceDefinition`s of the two kinds, generated from their Rust types.
+//! The `CustomResourceDefinition`s of the kinds, generated from their Rust types but for the canary's.
 //!
 //! A definition stays below 64 KiB, so that `kubectl apply`, which copies the object into an annotation, works on it: a
 //! template is any object to the schema, and the engine checks its fields. What a schema *can* say is said here, by rules
@@ -8,9 +8,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
-use crate::kinds::{ClusterInjectionProfile, InjectionProfile, ProfileStatus, plural};
+use crate::kinds::{
+    ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision, ProfileStatus, plural,
+};
 use crate::names;
 use crate::profile::ProfileSpec;
+use crate::revision::RevisionSpec;
 
 /// What a rule in the schema says, and the sentence for who breaks it.
 struct Rule {
@@ -59,12 +62,15 @@ const NAMESPACED_RULES: [Rule; 4] = [
     },
 ];
 
-/// Both definitions, in the order in which they are written out.
+/// For revisions.
+const IMMUTABLE: &str = "a revision does not change; edit the profile, and the controller makes a new one";
+
+/// All definitions, in the order in which they are written out.
 ///
 /// # Errors
 /// If the generated schema is not one that Kubernetes' own type can hold: a mistake in this crate, which its tests find.
-pub fn definitions() -> Result<[CustomResourceDefinition; 2], serde_json::Error> {
-    Ok([cluster()?, namespaced()?])
+pub fn definitions() -> Result<[CustomResourceDefinition; 5], serde_json::Error> {
+    Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, crate::canary::definition()?])
 }
 
 fn cluster() -> Result<CustomResourceDefinition, serde_json::Error> {
@@ -91,6 +97,66 @@ fn namespaced() -> Result<CustomResourceDefinition, serde_json::Error> {
     definition(&names, "Namespaced", plural::NAMESPACED, &rules)
 }
 
+fn cluster_revision() -> Result<CustomResourceDefinition, serde_json::Error> {
+    let names = json!({
+        "kind": ClusterProfileRevision::KIND,
+        "plural": plural::CLUSTER_REVISION,
+        "singular": "clusterprofilerevision",
+        "shortNames": ["ciprev"],
+    });
+    revision(&names, "Cluster", plural::CLUSTER_REVISION)
+}
+
+fn namespaced_revision() -> Result<CustomResourceDefinition, serde_json::Error> {
+    let names = json!({
+        "kind": ProfileRevision::KIND,
+        "plural": plural::NAMESPACED_REVISION,
+        "singular": "profilerevision",
+        "shortNames": ["iprev"],
+    });
+    revision(&names, "Namespaced", plural::NAMESPACED_REVISION)
+}
+
+/// The definition of a kind of revision. It is of no category: `kubectl get pillion` shows what people write.
+fn revision(names: &Value, scope: &str, plural: &str) -> Result<CustomResourceDefinition, serde_json::Error> {
+    let mut spec = structural::<RevisionSpec>();
+    if let Some(spec) = spec.as_object_mut() {
+        let rule = json!([{"rule": "self == oldSelf", "message": IMMUTABLE}]);
+        spec.insert("x-kubernetes-validations".to_owned(), rule);
+    }
+    serde_json::from_value(json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.{}", names::GROUP)},
+        "spec": {
+            "group": names::GROUP,
+            "scope": scope,
+            "names": names,
+            "versions": [{
+                "name": names::VERSION,
+                "served": true,
+                "storage": true,
+                "additionalPrinterColumns": [
+                    column("Profile", "string", ".spec.profile", 0),
+                    column("Revision", "string", ".spec.revision", 0),
+                    column("Generation", "integer", ".spec.generation", 0),
+                    column("Bounds", "string", ".spec.bounds", 1),
+                    column("Age", "date", ".metadata.creationTimestamp", 0),
+                ],
+                "schema": {"openAPIV3Schema": {
+                    "type": "object",
+                    "required": ["spec"],
+                    "properties": {"spec": spec},
+                }},
+            }],
+        },
+    }))
+}
+
+fn column(name: &str, kind: &str, path: &str, priority: i32) -> Value {
+    json!({"name": name, "type": kind, "jsonPath": path, "priority": priority})
+}
+
 fn definition(
     names: &Value,
     scope: &str,
@@ -102,7 +168,6 @@ fn definition(
     if let Some(spec) = spec.as_object_mut() {
         spec.insert("x-kubernetes-validations".to_owned(), Value::Array(rules));
     }
-    let column = |name: &str, kind: &str, path: &str, priority: i32| json!({"name": name, "type": kind, "jsonPath": path, "priority": priority});
     serde_json::from_value(json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -201,7 +266,7 @@ mod tests {
 
     #[test]
     fn only_the_tenants_kind_refuses_what_is_the_platforms() {
-        let [cluster, namespaced] = definitions().unwrap().map(|d| serde_json::to_string(&d).unwrap());
+        let [cluster, namespaced, ..] = definitions().unwrap().map(|d| serde_json::to_string(&d).unwrap());
         assert!(!cluster.contains("!has(self.namespaceSelector)"));
         assert!(namespaced.contains("!has(self.namespaceSelector)"));
     }

@@ -1,4 +1,5 @@
-//! The two kinds that carry a profile, as they stand in the cluster: one for the platform team, one for tenants.
+//! The two kinds that carry a profile, as they stand in the cluster: one for the platform team, one for tenants. Two more
+//! hold their revisions.
 //!
 //! They share one `spec`, so that a tenant's profile can be read with the same eyes as the platform's; what is for
 //! cluster profiles only is refused in the other by the definition's rules (see [`crate::crd`]) and again by the engine.
@@ -13,7 +14,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::names;
-use crate::profile::ProfileSpec;
+use crate::profile::{ProfileSpec, Rollout};
+use crate::revision::RevisionSpec;
 
 /// Plural names, as they stand in URLs and roles.
 pub mod plural {
@@ -21,6 +23,10 @@ pub mod plural {
     pub const CLUSTER: &str = "clusterinjectionprofiles";
     /// Of [`super::InjectionProfile`].
     pub const NAMESPACED: &str = "injectionprofiles";
+    /// Of [`super::ClusterProfileRevision`].
+    pub const CLUSTER_REVISION: &str = "clusterprofilerevisions";
+    /// Of [`super::ProfileRevision`].
+    pub const NAMESPACED_REVISION: &str = "profilerevisions";
 }
 
 /// What the controller has found out about a profile.
@@ -34,21 +40,34 @@ pub struct ProfileStatus {
     /// The generation that the rest of the status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The newest accepted revision.
+    /// The revision that is served; with a rollout, to its share of the workloads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub revision: Option<String>,
-    /// The revision of those who do not get the newest.
+    /// The revision that is served to all others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub promoted_revision: Option<String>,
+    /// The last accepted revision. It is another one than `revision` while a rollback holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub accepted_revision: Option<String>,
+    /// Who gets `revision`, if not everybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Rollout>,
+    /// The revisions that are kept, the latest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 64)))]
+    pub revisions: Vec<String>,
     /// How many namespaces the profile may act in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces_matched: Option<i64>,
 }
 
-macro_rules! profile_kind {
-    ($(#[$doc:meta])* $kind:ident, $plural:expr, $scope:ty) => {
+macro_rules! kind {
+    ($(#[$doc:meta])* $kind:ident, $plural:expr, $scope:ty, { $($fields:tt)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase")]
         pub struct $kind {
             /// `pillion.dev/v1alpha1`, and the kind. The API server leaves them out of the items of a list.
@@ -59,11 +78,7 @@ macro_rules! profile_kind {
             pub kind: String,
             /// Name, labels, generation and so on.
             pub metadata: ObjectMeta,
-            /// What the profile says.
-            pub spec: ProfileSpec,
-            /// What the controller has found out.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub status: Option<ProfileStatus>,
+            $($fields)*
         }
 
         impl $kind {
@@ -97,6 +112,31 @@ macro_rules! profile_kind {
     };
 }
 
+macro_rules! profile_kind {
+    ($(#[$doc:meta])* $kind:ident, $plural:expr, $scope:ty) => {
+        kind!(
+            $(#[$doc])*
+            #[derive(Default)]
+            $kind, $plural, $scope, {
+                /// What the profile says.
+                pub spec: ProfileSpec,
+                /// What the controller has found out.
+                #[serde(default, skip_serializing_if = "Option::is_none")]
+                pub status: Option<ProfileStatus>,
+            }
+        );
+    };
+}
+
+macro_rules! revision_kind {
+    ($(#[$doc:meta])* $kind:ident, $plural:expr, $scope:ty) => {
+        kind!($(#[$doc])* $kind, $plural, $scope, {
+            /// What the revision says.
+            pub spec: RevisionSpec,
+        });
+    };
+}
+
 profile_kind!(
     /// A profile of the platform team. It may act in every namespace that is opted in.
     ClusterInjectionProfile,
@@ -107,6 +147,18 @@ profile_kind!(
     /// A profile of a tenant. It acts on pods of its own namespace only.
     InjectionProfile,
     plural::NAMESPACED,
+    NamespaceResourceScope
+);
+revision_kind!(
+    /// An accepted text of a profile of the platform team.
+    ClusterProfileRevision,
+    plural::CLUSTER_REVISION,
+    ClusterResourceScope
+);
+revision_kind!(
+    /// An accepted text of a profile of a tenant. Only the controller may write it: it says what bounds the text.
+    ProfileRevision,
+    plural::NAMESPACED_REVISION,
     NamespaceResourceScope
 );
 

@@ -22,6 +22,18 @@ pub const PROFILES_ANNOTATION: &str = "pillion.dev/profiles";
 /// Annotation on the result: the record of what was injected, by which profile at which revision.
 pub const INJECTED_ANNOTATION: &str = "pillion.dev/injected";
 
+/// The scheduling gate that a pod of a `held` namespace carries until Pillion has decided about it.
+pub const INJECTION_GATE: &str = "pillion.dev/injection";
+/// Label on a revision: the profile that it is of, cut if it is longer than a label's value may be.
+pub const PROFILE_LABEL: &str = "pillion.dev/profile";
+
+/// Annotation on a profile: the revision that is published instead of the last accepted one.
+pub const ROLLBACK_TO_ANNOTATION: &str = "pillion.dev/rollback-to";
+
+/// Annotation on a profile: the accepted revision that is rolled back. Once another one is accepted, the rollback has had
+/// its day. Without it, a rollback holds until it is taken away.
+pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
+
 /// Namespaces that are never injected into, whatever their labels say: a cluster that cannot start its own system
 /// pods cannot be repaired.
 pub const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
@@ -33,7 +45,10 @@ pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// The path for everybody who is not the API server: curl, load generators, `pillion dev`.
 pub const MUTATE_PATH: &str = "/mutate";
 
-/// The same for validations.
+/// The path on which profiles themselves are looked at when they are stored. It only warns.
+pub const VALIDATE_PROFILES_PATH: &str = "/validate-profiles";
+
+/// The same as [`MUTATE_PATH`] for validations.
 pub const VALIDATE_PATH: &str = "/validate";
 
 /// How firmly a namespace is opted in: what happens to its pods when Pillion cannot answer.

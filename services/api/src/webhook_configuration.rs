@@ -2,8 +2,17 @@
 //! `ValidatingWebhookConfiguration` where profiles validate, each built by a pure function.
 //!
 //! A configuration has one entry for each [`InjectionLevel`], each with a path, a failure policy and a timeout of its
-//! own. Their namespace selectors are disjoint, so that no pod is called for twice, and they stand in one object, so
-//! that the trusted certificates of all entries change at once.
+//! own; one more where namespaces can also opt in by another label than Pillion's. Their namespace selectors are disjoint,
+//! so that no pod is called for twice, and they stand in one object, so that the trusted certificates of all entries
+//! change at once.
+//!
+//! Two entries are not about what profiles are for. `canary.pillion.dev` is called for objects that exist only to find
+//! out whether an API server trusts the newest authority; `profiles.pillion.dev` for profiles themselves, whose authors
+//! are warned of what is wrong with them.
+
+mod rules;
+#[cfg(test)]
+mod tests;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -12,11 +21,21 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 
-use crate::names::{GROUP, INJECT_LABEL, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES};
-use crate::profile::{Operation, ProfileSpec, Target};
+use crate::canary;
+use crate::names::{
+    GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES, VALIDATE_PROFILES_PATH, VERSION,
+};
+use crate::opt_in::{OptIn, OptInLabel};
+
+pub use rules::{mutating_rules, rules_of, validating_rules};
+
+/// The name of the entry that is called for profiles.
+pub const PROFILES_ENTRY: &str = "profiles.pillion.dev";
+/// How long the API server waits for a canary, in seconds.
+const CANARY_TIMEOUT: i32 = 5;
 
 /// What the configuration depends on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Name of the configuration. The API server calls webhooks in the order of these names, so it is a contract.
     pub name: String,
@@ -33,8 +52,45 @@ pub struct Settings {
     pub excluded_namespaces: Vec<String>,
     /// The levels to have an entry for.
     pub levels: Vec<InjectionLevel>,
-    /// How long the API server waits for an answer, in seconds, 1 to 30.
-    pub timeout_seconds: i32,
+    /// By which labels namespaces opt in.
+    pub opt_in: OptIn,
+    /// How long the API server waits for an answer.
+    pub timeouts: Timeouts,
+    /// Whether there is an entry for the canary.
+    pub canary: bool,
+    /// Whether there is an entry for profiles.
+    pub validates_profiles: bool,
+}
+
+/// How long the API server waits for an answer, in seconds, 1 to 30. All webhooks of a request share the request's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// In namespaces of the level `enabled`; then the pod is created without.
+    pub enabled: i32,
+    /// In namespaces of the level `required`; then the pod is refused.
+    pub required: i32,
+    /// In namespaces of the level `held`; then the pod waits.
+    pub held: i32,
+}
+
+impl Default for Timeouts {
+    /// Three seconds each.
+    fn default() -> Self {
+        Self { enabled: 3, required: 3, held: 3 }
+    }
+}
+
+impl Timeouts {
+    /// That of a level, brought into what the API server takes.
+    #[must_use]
+    pub fn of(self, level: InjectionLevel) -> i32 {
+        let seconds = match level {
+            InjectionLevel::Enabled => self.enabled,
+            InjectionLevel::Required => self.required,
+            InjectionLevel::Held => self.held,
+        };
+        seconds.clamp(1, 30)
+    }
 }
 
 impl Settings {
@@ -49,40 +105,76 @@ impl Settings {
             ca_bundle: ca_bundle.into(),
             excluded_namespaces: Vec::new(),
             levels: vec![InjectionLevel::Enabled, InjectionLevel::Required],
-            timeout_seconds: 3,
+            opt_in: OptIn::default(),
+            timeouts: Timeouts::default(),
+            canary: false,
+            validates_profiles: false,
         }
     }
-}
 
-/// Builds the configuration.
-#[must_use]
-pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
-    MutatingWebhookConfiguration {
-        metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
-        webhooks: Some(settings.levels.iter().map(|level| entry(settings, *level)).collect()),
+    /// An entry each: level by level, and in each level label by label.
+    fn entries(&self) -> impl Iterator<Item = (InjectionLevel, usize, &OptInLabel)> {
+        let labels = || self.opt_in.labels().iter().enumerate();
+        let entries = self.levels.iter().flat_map(move |level| labels().map(|(place, label)| (*level, place, label)));
+        entries.filter(|(level, _, label)| label.values_of(*level).next().is_some())
     }
 }
 
-fn entry(settings: &Settings, level: InjectionLevel) -> MutatingWebhook {
+/// Builds the configuration with pods as all that is called for.
+#[must_use]
+pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
+    mutating_with(settings, &mutating_rules([]))
+}
+
+/// Builds the configuration. `rules` are those of [`mutating_rules`].
+#[must_use]
+pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> MutatingWebhookConfiguration {
+    let entry = |(level, place, label)| mutating_entry(settings, level, place, label, rules);
+    let entries = settings.entries().map(entry).chain(settings.canary.then(|| canary_entry(settings)));
+    MutatingWebhookConfiguration {
+        metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
+        webhooks: Some(entries.collect()),
+    }
+}
+
+fn mutating_entry(
+    settings: &Settings,
+    level: InjectionLevel,
+    place: usize,
+    label: &OptInLabel,
+    rules: &[RuleWithOperations],
+) -> MutatingWebhook {
     MutatingWebhook {
-        name: format!("{}.{GROUP}", level.label_value()),
-        admission_review_versions: vec!["v1".to_owned(), "v1beta1".to_owned()],
-        client_config: client_config(settings, level.path()),
+        name: format!("{}.{}", level.label_value(), label.webhook_suffix()),
+        admission_review_versions: review_versions(),
+        client_config: client_config(settings, &settings.service_name, level.path()),
         failure_policy: Some(failure_policy(level).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(namespace_selector(settings, level)),
+        namespace_selector: Some(namespace_selector(settings, level, place, label)),
         object_selector: Some(object_selector(level)),
         reinvocation_policy: Some("IfNeeded".to_owned()),
-        rules: Some(vec![RuleWithOperations {
-            api_groups: Some(vec![String::new()]),
-            api_versions: Some(vec!["v1".to_owned()]),
-            operations: Some(vec!["CREATE".to_owned()]),
-            resources: Some(vec!["pods".to_owned()]),
-            scope: Some("Namespaced".to_owned()),
-        }]),
+        rules: Some(rules.to_vec()),
         side_effects: "None".to_owned(),
-        timeout_seconds: Some(settings.timeout_seconds),
+        timeout_seconds: Some(settings.timeouts.of(level)),
+    }
+}
+
+/// It fails where nobody is trusted: that is what is asked.
+fn canary_entry(settings: &Settings) -> MutatingWebhook {
+    MutatingWebhook {
+        name: canary::WEBHOOK.to_owned(),
+        admission_review_versions: review_versions(),
+        client_config: client_config(settings, &format!("{}-canary", settings.service_name), canary::PATH),
+        failure_policy: Some("Fail".to_owned()),
+        match_conditions: None,
+        match_policy: Some("Equivalent".to_owned()),
+        namespace_selector: Some(LabelSelector::default()),
+        object_selector: Some(LabelSelector::default()),
+        reinvocation_policy: Some("Never".to_owned()),
+        rules: Some(vec![rules::rule(GROUP, VERSION, &[canary::PLURAL], &["CREATE"], "Cluster")]),
+        side_effects: "None".to_owned(),
+        timeout_seconds: Some(CANARY_TIMEOUT),
     }
 }
 
@@ -90,69 +182,65 @@ fn entry(settings: &Settings, level: InjectionLevel) -> MutatingWebhook {
 /// [`validating_rules`].
 #[must_use]
 pub fn validating(settings: &Settings, rules: &[RuleWithOperations]) -> Option<ValidatingWebhookConfiguration> {
-    let entry = |level: &InjectionLevel| validating_entry(settings, *level, rules);
-    (!rules.is_empty()).then(|| ValidatingWebhookConfiguration {
+    let entry = |(level, place, label)| validating_entry(settings, level, place, label, rules);
+    let mut entries: Vec<_> = if rules.is_empty() { Vec::new() } else { settings.entries().map(entry).collect() };
+    entries.extend(settings.validates_profiles.then(|| profiles_entry(settings)));
+    (!entries.is_empty()).then(|| ValidatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
-        webhooks: Some(settings.levels.iter().map(entry).collect()),
+        webhooks: Some(entries),
     })
 }
 
-/// Who opts out is for the profile to say, since it may not let anybody: so there is no selector of objects.
-fn validating_entry(settings: &Settings, level: InjectionLevel, rules: &[RuleWithOperations]) -> ValidatingWebhook {
+/// Who opts out is for the profile to say, since it may not let anybody: so no object is left out by its labels.
+fn validating_entry(
+    settings: &Settings,
+    level: InjectionLevel,
+    place: usize,
+    label: &OptInLabel,
+    rules: &[RuleWithOperations],
+) -> ValidatingWebhook {
     ValidatingWebhook {
-        name: format!("validate-{}.{GROUP}", level.label_value()),
-        admission_review_versions: vec!["v1".to_owned(), "v1beta1".to_owned()],
-        client_config: client_config(settings, level.validate_path()),
+        name: format!("validate-{}.{}", level.label_value(), label.webhook_suffix()),
+        admission_review_versions: review_versions(),
+        client_config: client_config(settings, &settings.service_name, level.validate_path()),
         failure_policy: Some(failure_policy(level).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(namespace_selector(settings, level)),
-        object_selector: None,
+        namespace_selector: Some(namespace_selector(settings, level, place, label)),
+        object_selector: Some(LabelSelector::default()),
         rules: Some(rules.to_vec()),
         side_effects: "None".to_owned(),
-        timeout_seconds: Some(settings.timeout_seconds),
+        timeout_seconds: Some(settings.timeouts.of(level)),
     }
 }
 
-/// The rules for all that these profiles validate: one for each resource and version, with the operations of all profiles
-/// together, in an order that does not depend on that of the profiles.
-#[must_use]
-pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>) -> Vec<RuleWithOperations> {
-    let validating = profiles.into_iter().filter(|profile| !profile.validations.is_empty());
-    let mut targets: Vec<(String, String, String, Vec<&'static str>)> = Vec::new();
-    for target in validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)) {
-        let create = [Operation::Create];
-        let named = if target.operations.is_empty() { &create } else { target.operations.as_slice() };
-        for resource in &target.resources {
-            let key = (&target.group, &target.version, resource);
-            let known = targets.iter().position(|(group, version, resource, _)| (group, version, resource) == key);
-            let known = known.unwrap_or_else(|| {
-                targets.push((target.group.clone(), target.version.clone(), resource.clone(), Vec::new()));
-                targets.len() - 1
-            });
-            if let Some((.., operations)) = targets.get_mut(known) {
-                operations.extend(named.iter().map(|operation| operation.as_str()));
-                operations.sort_unstable();
-                operations.dedup();
-            }
-        }
+/// It only warns: a profile must be stored also while nobody answers.
+fn profiles_entry(settings: &Settings) -> ValidatingWebhook {
+    let kinds = ["clusterinjectionprofiles", "injectionprofiles"];
+    ValidatingWebhook {
+        name: PROFILES_ENTRY.to_owned(),
+        admission_review_versions: review_versions(),
+        client_config: client_config(settings, &settings.service_name, VALIDATE_PROFILES_PATH),
+        failure_policy: Some("Ignore".to_owned()),
+        match_conditions: None,
+        match_policy: Some("Equivalent".to_owned()),
+        namespace_selector: Some(LabelSelector::default()),
+        object_selector: Some(LabelSelector::default()),
+        rules: Some(vec![rules::rule(GROUP, VERSION, &kinds, &["CREATE", "UPDATE"], "*")]),
+        side_effects: "None".to_owned(),
+        timeout_seconds: Some(settings.timeouts.of(InjectionLevel::Enabled)),
     }
-    targets.sort();
-    let rules = targets.into_iter().map(|(group, version, resource, operations)| RuleWithOperations {
-        api_groups: Some(vec![group]),
-        api_versions: Some(vec![version]),
-        operations: Some(operations.into_iter().map(str::to_owned).collect()),
-        resources: Some(vec![resource]),
-        scope: Some("Namespaced".to_owned()),
-    });
-    rules.collect()
 }
 
-fn client_config(settings: &Settings, path: &str) -> WebhookClientConfig {
+fn review_versions() -> Vec<String> {
+    vec!["v1".to_owned(), "v1beta1".to_owned()]
+}
+
+fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClientConfig {
     WebhookClientConfig {
         ca_bundle: Some(ByteString(settings.ca_bundle.clone())),
         service: Some(ServiceReference {
-            name: settings.service_name.clone(),
+            name: service.to_owned(),
             namespace: settings.release_namespace.clone(),
             path: Some(path.to_owned()),
             port: Some(i32::from(settings.service_port)),
@@ -169,17 +257,19 @@ const fn failure_policy(level: InjectionLevel) -> &'static str {
     }
 }
 
-fn namespace_selector(settings: &Settings, level: InjectionLevel) -> LabelSelector {
+/// Namespaces that have this label with a value of this level, and none of the labels that decide before it.
+fn namespace_selector(settings: &Settings, level: InjectionLevel, place: usize, label: &OptInLabel) -> LabelSelector {
     let excluded = SYSTEM_NAMESPACES
         .into_iter()
         .chain([settings.release_namespace.as_str()])
         .chain(settings.excluded_namespaces.iter().map(String::as_str));
+    let opted_in = requirement(&label.key, "In", label.values_of(level));
+    let earlier = settings.opt_in.labels().iter().take(place);
+    let earlier = earlier.map(|label| requirement(&label.key, "DoesNotExist", []));
+    let excluded = requirement(NAMESPACE_NAME_LABEL, "NotIn", excluded);
     LabelSelector {
         match_labels: None,
-        match_expressions: Some(vec![
-            requirement(INJECTION_LABEL, "In", [level.label_value()]),
-            requirement(NAMESPACE_NAME_LABEL, "NotIn", excluded),
-        ]),
+        match_expressions: Some([opted_in].into_iter().chain(earlier).chain([excluded]).collect()),
     }
 }
 
@@ -190,106 +280,10 @@ fn object_selector(level: InjectionLevel) -> LabelSelector {
 }
 
 fn requirement<'v>(key: &str, operator: &str, values: impl IntoIterator<Item = &'v str>) -> LabelSelectorRequirement {
+    let values: Vec<_> = values.into_iter().map(str::to_owned).collect();
     LabelSelectorRequirement {
         key: key.to_owned(),
         operator: operator.to_owned(),
-        values: Some(values.into_iter().map(str::to_owned).collect()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn webhooks(levels: &[InjectionLevel]) -> Vec<MutatingWebhook> {
-        let settings =
-            Settings { levels: levels.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
-        mutating(&settings).webhooks.unwrap()
-    }
-
-    #[test]
-    fn each_level_has_its_path_and_failure_policy() {
-        let told: Vec<_> = webhooks(&InjectionLevel::ALL)
-            .into_iter()
-            .map(|entry| {
-                (entry.name, entry.failure_policy.unwrap(), entry.client_config.service.unwrap().path.unwrap())
-            })
-            .collect();
-        let expected = [
-            ("enabled.pillion.dev", "Ignore", "/mutate/enabled"),
-            ("required.pillion.dev", "Fail", "/mutate/required"),
-            ("held.pillion.dev", "Ignore", "/mutate/held"),
-        ];
-        assert_eq!(told, expected.map(|(n, f, p)| (n.to_owned(), f.to_owned(), p.to_owned())));
-    }
-
-    #[test]
-    fn system_namespaces_and_the_releases_own_are_excluded_by_name() {
-        for entry in webhooks(&InjectionLevel::ALL) {
-            let expressions = entry.namespace_selector.unwrap().match_expressions.unwrap();
-            let excluded = expressions.iter().find(|e| e.key == NAMESPACE_NAME_LABEL).unwrap();
-            assert_eq!(excluded.operator, "NotIn");
-            let expected = ["kube-system", "kube-public", "kube-node-lease", "pillion-system"];
-            assert_eq!(excluded.values.as_deref().unwrap(), expected);
-        }
-    }
-
-    #[test]
-    fn only_enabled_namespaces_opt_out_before_the_call() {
-        for (entry, level) in webhooks(&InjectionLevel::ALL).into_iter().zip(InjectionLevel::ALL) {
-            let opts_out = entry.object_selector.unwrap().match_expressions.is_some();
-            assert_eq!(opts_out, level == InjectionLevel::Enabled, "{level:?}");
-        }
-    }
-
-    fn spec(target: serde_json::Value, validates: bool) -> ProfileSpec {
-        let mut spec = serde_json::json!({"template": {"metadata": {}}});
-        if !target.is_null() {
-            spec["target"] = target;
-        }
-        if validates {
-            spec["validations"] = serde_json::json!([{"expression": "true"}]);
-        }
-        serde_json::from_value(spec).unwrap()
-    }
-
-    #[test]
-    fn validations_are_called_for_by_their_targets_and_nothing_else() {
-        use serde_json::{Value, json};
-        let settings = Settings {
-            levels: InjectionLevel::ALL.to_vec(),
-            ..Settings::new("pillion-system", b"-----BEGIN".as_slice())
-        };
-        assert_eq!(validating(&settings, &validating_rules([&spec(Value::Null, false)])), None);
-        let both =
-            json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["UPDATE"]});
-        let games = json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]});
-        let profiles = [spec(games, true), spec(both, true), spec(Value::Null, true)];
-        let rules = validating_rules(&profiles);
-        let told: Vec<_> = rules
-            .iter()
-            .map(|rule| (rule.resources.clone().unwrap().join(","), rule.operations.clone().unwrap().join(",")))
-            .collect();
-        let expected = [("pods", "CREATE,UPDATE"), ("pods/ephemeralcontainers", "UPDATE"), ("gameservers", "CREATE")];
-        assert_eq!(told, expected.map(|(resource, operations)| (resource.to_owned(), operations.to_owned())));
-        assert_eq!(rules, validating_rules(profiles.iter().rev()));
-        for (entry, level) in
-            validating(&settings, &rules).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
-        {
-            assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
-            assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(level)));
-            assert_eq!(entry.object_selector, None, "an opt-out is for the profile to allow");
-        }
-    }
-
-    #[test]
-    fn the_rule_is_pod_creation_and_nothing_else() {
-        for entry in webhooks(&InjectionLevel::ALL) {
-            let [rule] = entry.rules.unwrap().try_into().unwrap();
-            assert_eq!(rule.resources.unwrap(), ["pods"]);
-            assert_eq!(rule.operations.unwrap(), ["CREATE"]);
-            assert_eq!(entry.side_effects, "None");
-            assert_eq!(entry.reinvocation_policy.as_deref(), Some("IfNeeded"));
-        }
+        values: (!values.is_empty()).then_some(values),
     }
 }

@@ -1,0 +1,259 @@
+//! What makes pods of `held` namespaces wait in the API server: a `MutatingAdmissionPolicy` that adds a scheduling gate to
+//! each, and a `ValidatingAdmissionPolicy` that lets nobody else take it away. Pure functions build both.
+//!
+//! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod and takes it
+//! away as it decides. The policy runs once (`reinvocationPolicy: Never`), so what the webhook took away stays away when the
+//! API server calls again. After that nobody has to be told forged decisions from genuine ones: whatever else an author
+//! writes into a pod, the gate is gone only if a webhook took it away.
+//!
+//! A pod that names its node on creation cannot wait, since the API server refuses gates on it. It is gated like any other:
+//! the webhook takes the gate away before the API server looks, and without the webhook the pod is refused, which is the only
+//! way left not to run it without its sidecar.
+//!
+//! All fields that the API server would set by default are written out, so that what is stored can be compared with what was
+//! meant.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    JSONPatch, MatchCondition, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,
+    MutatingAdmissionPolicyBindingSpec, MutatingAdmissionPolicySpec, Mutation, NamedRuleWithOperations,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec,
+    ValidatingAdmissionPolicySpec, Validation,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
+
+use crate::names::{INJECTION_GATE, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES};
+
+/// What the policies depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Name of all four objects.
+    pub name: String,
+    /// Namespace of the release, which is excluded by name.
+    pub release_namespace: String,
+    /// Further namespaces to leave alone: those that the webhook leaves alone.
+    pub excluded_namespaces: Vec<String>,
+    /// The user who may take gates away: the controller's service account, as the API server calls it.
+    pub controller_user: String,
+}
+
+impl Settings {
+    /// The settings of a release whose objects are called `release`: the policies are called `{release}-held`, and the
+    /// controller's service account `{release}-controller`.
+    #[must_use]
+    pub fn new(release: &str, namespace: impl Into<String>) -> Self {
+        let namespace = namespace.into();
+        Self {
+            name: format!("{release}-held"),
+            controller_user: format!("system:serviceaccount:{namespace}:{release}-controller"),
+            release_namespace: namespace,
+            excluded_namespaces: Vec::new(),
+        }
+    }
+}
+
+/// The policy that adds the gate to pods that are created.
+#[must_use]
+pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
+    // A plain map: an API server (1.36.3) that finds a list of typed objects in a patch panics, which would fail every
+    // creation.
+    let gate = format!("{{'name': '{INJECTION_GATE}'}}");
+    // A patch and no apply configuration: what the API server does not know of a pod stays as it is.
+    let expression = format!(
+        "has(object.spec.schedulingGates) && size(object.spec.schedulingGates) > 0 \
+         ? [JSONPatch{{op: 'add', path: '/spec/schedulingGates/-', value: {gate}}}] \
+         : [JSONPatch{{op: 'add', path: '/spec/schedulingGates', value: [{gate}]}}]"
+    );
+    MutatingAdmissionPolicy {
+        metadata: named(settings),
+        spec: Some(MutatingAdmissionPolicySpec {
+            // None of the expressions can fail. If one did, a pod that runs without its sidecar would be worse than one that
+            // is refused, and the refusal says why.
+            failure_policy: Some("Fail".to_owned()),
+            match_conditions: Some(vec![
+                // A kubelet's mirror of a pod that runs already, and that no policy can change.
+                condition(
+                    "not-a-mirror-pod",
+                    "!(request.userInfo.username.startsWith('system:node:') && has(object.metadata.annotations) && \
+                     'kubernetes.io/config.mirror' in object.metadata.annotations)"
+                        .to_owned(),
+                ),
+                condition("not-gated-yet", format!("!({})", has_gate("object"))),
+            ]),
+            match_constraints: Some(pods(settings, "CREATE")),
+            mutations: Some(vec![Mutation {
+                patch_type: "JSONPatch".to_owned(),
+                json_patch: Some(JSONPatch { expression: Some(expression) }),
+                ..Mutation::default()
+            }]),
+            reinvocation_policy: Some("Never".to_owned()),
+            ..MutatingAdmissionPolicySpec::default()
+        }),
+    }
+}
+
+/// What puts [`gating`] to work.
+#[must_use]
+pub fn gating_binding(settings: &Settings) -> MutatingAdmissionPolicyBinding {
+    MutatingAdmissionPolicyBinding {
+        metadata: named(settings),
+        spec: Some(MutatingAdmissionPolicyBindingSpec {
+            policy_name: Some(settings.name.clone()),
+            ..MutatingAdmissionPolicyBindingSpec::default()
+        }),
+    }
+}
+
+/// The policy that keeps all but the controller from taking the gate away from a pod.
+#[must_use]
+pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
+    let user = &settings.controller_user;
+    let message = format!(
+        "the scheduling gate {INJECTION_GATE} is taken away by Pillion alone, as it injects the pod's sidecar; delete the \
+         pod to have its owner make a new one, or take the label {INJECTION_LABEL} off the namespace to have its pods run \
+         without"
+    );
+    ValidatingAdmissionPolicy {
+        metadata: named(settings),
+        spec: Some(ValidatingAdmissionPolicySpec {
+            failure_policy: Some("Fail".to_owned()),
+            match_conditions: Some(vec![condition("was-gated", has_gate("oldObject"))]),
+            match_constraints: Some(pods(settings, "UPDATE")),
+            validations: Some(vec![Validation {
+                expression: format!("({}) || request.userInfo.username == '{user}'", has_gate("object")),
+                message: Some(message),
+                reason: Some("Forbidden".to_owned()),
+                ..Validation::default()
+            }]),
+            ..ValidatingAdmissionPolicySpec::default()
+        }),
+        ..ValidatingAdmissionPolicy::default()
+    }
+}
+
+/// What puts [`guarding`] to work.
+#[must_use]
+pub fn guarding_binding(settings: &Settings) -> ValidatingAdmissionPolicyBinding {
+    ValidatingAdmissionPolicyBinding {
+        metadata: named(settings),
+        spec: ValidatingAdmissionPolicyBindingSpec {
+            policy_name: settings.name.clone(),
+            validation_actions: vec!["Deny".to_owned()],
+            ..ValidatingAdmissionPolicyBindingSpec::default()
+        },
+    }
+}
+
+fn named(settings: &Settings) -> ObjectMeta {
+    ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() }
+}
+
+/// Whether a pod carries the gate, in CEL.
+fn has_gate(pod: &str) -> String {
+    format!(
+        "has({pod}.spec.schedulingGates) && {pod}.spec.schedulingGates.exists(gate, gate.name == '{INJECTION_GATE}')"
+    )
+}
+
+fn condition(name: &str, expression: String) -> MatchCondition {
+    MatchCondition { name: name.to_owned(), expression }
+}
+
+/// Pods of the namespaces for which the webhook's entry `held` is called, and no sub-resource: none of them can change gates.
+fn pods(settings: &Settings, operation: &str) -> MatchResources {
+    let excluded = SYSTEM_NAMESPACES
+        .into_iter()
+        .chain([settings.release_namespace.as_str()])
+        .chain(settings.excluded_namespaces.iter().map(String::as_str));
+    MatchResources {
+        exclude_resource_rules: None,
+        match_policy: Some("Equivalent".to_owned()),
+        namespace_selector: Some(LabelSelector {
+            match_labels: None,
+            match_expressions: Some(vec![
+                requirement(INJECTION_LABEL, "In", [InjectionLevel::Held.label_value()]),
+                requirement(NAMESPACE_NAME_LABEL, "NotIn", excluded),
+            ]),
+        }),
+        object_selector: Some(LabelSelector::default()),
+        resource_rules: Some(vec![NamedRuleWithOperations {
+            api_groups: Some(vec![String::new()]),
+            api_versions: Some(vec!["v1".to_owned()]),
+            operations: Some(vec![operation.to_owned()]),
+            resource_names: None,
+            resources: Some(vec!["pods".to_owned()]),
+            scope: Some("Namespaced".to_owned()),
+        }]),
+    }
+}
+
+fn requirement<'v>(key: &str, operator: &str, values: impl IntoIterator<Item = &'v str>) -> LabelSelectorRequirement {
+    LabelSelectorRequirement {
+        key: key.to_owned(),
+        operator: operator.to_owned(),
+        values: Some(values.into_iter().map(str::to_owned).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::webhook_configuration;
+
+    fn settings() -> Settings {
+        let excluded_namespaces = vec!["left-alone".to_owned()];
+        Settings { excluded_namespaces, ..Settings::new("pillion", "pillion-system") }
+    }
+
+    #[test]
+    fn the_policies_are_for_the_pods_that_the_webhook_is_called_for() {
+        let excluded_namespaces = settings().excluded_namespaces;
+        let levels = vec![InjectionLevel::Held];
+        let webhook = webhook_configuration::Settings {
+            excluded_namespaces,
+            levels,
+            ..webhook_configuration::Settings::new("pillion-system", b"-----BEGIN".as_slice())
+        };
+        let [entry] = webhook_configuration::mutating(&webhook).webhooks.unwrap().try_into().unwrap();
+        let gating = gating(&settings()).spec.unwrap().match_constraints.unwrap();
+        assert_eq!(gating.namespace_selector, entry.namespace_selector);
+        assert_eq!(gating.match_policy, entry.match_policy);
+        let [called] = entry.rules.unwrap().try_into().unwrap();
+        let [gated] = gating.resource_rules.unwrap().try_into().unwrap();
+        assert_eq!(
+            (gated.resources, gated.operations, gated.scope),
+            (called.resources, called.operations, called.scope)
+        );
+
+        let guarding = guarding(&settings()).spec.unwrap().match_constraints.unwrap();
+        assert_eq!(guarding.namespace_selector, entry.namespace_selector);
+        let [guarded] = guarding.resource_rules.unwrap().try_into().unwrap();
+        assert_eq!(
+            (guarded.resources.unwrap(), guarded.operations.unwrap()),
+            (vec!["pods".into()], vec!["UPDATE".into()])
+        );
+    }
+
+    #[test]
+    fn a_gate_that_was_taken_away_is_not_added_again() {
+        let spec = gating(&settings()).spec.unwrap();
+        assert_eq!(spec.reinvocation_policy.as_deref(), Some("Never"));
+        assert_eq!(spec.failure_policy.as_deref(), Some("Fail"));
+        let names: Vec<_> = spec.match_conditions.unwrap().into_iter().map(|condition| condition.name).collect();
+        assert_eq!(names, ["not-a-mirror-pod", "not-gated-yet"]);
+    }
+
+    #[test]
+    fn only_the_controller_takes_gates_away() {
+        let [validation] = guarding(&settings()).spec.unwrap().validations.unwrap().try_into().unwrap();
+        let user = "request.userInfo.username == 'system:serviceaccount:pillion-system:pillion-controller'";
+        assert!(validation.expression.ends_with(user), "{}", validation.expression);
+        assert_eq!(guarding_binding(&settings()).spec.validation_actions, ["Deny"]);
+    }
+
+    #[test]
+    fn bindings_name_their_policies() {
+        let settings = settings();
+        assert_eq!(gating_binding(&settings).spec.unwrap().policy_name, gating(&settings).metadata.name);
+        assert_eq!(Some(guarding_binding(&settings).spec.policy_name), guarding(&settings).metadata.name);
+    }
+}

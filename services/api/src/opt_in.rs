@@ -1,0 +1,220 @@
+//! The labels by which namespaces opt in: Pillion's own, and such as a cluster has from elsewhere and wants to keep
+//! (`istio-injection=enabled`).
+//!
+//! The labels have an order, and **the first one that a namespace carries decides**, whatever its value is. So no
+//! namespace ever has two levels, whoever labels it with what, and `pillion.dev/injection=disabled` opts a namespace out
+//! that another label opts in.
+
+use thiserror::Error;
+
+use crate::names::{GROUP, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
+
+/// A label that opts in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptInLabel {
+    /// The label's key.
+    pub key: String,
+    /// Values that opt in, each with how firmly.
+    pub values: Vec<(String, InjectionLevel)>,
+}
+
+/// All labels that opt in, the one that decides first coming first. There is at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptIn {
+    labels: Vec<OptInLabel>,
+}
+
+/// Why labels cannot be what namespaces opt in by.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum OptInError {
+    /// The text is not of the form that is expected.
+    #[error(
+        "{0:?} is no label to opt in by: expected KEY=VALUE or KEY=VALUE:LEVEL, LEVEL being enabled, required or held"
+    )]
+    Syntax(String),
+    /// A key or a value that no label can have.
+    #[error("{0:?} is not the key or the value of a label")]
+    NotALabel(String),
+    /// The label that the API server itself puts on each namespace.
+    #[error("{NAMESPACE_NAME_LABEL} is on every namespace and cannot be what some of them opt in by")]
+    NamespaceName,
+    /// One value would mean two levels.
+    #[error("{key}={value} is given twice; a value means one level")]
+    Ambiguous {
+        /// The label's key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// Two keys that the names of the webhooks could not tell apart.
+    #[error("{0} and {1} differ in nothing that the name of a webhook can have; use one of them")]
+    SameName(String, String),
+    /// There is none.
+    #[error("no label is given by which a namespace could opt in")]
+    Empty,
+}
+
+impl Default for OptIn {
+    /// `pillion.dev/injection` alone.
+    fn default() -> Self {
+        let values = InjectionLevel::ALL.map(|level| (level.label_value().to_owned(), level));
+        Self { labels: vec![OptInLabel { key: INJECTION_LABEL.to_owned(), values: values.into() }] }
+    }
+}
+
+impl OptIn {
+    /// These labels alone, in this order.
+    ///
+    /// # Errors
+    /// There is none, one is none, or they contradict one another.
+    pub fn new(labels: Vec<OptInLabel>) -> Result<Self, OptInError> {
+        if labels.is_empty() {
+            return Err(OptInError::Empty);
+        }
+        for (index, label) in labels.iter().enumerate() {
+            check(label)?;
+            let same = |other: &&OptInLabel| dns_name(&other.key) == dns_name(&label.key);
+            if let Some(other) = labels.iter().take(index).find(same) {
+                return Err(OptInError::SameName(other.key.clone(), label.key.clone()));
+            }
+        }
+        Ok(Self { labels })
+    }
+
+    /// Pillion's own label, and after it these: `KEY=VALUE`, which means the level `enabled`, or `KEY=VALUE:LEVEL`.
+    ///
+    /// # Errors
+    /// A text is of another form, or they contradict one another.
+    pub fn with<'t>(others: impl IntoIterator<Item = &'t str>) -> Result<Self, OptInError> {
+        let mut labels = Self::default().labels;
+        for text in others {
+            let syntax = || OptInError::Syntax(text.to_owned());
+            let (key, rest) = text.split_once('=').ok_or_else(syntax)?;
+            let (value, level) = rest.split_once(':').unwrap_or((rest, InjectionLevel::Enabled.label_value()));
+            let level = InjectionLevel::from_label_value(level).ok_or_else(syntax)?;
+            match labels.iter_mut().find(|label| label.key == key) {
+                Some(label) => label.values.push((value.to_owned(), level)),
+                None => labels.push(OptInLabel { key: key.to_owned(), values: vec![(value.to_owned(), level)] }),
+            }
+        }
+        Self::new(labels)
+    }
+
+    /// The labels.
+    #[must_use]
+    pub fn labels(&self) -> &[OptInLabel] {
+        &self.labels
+    }
+
+    /// How firmly a namespace with such labels is opted in; `None` if it is not.
+    pub fn level<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> Option<InjectionLevel> {
+        let (known, value) = self.labels.iter().find_map(|known| Some((known, label(&known.key)?)))?;
+        known.values.iter().find(|(opts_in, _)| opts_in == value).map(|(_, level)| *level)
+    }
+}
+
+impl OptInLabel {
+    /// The values that mean this level.
+    pub fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
+        self.values.iter().filter(move |(_, of)| *of == level).map(|(value, _)| &**value)
+    }
+
+    /// What the names of its webhooks end with. Pillion's own label: the API group.
+    #[must_use]
+    pub fn webhook_suffix(&self) -> String {
+        if self.key == INJECTION_LABEL { GROUP.to_owned() } else { format!("{}.{GROUP}", dns_name(&self.key)) }
+    }
+}
+
+fn check(label: &OptInLabel) -> Result<(), OptInError> {
+    let OptInLabel { key, values } = label;
+    if key == NAMESPACE_NAME_LABEL {
+        return Err(OptInError::NamespaceName);
+    }
+    let (prefix, name) = key.split_once('/').map_or((None, key.as_str()), |(prefix, name)| (Some(prefix), name));
+    if !is_word(name) || prefix.is_some_and(|prefix| !crate::names::is_dns_name(prefix)) {
+        return Err(OptInError::NotALabel(key.clone()));
+    }
+    for (index, (value, _)) in values.iter().enumerate() {
+        if !is_word(value) {
+            return Err(OptInError::NotALabel(value.clone()));
+        }
+        if values.iter().take(index).any(|(earlier, _)| earlier == value) {
+            return Err(OptInError::Ambiguous { key: key.clone(), value: value.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Whether it is what a label's name and value are, but for the empty value, which opts nobody in.
+fn is_word(text: &str) -> bool {
+    let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    text.len() <= 63
+        && ends(bytes.first())
+        && ends(bytes.last())
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
+/// A key as a part of a name of DNS: `sidecar.istio.io/inject` is `inject.sidecar.istio.io`.
+fn dns_name(key: &str) -> String {
+    let (prefix, name) = key.split_once('/').unwrap_or(("", key));
+    let name = name.to_ascii_lowercase().replace(['_', '.'], "-");
+    if prefix.is_empty() { name } else { format!("{name}.{prefix}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(opt_in: &OptIn, labels: &[(&str, &'static str)]) -> Option<InjectionLevel> {
+        opt_in.level(|key| labels.iter().find(|(known, _)| *known == key).map(|(_, value)| *value))
+    }
+
+    #[test]
+    fn the_first_label_that_is_there_decides_whatever_it_says() {
+        let opt_in = OptIn::with(["istio-injection=enabled", "istio-injection=strict:required", "b=c:held"]).unwrap();
+        let own = INJECTION_LABEL;
+        for (labels, expected) in [
+            (&[][..], None),
+            (&[(own, "held")], Some(InjectionLevel::Held)),
+            (&[(own, "maybe")], None),
+            (&[("istio-injection", "enabled")], Some(InjectionLevel::Enabled)),
+            (&[("istio-injection", "strict")], Some(InjectionLevel::Required)),
+            (&[("istio-injection", "disabled")], None),
+            (&[("b", "c")], Some(InjectionLevel::Held)),
+            (&[("b", "c"), ("istio-injection", "disabled")], None),
+            (&[("istio-injection", "enabled"), (own, "required")], Some(InjectionLevel::Required)),
+            (&[("istio-injection", "enabled"), (own, "disabled")], None),
+        ] {
+            assert_eq!(level(&opt_in, labels), expected, "{labels:?}");
+        }
+        assert_eq!(level(&OptIn::default(), &[("istio-injection", "enabled")]), None);
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let wrong = |texts: &[&str]| OptIn::with(texts.iter().copied()).unwrap_err().to_string();
+        for (texts, expected) in [
+            (&["istio-injection"][..], "expected KEY=VALUE"),
+            (&["a=b:firmly"], "enabled, required or held"),
+            (&["a b=c"], "\"a b\" is not the key"),
+            (&["a="], "\"\" is not the key"),
+            (&["A/b=c"], "\"A/b\" is not the key"),
+            (&["a=b", "a=b:held"], "a=b is given twice"),
+            (&["pillion.dev/injection=enabled:held"], "is given twice"),
+            (&["a_b=c", "a.b=c"], "a_b and a.b differ in nothing"),
+            (&["kubernetes.io/metadata.name=shop"], "every namespace"),
+        ] {
+            assert!(wrong(texts).contains(expected), "{texts:?}: {}", wrong(texts));
+        }
+        assert_eq!(OptIn::new(Vec::new()), Err(OptInError::Empty));
+    }
+
+    #[test]
+    fn names_of_webhooks_come_of_the_key_alone() {
+        let opt_in = OptIn::with(["Sidecar_Injector=on", "sidecar.istio.io/inject=true"]).unwrap();
+        let suffixes: Vec<_> = opt_in.labels().iter().map(OptInLabel::webhook_suffix).collect();
+        assert_eq!(suffixes, ["pillion.dev", "sidecar-injector.pillion.dev", "inject.sidecar.istio.io.pillion.dev"]);
+    }
+}

@@ -1,0 +1,120 @@
+//! A revision: one accepted text of a profile, as it is kept in the cluster and never changed.
+//!
+//! What a child says depends on its parents, and a parent may be edited or broken later. So a revision has the *whole*
+//! text, with all that it inherits, and whoever serves it needs nothing else. The texts are JSON in a string: the API
+//! server neither prunes, orders nor defaults what is in there, and "it has not changed" is a comparison of strings.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Bytes of a text that a revision can have. Templates have up to 64 KiB, and a few are merged into one.
+pub const MAX_TEXT_BYTES: usize = 256 * 1024;
+
+/// Bytes of a profile's name in the name of an object, of which there are 253: the hash stands behind it.
+const NAME_BYTES: usize = 253 - 17;
+
+/// Bytes of the value of a label.
+const LABEL_BYTES: usize = 63;
+
+/// Hexadecimal digits that stand for the rest of a name that is too long.
+const DIGITS: usize = 10;
+
+/// What a revision says. It is written by the controller alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionSpec {
+    /// The name of the profile.
+    #[schemars(length(min = 1, max = 253))]
+    pub profile: String,
+    /// The hash of what follows, as it stands in records and in `pillion.dev/profiles: name@hash`.
+    #[schemars(length(min = 4, max = 64))]
+    pub revision: String,
+    /// The generation of the profile that was accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
+    /// What bounds the profile.
+    pub bounds: RevisionBounds,
+    /// The cluster profiles that it extends, the nearest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), inner(length(max = 253)))]
+    pub ancestors: Vec<String>,
+    /// The inherited parameters that a profile of a namespace sets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 63)))]
+    pub set_by_namespace: Vec<String>,
+    /// The `spec` of the profile with all that it inherits, as JSON.
+    #[schemars(length(max = 262_144))]
+    pub text: String,
+    /// The `spec` as its author wrote it, as JSON, where it extends another one: whoever leads next merges it anew when a
+    /// parent changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 262_144))]
+    pub source: Option<String>,
+}
+
+/// What bounds the profile of a revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RevisionBounds {
+    /// Nothing: it is the platform's.
+    Platform,
+    /// What the platform's profile that it extends may do.
+    Parent,
+    /// What namespaces may do with profiles of their own.
+    Tenant,
+}
+
+/// The name of the object that holds a revision: `<profile>-<hash>`. The name of a profile for which that would be too
+/// long is cut, and what was cut is told apart by a hash.
+#[must_use]
+pub fn object_name(profile: &str, revision: &str) -> String {
+    format!("{}-{revision}", fitting(profile, NAME_BYTES))
+}
+
+/// The value of the label that holds a profile's name.
+#[must_use]
+pub fn label_value(profile: &str) -> String {
+    fitting(profile, LABEL_BYTES)
+}
+
+/// A name of at most so many bytes.
+fn fitting(name: &str, room: usize) -> String {
+    if name.len() <= room {
+        return name.to_owned();
+    }
+    let hash = format!("{:x}", Sha256::digest(name));
+    let kept = name.get(..name.floor_char_boundary(room.saturating_sub(DIGITS + 1))).unwrap_or_default();
+    // A part of a name of DNS does not begin with the `-` that follows.
+    let kept = kept.trim_end_matches(['.', '-']);
+    format!("{kept}-{}", hash.get(..DIGITS).unwrap_or(&hash))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::is_dns_name;
+
+    #[test]
+    fn a_revision_is_called_like_its_profile_and_its_hash() {
+        assert_eq!(object_name("otel-java", "7f3a91c2d0"), "otel-java-7f3a91c2d0");
+        assert_eq!(label_value("otel-java"), "otel-java");
+    }
+
+    #[test]
+    fn a_long_name_is_cut_and_still_told_apart() {
+        let dotted = |last: &str| format!("{}{last}", "ab.".repeat(84));
+        let (one, other) = (dotted("x"), dotted("y"));
+        assert_eq!(one.len(), 253);
+        for (name, other) in
+            [(one.clone(), other), ("a".repeat(253), "a".repeat(252)), ("a".repeat(237), "a".repeat(238))]
+        {
+            let (object, label) = (object_name(&name, "7f3a91c2d0"), label_value(&name));
+            assert!(object.len() <= 253 && is_dns_name(&object), "{object}");
+            assert!(!object.contains(".-"), "{object}");
+            assert!(label.len() <= 63 && is_dns_name(&label), "{label}");
+            assert_ne!(object, object_name(&other, "7f3a91c2d0"));
+            assert_ne!(label, label_value(&other));
+        }
+        assert_eq!(object_name(&"a".repeat(236), "7f3a91c2d0").len(), 247);
+    }
+}

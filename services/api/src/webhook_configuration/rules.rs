@@ -1,0 +1,90 @@
+//! What the API server calls for: rules made of the targets of profiles.
+//!
+//! A target has no wildcards and is of namespaced resources; what is none is left out here too, because a rule that is too
+//! wide stops a cluster. Objects of the cluster's own are in no namespace that could opt in, and are never called for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::admissionregistration::v1::RuleWithOperations;
+
+use crate::names::GROUP;
+use crate::profile::{Operation, ProfileSpec, Target};
+
+const PODS: &str = "pods";
+
+/// The rules for all that is injected into: pods when they are created, always, and what else the targets name. Of pods only
+/// the creation is called for, of other objects also updates; nothing is injected into what is deleted, or into a part of an
+/// object.
+///
+/// `targets` are those of profiles that inject.
+#[must_use]
+pub fn mutating_rules(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
+    let of_templates = targets.into_iter().map(|target| {
+        let is_pods = |resource: &String| target.group.is_empty() && resource == PODS;
+        let resources: Vec<_> = target.resources.iter().filter(|resource| !resource.contains('/')).cloned().collect();
+        let has_pods = resources.iter().any(is_pods);
+        let lasts = |operation: &Operation| match operation {
+            Operation::Create => true,
+            Operation::Update => !has_pods,
+            Operation::Delete => false,
+        };
+        let named = operations(&target);
+        Target { resources, operations: named.into_iter().filter(lasts).collect(), ..target }
+    });
+    let of_templates = of_templates.filter(|target| !target.operations.is_empty());
+    rules_of([Target::pods()].into_iter().chain(of_templates))
+}
+
+/// The rules for all that these profiles validate.
+#[must_use]
+pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>) -> Vec<RuleWithOperations> {
+    let validating = profiles.into_iter().filter(|profile| !profile.validations.is_empty());
+    rules_of(validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)))
+}
+
+/// The rules for these targets: one for each resource and version, with the operations of all targets together, in an order
+/// that does not depend on that of the targets.
+#[must_use]
+pub fn rules_of(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
+    let mut rules: BTreeMap<(String, String, String), BTreeSet<&'static str>> = BTreeMap::new();
+    for target in targets {
+        let named = operations(&target);
+        for resource in target.resources.iter().filter(|resource| may_be_called_for(&target, resource)) {
+            let key = (target.group.clone(), target.version.clone(), resource.clone());
+            rules.entry(key).or_default().extend(named.iter().map(|operation| operation.as_str()));
+        }
+    }
+    let rules = rules.into_iter().map(|((group, version, resource), operations)| {
+        let operations: Vec<_> = operations.into_iter().collect();
+        rule(&group, &version, &[&resource], &operations, "Namespaced")
+    });
+    rules.collect()
+}
+
+pub(super) fn rule(
+    group: &str,
+    version: &str,
+    resources: &[&str],
+    operations: &[&str],
+    scope: &str,
+) -> RuleWithOperations {
+    let owned = |texts: &[&str]| Some(texts.iter().map(|text| (*text).to_owned()).collect());
+    RuleWithOperations {
+        api_groups: owned(&[group]),
+        api_versions: owned(&[version]),
+        operations: owned(operations),
+        resources: owned(resources),
+        scope: Some(scope.to_owned()),
+    }
+}
+
+fn operations(target: &Target) -> Vec<Operation> {
+    if target.operations.is_empty() { vec![Operation::Create] } else { target.operations.clone() }
+}
+
+/// Whoever compiles profiles refuses more than this. These would stop a cluster, or keep it from being repaired.
+fn may_be_called_for(target: &Target, resource: &str) -> bool {
+    let is_wildcard = [&target.group, &target.version, resource].into_iter().any(|text| text.contains('*'));
+    let is_vital = target.group == GROUP || (target.group == "coordination.k8s.io" && resource == "leases");
+    !is_wildcard && !is_vital && !resource.is_empty() && !target.version.is_empty()
+}

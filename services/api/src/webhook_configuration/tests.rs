@@ -1,0 +1,202 @@
+//! What is called for, by whom, and what happens when nobody answers.
+
+use super::*;
+use crate::names::INJECTION_LABEL;
+use crate::profile::{ProfileSpec, Target};
+
+fn webhooks(levels: &[InjectionLevel]) -> Vec<MutatingWebhook> {
+    let settings = Settings { levels: levels.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
+    mutating(&settings).webhooks.unwrap()
+}
+
+#[test]
+fn each_level_has_its_path_and_failure_policy() {
+    let told: Vec<_> = webhooks(&InjectionLevel::ALL)
+        .into_iter()
+        .map(|entry| (entry.name, entry.failure_policy.unwrap(), entry.client_config.service.unwrap().path.unwrap()))
+        .collect();
+    let expected = [
+        ("enabled.pillion.dev", "Ignore", "/mutate/enabled"),
+        ("required.pillion.dev", "Fail", "/mutate/required"),
+        ("held.pillion.dev", "Ignore", "/mutate/held"),
+    ];
+    assert_eq!(told, expected.map(|(n, f, p)| (n.to_owned(), f.to_owned(), p.to_owned())));
+}
+
+#[test]
+fn system_namespaces_and_the_releases_own_are_excluded_by_name() {
+    for entry in webhooks(&InjectionLevel::ALL) {
+        let expressions = entry.namespace_selector.unwrap().match_expressions.unwrap();
+        let excluded = expressions.iter().find(|e| e.key == NAMESPACE_NAME_LABEL).unwrap();
+        assert_eq!(excluded.operator, "NotIn");
+        let expected = ["kube-system", "kube-public", "kube-node-lease", "pillion-system"];
+        assert_eq!(excluded.values.as_deref().unwrap(), expected);
+    }
+}
+
+#[test]
+fn only_enabled_namespaces_opt_out_before_the_call() {
+    for (entry, level) in webhooks(&InjectionLevel::ALL).into_iter().zip(InjectionLevel::ALL) {
+        let opts_out = entry.object_selector.unwrap().match_expressions.is_some();
+        assert_eq!(opts_out, level == InjectionLevel::Enabled, "{level:?}");
+    }
+}
+
+fn spec(target: serde_json::Value, validates: bool) -> ProfileSpec {
+    let mut spec = serde_json::json!({"template": {"metadata": {}}});
+    if !target.is_null() {
+        spec["target"] = target;
+    }
+    if validates {
+        spec["validations"] = serde_json::json!([{"expression": "true"}]);
+    }
+    serde_json::from_value(spec).unwrap()
+}
+
+#[test]
+fn validations_are_called_for_by_their_targets_and_nothing_else() {
+    use serde_json::{Value, json};
+    let settings =
+        Settings { levels: InjectionLevel::ALL.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
+    assert_eq!(validating(&settings, &validating_rules([&spec(Value::Null, false)])), None);
+    let both = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["UPDATE"]});
+    let games = json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]});
+    let profiles = [spec(games, true), spec(both, true), spec(Value::Null, true)];
+    let rules = validating_rules(&profiles);
+    let told: Vec<_> = rules
+        .iter()
+        .map(|rule| (rule.resources.clone().unwrap().join(","), rule.operations.clone().unwrap().join(",")))
+        .collect();
+    let expected = [("pods", "CREATE,UPDATE"), ("pods/ephemeralcontainers", "UPDATE"), ("gameservers", "CREATE")];
+    assert_eq!(told, expected.map(|(resource, operations)| (resource.to_owned(), operations.to_owned())));
+    assert_eq!(rules, validating_rules(profiles.iter().rev()));
+    for (entry, level) in validating(&settings, &rules).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
+    {
+        assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
+        assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(level)));
+        assert_eq!(entry.object_selector, Some(LabelSelector::default()), "an opt-out is for the profile to allow");
+    }
+}
+
+#[test]
+fn the_rule_is_pod_creation_and_nothing_else() {
+    for entry in webhooks(&InjectionLevel::ALL) {
+        let [rule] = entry.rules.unwrap().try_into().unwrap();
+        assert_eq!(rule.resources.unwrap(), ["pods"]);
+        assert_eq!(rule.operations.unwrap(), ["CREATE"]);
+        assert_eq!(entry.side_effects, "None");
+        assert_eq!(entry.reinvocation_policy.as_deref(), Some("IfNeeded"));
+    }
+}
+
+fn target(text: serde_json::Value) -> Target {
+    serde_json::from_value(text).unwrap()
+}
+
+/// Resource and operations of each rule.
+fn told(rules: &[RuleWithOperations]) -> Vec<(String, String)> {
+    let joined = |texts: &Option<Vec<String>>| texts.as_ref().unwrap().join(",");
+    rules.iter().map(|rule| (joined(&rule.resources), joined(&rule.operations))).collect()
+}
+
+#[test]
+fn what_is_injected_into_is_called_for_as_far_as_a_template_can_be_laid_over_it() {
+    use serde_json::json;
+    let only_pods = mutating(&Settings::new("s", "")).webhooks.unwrap().remove(0).rules.unwrap();
+    for (targets, expected) in [
+        (vec![], vec![("pods", "CREATE")]),
+        (
+            vec![json!({"version": "v1", "resources": ["pods"], "operations": ["CREATE", "UPDATE", "DELETE"]})],
+            vec![("pods", "CREATE")],
+        ),
+        (vec![json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"]})], vec![("pods", "CREATE")]),
+        (
+            vec![
+                json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"], "operations": ["UPDATE", "DELETE"]}),
+                json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]}),
+                json!({"group": "apps", "version": "v1", "resources": ["deployments", "deployments/scale"], "operations": ["DELETE"]}),
+            ],
+            vec![("pods", "CREATE"), ("gameservers", "CREATE,UPDATE")],
+        ),
+        (
+            vec![
+                json!({"group": "*", "version": "v1", "resources": ["a"]}),
+                json!({"group": "a.b", "version": "v1", "resources": ["*"]}),
+                json!({"group": "pillion.dev", "version": "v1alpha1", "resources": ["injectionprofiles"]}),
+                json!({"group": "coordination.k8s.io", "version": "v1", "resources": ["leases"]}),
+            ],
+            vec![("pods", "CREATE")],
+        ),
+    ] {
+        let rules = mutating_rules(targets.into_iter().map(target));
+        let expected: Vec<_> = expected.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
+        assert_eq!(told(&rules), expected);
+        assert_eq!(rules[0], only_pods[0], "pods are called for as ever");
+        assert!(rules.iter().all(|rule| rule.scope.as_deref() == Some("Namespaced")));
+    }
+}
+
+#[test]
+fn no_namespace_is_selected_by_two_entries() {
+    let keys = [INJECTION_LABEL, "istio-injection", "team/injector"];
+    let values = [None, Some("enabled"), Some("required"), Some("held"), Some("disabled"), Some("on")];
+    let opt_in =
+        OptIn::with(["istio-injection=enabled", "istio-injection=required:required", "team/injector=on:held"]).unwrap();
+    let settings =
+        Settings { levels: InjectionLevel::ALL.to_vec(), opt_in: opt_in.clone(), ..Settings::new("system", "") };
+    let entries = mutating(&settings).webhooks.unwrap();
+    let names: Vec<_> = entries.iter().map(|entry| &*entry.name).collect();
+    let own = ["enabled.pillion.dev", "enabled.istio-injection.pillion.dev"];
+    let required = ["required.pillion.dev", "required.istio-injection.pillion.dev"];
+    let held = ["held.pillion.dev", "held.injector.team.pillion.dev"];
+    assert_eq!(names, [own, required, held].concat());
+    for number in 0..values.len().pow(3) {
+        let label = |key: &str| match keys.iter().position(|known| *known == key) {
+            Some(place) => values[number / values.len().pow(u32::try_from(place).unwrap()) % values.len()],
+            None => Some("shop"),
+        };
+        let selects = |entry: &&MutatingWebhook| {
+            let requirements = entry.namespace_selector.as_ref().unwrap().match_expressions.as_ref().unwrap();
+            requirements.iter().all(|requirement| {
+                let has = |value| requirement.values.as_ref().is_some_and(|values| values.iter().any(|v| v == value));
+                match &*requirement.operator {
+                    "In" => label(&requirement.key).is_some_and(has),
+                    "NotIn" => !label(&requirement.key).is_some_and(has),
+                    "DoesNotExist" => label(&requirement.key).is_none(),
+                    other => panic!("{other}"),
+                }
+            })
+        };
+        let selected: Vec<_> = entries.iter().filter(selects).collect();
+        assert!(selected.len() <= 1, "{number}: {selected:?}");
+        let path = selected.first().map(|entry| entry.client_config.service.as_ref().unwrap().path.clone().unwrap());
+        assert_eq!(path.as_deref(), opt_in.level(label).map(InjectionLevel::path), "{number}");
+    }
+}
+
+#[test]
+fn each_level_has_its_timeout() {
+    let timeouts = Timeouts { enabled: 1, required: 90, held: 0 };
+    let settings = Settings { levels: InjectionLevel::ALL.to_vec(), timeouts, ..Settings::new("system", "") };
+    let told: Vec<_> = mutating(&settings).webhooks.unwrap().iter().map(|entry| entry.timeout_seconds).collect();
+    assert_eq!(told, [Some(1), Some(30), Some(1)]);
+}
+
+#[test]
+fn canaries_and_profiles_are_called_for_when_asked_and_selected_by_nothing_else() {
+    let settings = Settings { canary: true, validates_profiles: true, ..Settings::new("system", "") };
+    let entries = mutating(&settings).webhooks.unwrap();
+    let canary = entries.last().unwrap();
+    let service = canary.client_config.service.as_ref().unwrap();
+    assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
+    assert_eq!((&*service.name, service.path.as_deref(), service.port), ("pillion-canary", Some("/canary"), Some(443)));
+    assert_eq!(canary.rules.as_ref().unwrap()[0].scope.as_deref(), Some("Cluster"));
+    assert_eq!(told(canary.rules.as_ref().unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
+
+    let entries = validating(&settings, &[]).unwrap().webhooks.unwrap();
+    let [profiles] = entries.try_into().unwrap();
+    assert_eq!((&*profiles.name, profiles.failure_policy.as_deref()), (PROFILES_ENTRY, Some("Ignore")));
+    assert_eq!(profiles.client_config.service.unwrap().path.as_deref(), Some("/validate-profiles"));
+    let kinds = "clusterinjectionprofiles,injectionprofiles".to_owned();
+    assert_eq!(told(&profiles.rules.unwrap()), [(kinds, "CREATE,UPDATE".to_owned())]);
+}
