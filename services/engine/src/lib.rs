@@ -12,10 +12,13 @@
 //! 5. `validate` asks, on the path for it, whether what came of all that is allowed.
 //! 6. [`report`] is what was decided, from which everything that is shown is rendered.
 //!
+//! [`audit`] asks of a pod that is there already which profiles are for it; nothing is rendered for that.
+//!
 //! [`profile`] compiles what an author wrote into what the engine runs, [`snapshot`] holds all compiled profiles and what
 //! is known of the namespaces, [`lookup`] is what else a decision may depend on, and [`json`] is how all of them read and
 //! edit objects.
 
+pub mod audit;
 mod compute;
 pub mod expression;
 pub mod inject;

@@ -112,6 +112,8 @@ reasons! {
     Valid => "valid", "the object passes the validations of its profiles";
     /// A validation of the profile's is not true.
     ValidationFailed => "validation_failed", "the object does not pass a validation";
+    /// The kill switch is set: nothing is decided.
+    SwitchedOff => "switched_off", "injection is switched off for the whole cluster";
     /// Not a creation of a pod: another operation.
     OtherOperation => "other_operation", "only objects that are being created are injected";
     /// Another kind of object, or a sub-resource.

@@ -5,6 +5,7 @@
 //! part that changed: namespaces are kept in shards, and a change to one of them copies its shard's table, not the index;
 //! other profiles leave all namespaces where they are.
 
+mod kept;
 mod namespace;
 mod pool;
 
@@ -13,9 +14,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::limits::Guardrails;
-use crate::profile::ProfileSet;
+use crate::lookup::{Answer, LookedUp, Query};
+use crate::profile::{CompiledProfile, ProfileName, ProfileSet};
 use crate::select::candidates::Candidates;
+use crate::select::revisions::{self, Subject};
 
+use kept::Kept;
 pub use namespace::{Namespace, Pairs};
 use pool::Pool;
 
@@ -32,6 +36,8 @@ pub struct Snapshot {
     shards: Arc<[Arc<Shard>]>,
     /// What namespaces get of these profiles.
     pool: Arc<Pool>,
+    /// Revisions that are not at work and were asked for.
+    kept: Arc<Kept>,
 }
 
 impl Default for Snapshot {
@@ -49,6 +55,7 @@ impl Snapshot {
             guardrails: Arc::default(),
             shards: (0..SHARDS).map(|_| Arc::default()).collect(),
             pool: Arc::default(),
+            kept: Arc::default(),
         }
     }
 
@@ -123,6 +130,11 @@ impl Snapshot {
         self.shards.get(shard_of(name))?.get(name).cloned()
     }
 
+    /// All namespaces that are known, in no order.
+    pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Arc<Namespace>)> {
+        self.shards.iter().flat_map(|shard| shard.iter()).map(|(name, namespace)| (&**name, namespace))
+    }
+
     /// How many namespaces are known.
     #[must_use]
     pub fn namespace_count(&self) -> usize {
@@ -140,6 +152,47 @@ impl Snapshot {
         let found = self.pool.share(Candidates::find(&self.profiles, name, namespace));
         namespace.remember(&found);
         found
+    }
+
+    /// The revisions among these candidates that an object gets. Some of them may have had to be looked up.
+    pub(crate) fn chosen(
+        &self,
+        candidates: Arc<Candidates>,
+        subject: Subject<'_>,
+        looked_up: &LookedUp,
+    ) -> Arc<Candidates> {
+        revisions::choose(candidates, subject, &mut |profile, revision| {
+            if let Some(known) = self.kept.get(profile, revision) {
+                return Answer::Found(known);
+            }
+            match looked_up.object(&revisions::query(profile, revision)) {
+                Answer::Found(object) => match self.kept.compile(profile, revision, &object) {
+                    Some(compiled) => Answer::Found(compiled),
+                    None => Answer::Missing,
+                },
+                Answer::Missing => Answer::Missing,
+                Answer::NotAsked => Answer::NotAsked,
+                Answer::Failed(why) => Answer::Failed(why),
+            }
+        })
+    }
+
+    /// The revisions that have to be looked up before it is known which ones an object gets, and those that it gets as far
+    /// as that is known.
+    pub(crate) fn choosing(&self, candidates: Arc<Candidates>, subject: Subject<'_>) -> (Arc<Candidates>, Vec<Query>) {
+        let mut wanted: Vec<Query> = Vec::new();
+        let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
+            if let Some(known) = self.kept.get(profile, revision) {
+                return Answer::Found(known);
+            }
+            let query = revisions::query(profile, revision);
+            if !wanted.contains(&query) {
+                wanted.push(query);
+            }
+            Answer::NotAsked
+        };
+        let candidates = revisions::choose(candidates, subject, &mut fetch);
+        (candidates, wanted)
     }
 }
 
@@ -177,12 +230,12 @@ mod tests {
         assert!(after.namespace("ns-999").is_some());
     }
 
-    fn profile(name: &str, team: &str) -> Arc<crate::profile::CompiledProfile> {
+    fn profile(name: &str, team: &str) -> Arc<CompiledProfile> {
         let spec = serde_json::json!({
             "activation": "Always", "template": {"metadata": {"labels": {"x": "y"}}},
             "namespaceSelector": {"matchLabels": {"team": team}},
         });
-        let name = crate::profile::ProfileName::cluster(name);
+        let name = ProfileName::cluster(name);
         Arc::new(crate::profile::compile(&name, &serde_json::from_value(spec).unwrap()).unwrap())
     }
 
@@ -212,7 +265,7 @@ mod tests {
     fn what_no_namespace_gets_any_more_is_forgotten() {
         let keyed =
             serde_json::json!({"request": {"annotation": "a"}, "template": {"metadata": {"labels": {"x": "y"}}}});
-        let name = crate::profile::ProfileName::cluster("keyed");
+        let name = ProfileName::cluster("keyed");
         let keyed = crate::profile::compile(&name, &serde_json::from_value(keyed).unwrap()).unwrap();
         let mut snapshot = Snapshot::new(ProfileSet::new([Arc::new(keyed)]));
         for number in 0..1_000 {

@@ -65,7 +65,11 @@ pub(super) struct Keys<'a> {
 impl<'a> Keys<'a> {
     /// The value of a key field that the element has.
     pub(super) fn get(&self, field: &str) -> Option<Value<'a>> {
-        let place = self.fields.iter().position(|candidate| *candidate == field)?;
+        self.at(self.fields.iter().position(|candidate| *candidate == field)?)
+    }
+
+    /// The value of a key field by its place among them.
+    fn at(&self, place: usize) -> Option<Value<'a>> {
         self.values.get(place).copied().flatten()
     }
 }
@@ -449,7 +453,7 @@ impl<'a> Merge<'_, 'a> {
     /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
     pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
         let wanted: [Option<Cow<'_, str>>; 2] =
-            std::array::from_fn(|place| keyed.keys.get(place).and_then(|key| key_of(keys.get(key), key, keyed)));
+            std::array::from_fn(|place| keyed.keys.get(place).and_then(|key| key_of(keys.at(place), key, keyed)));
         let mut looks = 0;
         let has_keys = |candidate: &SlotId| {
             looks += 1;

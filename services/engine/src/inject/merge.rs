@@ -9,7 +9,7 @@
 
 use crate::compute::{Arena, Computation};
 use crate::expression::Budget;
-use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, State, Value};
+use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, State, Value, needs_escape};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::report::Reason;
 use crate::schema::{self, Field, OneOf, Type};
@@ -139,7 +139,7 @@ impl<'d, 'a> Merge<'d, 'a> {
             collects_containers,
             pointer: String::with_capacity(128),
             env: Vec::new(),
-            own: Vec::new(),
+            own: Vec::with_capacity(16),
             containers: Vec::new(),
             notes: Vec::new(),
         }
@@ -178,9 +178,14 @@ impl<'d, 'a> Merge<'d, 'a> {
                 }
             }
             Part::Node(Node { kind: Kind::Map(fields), .. }) => {
+                let is_new = self.is_new(at, type_);
                 for (key, node) in fields {
                     let key = Key::new(key);
                     let name = key.text();
+                    if is_new && let Some(value) = node.as_one_value(type_.field(&name)) {
+                        self.add_value(at, key, value)?;
+                        continue;
+                    }
                     push_token(&mut self.pointer, &name);
                     let existing = self.find_member(at, &name)?;
                     match keys.and_then(|keys| keys.get(&name)) {
@@ -195,6 +200,23 @@ impl<'d, 'a> Merge<'d, 'a> {
             }
             Part::Node(_) => return Err(self.fault(Reason::TypeConflict)),
         }
+        Ok(())
+    }
+
+    /// Whether an object was just made for what is added, so that no part of it can be in the way of another.
+    fn is_new(&self, at: SlotId, type_: &Type) -> bool {
+        self.manner.within_added
+            && !self.manner.settled
+            && matches!(type_.one_of, OneOf::Nothing)
+            && self.document.first(at).is_none()
+    }
+
+    /// Adds a member to an object that is new. Most of a sidecar is such, and needs nothing of what is there.
+    fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), Fault> {
+        let content = Content::Value(value);
+        self.charge_content(content)?;
+        self.document.add_member(at, key, content);
+        self.note_added();
         Ok(())
     }
 
@@ -518,6 +540,21 @@ impl<'d, 'a> Merge<'d, 'a> {
     }
 }
 
+impl Node {
+    /// The value of a field that is added as it stands in the template, if it is one.
+    fn as_one_value(&self, field: Option<&Field>) -> Option<Value<'_>> {
+        let is_merged = match field {
+            Some(Field::Keyed(_)) => true,
+            Some(Field::Object(type_)) => type_.spread,
+            None => false,
+        };
+        match &self.kind {
+            Kind::Plain(tape) if self.rules.is_none() && !is_merged => Some(tape.root()),
+            _ => None,
+        }
+    }
+}
+
 impl Part<'_> {
     /// What it is. A string with expressions and a changed value are resolved before anybody asks.
     pub(super) fn kind(self) -> JsonKind {
@@ -546,15 +583,16 @@ pub(super) fn push_token(pointer: &mut String, token: &str) {
 }
 
 pub(super) fn push_escaped(pointer: &mut String, token: &str) {
-    if !token.bytes().any(|byte| matches!(byte, b'~' | b'/')) {
+    if !needs_escape(token) {
         pointer.push_str(token);
         return;
     }
-    for character in token.chars() {
-        match character {
-            '~' => pointer.push_str("~0"),
-            '/' => pointer.push_str("~1"),
-            other => pointer.push(other),
-        }
+    let mut rest = token;
+    while let Some(place) = rest.bytes().position(|byte| matches!(byte, b'~' | b'/')) {
+        let (plain, behind) = rest.split_at_checked(place).unwrap_or_default();
+        pointer.push_str(plain);
+        pointer.push_str(if behind.starts_with('~') { "~0" } else { "~1" });
+        rest = behind.get(1..).unwrap_or_default();
     }
+    pointer.push_str(rest);
 }

@@ -56,7 +56,8 @@ pub(super) fn behind_what_they_need(
 /// The names that an entry's value refers to.
 fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
     let Some(raw) = document.raw_of(entry, "value") else { return HashSet::new() };
-    if !raw.contains("$(") {
+    // Nearly no value has one, and one byte is found faster than two.
+    if !raw.as_bytes().contains(&b'$') || !raw.contains("$(") {
         return HashSet::new();
     }
     text_of(raw).map(|text| names_in(&text).map(str::to_owned).collect()).unwrap_or_default()

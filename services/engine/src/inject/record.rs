@@ -61,6 +61,13 @@ impl Record {
         (tape.root().get("version")?.raw() == VERSION).then_some(Self { tape })
     }
 
+    /// The profiles that were applied, each with its revision.
+    pub(crate) fn revisions(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+        self.profiles().filter_map(|entry| {
+            Some((entry.get("profile").and_then(Value::as_str)?, entry.get("revision").and_then(Value::as_str)?))
+        })
+    }
+
     /// The elements that any profile added.
     pub(crate) fn all_added(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.profiles().flat_map(Self::added)

@@ -1,5 +1,7 @@
 //! The rules of a profile on containers that are there: which of them each is for, and laying its template over those.
 
+use std::borrow::Cow;
+
 use pillion_api::profile::{ContainerType, Otherwise};
 
 use crate::compute;
@@ -19,7 +21,7 @@ const LISTS: [&str; 2] = ["initContainers", "containers"];
 struct Target<'a> {
     slot: SlotId,
     list: &'static str,
-    name: Box<str>,
+    name: Cow<'a, str>,
     kind: ContainerType,
     /// The container as expressions see it: an author's as it was before any profile, an injected one as it is.
     value: Value<'a>,
@@ -67,15 +69,16 @@ impl<'a> Merge<'_, 'a> {
             let containers: Vec<_> = self.document.children(slot).collect();
             // Nearly always both are in the same order.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
+            let mut pointer = String::with_capacity(64);
+            push_token(&mut pointer, "spec");
+            push_token(&mut pointer, list);
+            let length = pointer.len();
             for slot in containers {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
-                let mut pointer = String::with_capacity(64);
-                push_token(&mut pointer, "spec");
-                push_token(&mut pointer, list);
+                pointer.truncate(length);
                 push_token(&mut pointer, &name);
-                let is_own = self.computation.adds(&name);
-                let is_added = self.document.state(slot) == State::Added || is_own || is_injected(&pointer);
-                let is_seen = is_own || is_injected(&pointer);
+                let is_seen = self.computation.adds(&name) || is_injected(&pointer);
+                let is_added = is_seen || self.document.state(slot) == State::Added;
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
                 let authors = if let Some(next) = in_order.next_if(has_name) {
                     Some(next)
@@ -102,7 +105,7 @@ impl<'a> Merge<'_, 'a> {
                     // Another profile's, which this one does not see, or one that no rule is for.
                     _ => continue,
                 };
-                targets.push(Target { slot, list, name: name.into(), kind, value });
+                targets.push(Target { slot, list, name, kind, value });
             }
         }
         Ok(targets)

@@ -1,4 +1,4 @@
-//! A JSON value under edit: a tree of slots laid over a [`super::Tape`].
+//! A JSON value under edit: a tree of slots laid over a tape.
 //!
 //! A slot is opened, its members or items becoming slots of their own, only where something below it is looked for or
 //! changed; all else stays one slot that holds a place in the tape. Slots know whether they were there from the
@@ -75,12 +75,19 @@ pub(crate) struct Document<'a> {
     originals: Vec<(SlotId, Value<'a>)>,
 }
 
+impl SlotId {
+    /// The slot of a number. A document has fewer slots than a tape has nodes, and those fit.
+    fn number(number: usize) -> Self {
+        Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
+    }
+}
+
 impl<'a> Document<'a> {
     /// The slot of the whole value.
     pub(crate) const ROOT: SlotId = SlotId(NonZeroU32::MIN);
 
-    /// How many slots are made room for. A pod with one sidecar opens about fifty.
-    const CAPACITY: usize = 96;
+    /// How many slots are made room for. A pod with one sidecar opens about fifty, one with three twice as many.
+    const CAPACITY: usize = 160;
 
     /// Above this number of members, a key that stands twice is looked for by sorting.
     const FEW: usize = 24;
@@ -172,21 +179,42 @@ impl<'a> Document<'a> {
         let state = if self.state(id) == State::Original { State::Original } else { State::Added };
         match value.kind() {
             Kind::Object => {
-                self.set_content(id, Content::Map);
                 let start = self.slots.len();
-                for (key, value) in value.members() {
-                    self.append(id, Some(key), Content::Value(value), state);
-                }
+                let members = value.members().map(|(key, value)| (Some(key), value));
+                self.take_apart(id, Content::Map, members, state);
                 self.check_keys(start)
             }
             Kind::Array => {
-                self.set_content(id, Content::List);
-                for item in value.items() {
-                    self.append(id, None, Content::Value(item), state);
-                }
+                self.take_apart(id, Content::List, value.items().map(|item| (None, item)), state);
                 Ok(())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Makes slots of the parts of a value, one behind the other.
+    fn take_apart(
+        &mut self,
+        id: SlotId,
+        content: Content<'a>,
+        parts: impl Iterator<Item = (Option<Key<'a>>, Value<'a>)>,
+        state: State,
+    ) {
+        let before = self.slots.len();
+        for (key, value) in parts {
+            let next = Some(SlotId::number(self.slots.len() + 2));
+            self.slots.push(Slot { next, ..Slot::new(key, Content::Value(value), state) });
+        }
+        let (mut first, mut last) = (None, None);
+        if let Some(slot) = self.slots.get_mut(before..).and_then(<[_]>::last_mut) {
+            slot.next = None;
+            first = Some(SlotId::number(before + 1));
+            last = Some(SlotId::number(self.slots.len()));
+        }
+        if let Some(slot) = self.slot_mut(id) {
+            slot.content = content;
+            slot.first = first;
+            slot.last = last;
         }
     }
 
@@ -344,33 +372,6 @@ impl<'a> Document<'a> {
         out.push(close);
     }
 
-    /// Whether a text is exactly what [`Document::write`] writes of a slot.
-    pub(crate) fn is_written_as(&self, id: SlotId, text: &str) -> bool {
-        self.without_written(id, text) == Some("")
-    }
-
-    /// What is left of a text behind that which would be written of a slot; `None` if it begins otherwise.
-    fn without_written<'t>(&self, id: SlotId, text: &'t str) -> Option<&'t str> {
-        let (open, close) = match self.content(id) {
-            Content::Value(value) => return text.strip_prefix(value.raw()),
-            Content::Scalar(scalar) => return text.strip_prefix(scalar),
-            Content::Made(made) => return text.strip_prefix(self.made(made).unwrap_or_default()),
-            Content::Map => ('{', '}'),
-            Content::List => ('[', ']'),
-        };
-        let mut rest = text.strip_prefix(open)?;
-        for (index, child) in self.children(id).enumerate() {
-            if index > 0 {
-                rest = rest.strip_prefix(',')?;
-            }
-            if let Some(key) = self.key(child) {
-                rest = rest.strip_prefix('"')?.strip_prefix(key.escaped())?.strip_prefix("\":")?;
-            }
-            rest = self.without_written(child, rest)?;
-        }
-        rest.strip_prefix(close)
-    }
-
     fn append(&mut self, parent: SlotId, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
         let added = self.make(key, content, state);
         let last = self.slot(parent).and_then(|slot| slot.last);
@@ -389,9 +390,8 @@ impl<'a> Document<'a> {
     }
 
     fn make(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
-        // A document has fewer slots than a tape has nodes, and those fit.
         self.slots.push(Slot::new(key, content, state));
-        SlotId(u32::try_from(self.slots.len()).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
+        SlotId::number(self.slots.len())
     }
 
     fn link(&mut self, id: SlotId, next: SlotId) {
@@ -435,12 +435,6 @@ impl<'a> Document<'a> {
         match twice {
             Some((_, key)) => Err(Malformed { key: key.text().into() }),
             None => Ok(()),
-        }
-    }
-
-    fn set_content(&mut self, id: SlotId, content: Content<'a>) {
-        if let Some(slot) = self.slot_mut(id) {
-            slot.content = content;
         }
     }
 

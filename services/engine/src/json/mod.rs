@@ -1,18 +1,20 @@
 //! JSON as the engine needs it: read once into a flat table, never copied, and edited by laying changes over it.
 //!
 //! An admission review is a few kilobytes of which the engine looks at a few hundred bytes and changes fewer. So a text
-//! becomes a [`Tape`]: a table of where every value begins and ends. Whatever nobody looks at stays the slice of the
+//! becomes a *tape*: a table of where every value begins and ends. Whatever nobody looks at stays the slice of the
 //! request that it is, to the byte, whether this build knows the field or not. A `Document` lays edits over a tape and
 //! can say as a JSON patch what they are.
 
 mod document;
 mod parse;
+mod pointer;
 mod string;
 mod tape;
 
 pub(crate) use document::{Content, Document, Malformed, SlotId, State};
 pub use parse::{Limits, SyntaxError};
+pub(crate) use pointer::needs_escape;
 pub use string::Key;
 pub(crate) use string::{write_escaped, write_string};
 pub(crate) use tape::BorrowedTape;
-pub use tape::{Kind, OwnedTape, Tape, Value};
+pub use tape::{Kind, OwnedTape, Value};

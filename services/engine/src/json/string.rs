@@ -93,15 +93,20 @@ pub(crate) fn write_string(out: &mut Vec<u8>, text: &str) {
 
 /// Writes a text as the inside of a string of JSON.
 pub(crate) fn write_escaped(out: &mut Vec<u8>, text: &str) {
-    let mut rest = text.as_bytes();
+    // What is not written yet, and what of it is not looked at yet.
+    let (mut pending, mut rest) = (text.as_bytes(), text.as_bytes());
     loop {
-        let plain = plain_length(rest);
-        let (head, tail) = rest.split_at_checked(plain).unwrap_or((rest, &[]));
-        out.extend_from_slice(head);
-        let Some((byte, tail)) = tail.split_first() else { return };
+        let special = behind_plain(rest);
+        let plain = pending.len() - special.len();
+        out.extend_from_slice(pending.get(..plain).unwrap_or_default());
+        let Some((byte, behind)) = special.split_first() else { return };
+        (pending, rest) = (behind, behind);
         match byte {
-            b'"' => out.extend_from_slice(b"\\\""),
-            b'\\' => out.extend_from_slice(b"\\\\"),
+            // It stands for itself behind the backslash, so it is written with what comes next.
+            b'"' | b'\\' => {
+                out.push(b'\\');
+                pending = special;
+            }
             b'\n' => out.extend_from_slice(b"\\n"),
             b'\r' => out.extend_from_slice(b"\\r"),
             b'\t' => out.extend_from_slice(b"\\t"),
@@ -110,24 +115,27 @@ pub(crate) fn write_escaped(out: &mut Vec<u8>, text: &str) {
                 out.extend_from_slice(&[b'\\', b'u', b'0', b'0', hex(byte >> 4), hex(byte & 15)]);
             }
         }
-        rest = tail;
     }
 }
 
-/// How many bytes at the beginning stand for themselves in a string of JSON. Eight at a time: strings are the larger part
-/// of every object.
-pub(super) fn plain_length(text: &[u8]) -> usize {
-    let mut at = 0;
+/// What is left of a text behind the bytes at its beginning that stand for themselves in a string of JSON. Eight at a time:
+/// strings are the larger part of every object.
+#[inline]
+pub(super) fn behind_plain(text: &[u8]) -> &[u8] {
     let mut rest = text;
     while let Some((word, tail)) = rest.split_first_chunk() {
         let special = special_bytes(u64::from_le_bytes(*word));
         if special != 0 {
-            return at + special.trailing_zeros() as usize / 8;
+            return rest.get(special.trailing_zeros() as usize / 8..).unwrap_or_default();
         }
-        at += 8;
         rest = tail;
     }
-    at + rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..0x20)).unwrap_or(rest.len())
+    while let [byte, tail @ ..] = rest
+        && !matches!(byte, b'"' | b'\\' | 0..0x20)
+    {
+        rest = tail;
+    }
+    rest
 }
 
 /// A bit in the highest place of each byte that ends the plain part of a string: a quote, a backslash, or a control
@@ -135,11 +143,10 @@ pub(super) fn plain_length(text: &[u8]) -> usize {
 const fn special_bytes(word: u64) -> u64 {
     const ONES: u64 = u64::MAX / 255;
     const HIGH: u64 = ONES << 7;
-    const fn zero_bytes(word: u64) -> u64 {
-        word.wrapping_sub(ONES) & !word & HIGH
-    }
-    let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
-    zero_bytes(word ^ (ONES * b'"' as u64)) | zero_bytes(word ^ (ONES * b'\\' as u64)) | control
+    // With this bit turned, the quote takes the place of the space, directly behind the control characters.
+    let quote_or_control = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);
+    let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
+    (quote_or_control | backslash) & !word & HIGH
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The table of a JSON text's values, and a cursor over it.
 //!
-//! A node says where a value begins and ends in the text and which node comes after everything within it, so that a
+//! A node says where a value begins and ends in the text and how many nodes it is with everything within it, so that a
 //! value can be passed over in one step. Keys of objects are nodes too, each before its value.
 
 use std::borrow::Cow;
@@ -36,19 +36,12 @@ pub(super) struct Node {
     pub(super) start: u32,
     /// Offset behind its last byte.
     pub(super) end: u32,
-    /// Index of the node behind it and all that is in it.
-    pub(super) next: u32,
+    /// How many nodes it is, with all that is in it.
+    pub(super) span: u32,
     pub(super) kind: Kind,
 }
 
-/// A text and the table of its values.
-#[derive(Clone, Copy)]
-pub struct Tape<'t> {
-    text: &'t str,
-    nodes: &'t [Node],
-}
-
-/// A [`Tape`] that owns its text: a compiled template's, or what an expression gave.
+/// A text and the table of its values, kept together: a compiled template's, or what an expression gave.
 #[derive(Clone, Debug)]
 pub struct OwnedTape {
     text: Box<str>,
@@ -73,8 +66,10 @@ pub(crate) struct BorrowedTape<'t> {
 /// A value in a tape. Copying it copies a place, not the value.
 #[derive(Clone, Copy)]
 pub struct Value<'t> {
-    tape: Tape<'t>,
-    index: u32,
+    /// All of the text.
+    text: &'t str,
+    /// Its own node, and those of what is in it.
+    nodes: &'t [Node],
 }
 
 impl OwnedTape {
@@ -93,14 +88,14 @@ impl OwnedTape {
         let kind = if out.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
         // What is escaped is a text again; the lengths of texts are bounded long before they are.
         let text: Box<str> = String::from_utf8(out).unwrap_or_default().into();
-        let node = Node { start: 0, end: u32::try_from(text.len()).unwrap_or(0), next: 1, kind };
+        let node = Node { start: 0, end: u32::try_from(text.len()).unwrap_or(0), span: 1, kind };
         Self { text, nodes: Nodes::One([node]) }
     }
 
     /// The text's one value.
     #[must_use]
     pub fn root(&self) -> Value<'_> {
-        Value { tape: Tape { text: &self.text, nodes: self.nodes() }, index: 0 }
+        Value { text: &self.text, nodes: self.nodes() }
     }
 
     fn nodes(&self) -> &[Node] {
@@ -127,7 +122,7 @@ impl<'t> BorrowedTape<'t> {
     }
 
     pub(crate) fn root(&self) -> Value<'_> {
-        Value { tape: Tape { text: self.text, nodes: &self.nodes }, index: 0 }
+        Value { text: self.text, nodes: &self.nodes }
     }
 
     /// The text that a string of this tape stands for, for as long as the text is there.
@@ -152,7 +147,7 @@ impl<'t> Value<'t> {
     /// Its text, as it stands.
     #[must_use]
     pub fn raw(self) -> &'t str {
-        self.node().and_then(|node| self.tape.text.get(node.start as usize..node.end as usize)).unwrap_or_default()
+        self.node().and_then(|node| self.text.get(node.start as usize..node.end as usize)).unwrap_or_default()
     }
 
     /// Whether it is `null`.
@@ -201,23 +196,32 @@ impl<'t> Value<'t> {
     /// key, the last one counts, as everywhere in Kubernetes.
     #[must_use]
     pub fn get(self, key: &str) -> Option<Self> {
-        let object = self.node().filter(|node| node.kind == Kind::Object)?;
-        let nodes = self.tape.nodes.get(..object.next as usize)?;
-        let length = key.len() + 2;
-        let mut index = self.index as usize + 1;
+        let mut rest = match self.nodes {
+            [object, within @ ..] if object.kind == Kind::Object => within,
+            _ => return None,
+        };
         let mut found = None;
-        while let Some([name, value, ..]) = nodes.get(index..) {
-            // Most keys are of another length, and their text is not looked at.
-            let has_escapes = name.kind == Kind::EscapedString;
-            if name.end.wrapping_sub(name.start) as usize == length || has_escapes {
-                let inner = self.tape.text.get(name.start as usize + 1..(name.end as usize).checked_sub(1)?)?;
-                if Key::read(inner, has_escapes).is(key) {
-                    found = Some(index + 1);
-                }
+        while let [name, value, ..] = rest {
+            let behind = rest.get(value.span as usize + 1..)?;
+            if self.is_key(name, key) {
+                found = Some(rest);
             }
-            index = value.next as usize;
+            rest = behind;
         }
-        Some(Self { tape: self.tape, index: u32::try_from(found?).ok()? })
+        let [_, nodes @ ..] = found? else { return None };
+        Some(Self { text: self.text, nodes: nodes.get(..nodes.first()?.span as usize)? })
+    }
+
+    /// Whether a member's key is this one. Most are of another length, and their text is not looked at.
+    #[inline]
+    fn is_key(self, name: &Node, key: &str) -> bool {
+        let start = name.start as usize + 1;
+        if name.kind == Kind::EscapedString {
+            let inner = (name.end as usize).checked_sub(1).and_then(|end| self.text.get(start..end));
+            return inner.is_some_and(|inner| Key::read(inner, true).is(key));
+        }
+        let end = start + key.len();
+        name.end as usize == end + 1 && self.text.as_bytes().get(start..end) == Some(key.as_bytes())
     }
 
     /// The value below a path of keys.
@@ -228,11 +232,13 @@ impl<'t> Value<'t> {
 
     /// The members of an object in their order; none if it is not an object.
     pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
-        let mut rest = self.children(Kind::Object);
+        let Children { text, mut rest } = self.children(Kind::Object);
         std::iter::from_fn(move || {
-            let key = rest.next()?;
-            let value = rest.next()?;
-            Some((Key::read(key.inner(), key.kind() == Kind::EscapedString), value))
+            let [name, values @ ..] = rest else { return None };
+            let (nodes, behind) = values.split_at_checked(values.first()?.span as usize)?;
+            rest = behind;
+            let key = text.get(name.start as usize + 1..(name.end as usize).checked_sub(1)?)?;
+            Some((Key::read(key, name.kind == Kind::EscapedString), Self { text, nodes }))
         })
     }
 
@@ -261,26 +267,25 @@ impl<'t> Value<'t> {
 
     /// Whether both are the same place.
     pub(crate) fn same_place(self, other: Self) -> bool {
-        self.index == other.index && std::ptr::eq(self.tape.nodes, other.tape.nodes)
+        std::ptr::eq(self.nodes, other.nodes)
     }
 
     fn children(self, kind: Kind) -> Children<'t> {
-        match self.node() {
-            Some(node) if node.kind == kind => Children { tape: self.tape, index: self.index + 1, end: node.next },
-            _ => Children { tape: self.tape, index: 0, end: 0 },
+        match self.nodes {
+            [node, within @ ..] if node.kind == kind => Children { text: self.text, rest: within },
+            _ => Children { text: self.text, rest: &[] },
         }
     }
 
     /// A string without its quotes.
     fn inner(self) -> &'t str {
-        let inner = self
-            .node()
-            .and_then(|node| self.tape.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?));
+        let inner =
+            self.node().and_then(|node| self.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?));
         inner.unwrap_or_default()
     }
 
     fn node(self) -> Option<&'t Node> {
-        self.tape.nodes.get(self.index as usize)
+        self.nodes.first()
     }
 }
 
@@ -290,29 +295,19 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-impl std::fmt::Debug for Tape<'_> {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(self.text)
-    }
-}
-
 /// The nodes directly below one, keys and values alike.
 struct Children<'t> {
-    tape: Tape<'t>,
-    index: u32,
-    end: u32,
+    text: &'t str,
+    rest: &'t [Node],
 }
 
 impl<'t> Iterator for Children<'t> {
     type Item = Value<'t>;
 
     fn next(&mut self) -> Option<Value<'t>> {
-        if self.index >= self.end {
-            return None;
-        }
-        let value = Value { tape: self.tape, index: self.index };
-        self.index = value.node()?.next;
-        Some(value)
+        let (nodes, behind) = self.rest.split_at_checked(self.rest.first()?.span as usize)?;
+        self.rest = behind;
+        Some(Value { text: self.text, nodes })
     }
 }
 

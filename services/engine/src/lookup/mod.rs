@@ -20,6 +20,7 @@ use crate::report::Reason;
 
 pub(crate) use declare::{Declared, compile};
 pub use needs::{Needs, OwnerNeeds};
+pub(crate) use owners::workload;
 pub use owners::{OwnerChain, OwnerReference};
 pub(crate) use value::{NAMES, value};
 

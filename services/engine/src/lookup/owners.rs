@@ -4,6 +4,7 @@
 //! the pod has as a label, so the Deployment is known without a look-up. Of another ReplicaSet, and of a Job, it has to
 //! be looked up who made it. The chain ends at the first that is neither.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::json::{OwnedTape, Value};
@@ -165,6 +166,29 @@ impl OwnerChain {
             let open = place == last && owner.reference.may_be_made_by_another();
             !owner.asked && owner.reference.resource().is_some() && (self.with_metadata || open)
         })
+    }
+}
+
+/// What the pods of one workload are called after, as far as it is known without a look-up: the Deployment, also of its
+/// next ReplicaSet; the CronJob, also of its next Job; else who controls the object, or its own name.
+pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
+    if let Some(controller) = controller(object) {
+        let name = match deployment_of(object, &controller) {
+            Some(deployment) => deployment.name,
+            None if &*controller.kind == "Job" => without_schedule(&controller.name).into(),
+            None => controller.name,
+        };
+        return Cow::Owned(name.into());
+    }
+    let name = |field| object.at(&["metadata", field]).and_then(Value::as_str).filter(|name| !name.is_empty());
+    name("generateName").or_else(|| name("name")).unwrap_or_default()
+}
+
+/// The name of a Job without the time for which its CronJob made it, in minutes.
+fn without_schedule(job: &str) -> &str {
+    match job.rsplit_once('-') {
+        Some((name, minutes)) if minutes.len() >= 8 && minutes.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => job,
     }
 }
 

@@ -6,7 +6,6 @@
 use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut, ProfileSpec, RequestKey};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
-use sha2::{Digest, Sha256};
 
 use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
@@ -16,15 +15,12 @@ use super::rules;
 use super::target::{self, Target};
 use super::template::{Compiler, LocalNames, Node, without_directives};
 use super::tenant::check_tenant;
-use super::{CompiledProfile, Diagnostic, ProfileName, Request};
+use super::{CompiledProfile, Diagnostic, ProfileName, Request, whole};
 use crate::expression::Scope;
 use crate::lookup::{self, Needs};
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
-
-/// How many hexadecimal digits a revision has: forty bits tell the few texts of one profile apart.
-const REVISION_LENGTH: usize = 10;
 
 /// The order of a profile that says none.
 const DEFAULT_ORDER: i32 = 100;
@@ -73,7 +69,7 @@ pub(super) fn compile_text(
     limits: Limits,
 ) -> Result<CompiledProfile, Vec<Diagnostic>> {
     let mut faults = Vec::new();
-    refuse_unsupported(spec, &mut faults);
+    check_rollout(spec, &mut faults);
     for (path, selector) in
         [("spec.namespaceSelector", &spec.namespace_selector), ("spec.objectSelector", &spec.object_selector)]
     {
@@ -110,7 +106,7 @@ pub(super) fn compile_text(
     for validation in &validations {
         validation.each_expression(&mut |expression| needs.add(expression));
     }
-    let revision = revision(spec);
+    let revision = whole::hash(spec, limits, &[], &[]);
     match revision {
         Some(revision) if faults.is_empty() => {
             let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);
@@ -127,6 +123,7 @@ pub(super) fn compile_text(
                 request,
                 opt_out,
                 namespace_selector: spec.namespace_selector.clone(),
+                rollout: spec.rollout.clone(),
                 object_selector: spec.object_selector.clone(),
                 exclusive_group: spec.exclusive_group.as_deref().map(Box::from),
                 order: spec.order.unwrap_or(DEFAULT_ORDER),
@@ -153,26 +150,24 @@ pub(super) fn compile_text(
     }
 }
 
-/// Parts of the language that this build does not run. Leaving one out silently would inject something else than the
-/// author said.
-fn refuse_unsupported(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
-    let parts = [("rollout", spec.rollout.is_some())];
-    for (field, _) in parts.into_iter().filter(|(_, used)| *used) {
-        faults.push(
-            Diagnostic::new(format!("spec.{field}"), format!("{field} is not supported by this build"))
-                .with_help("use a build that supports it, or leave it out")
-                .of_name(),
-        );
+fn check_rollout(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+    let Some(rollout) = &spec.rollout else { return };
+    if let Some(percent) = rollout.percent.filter(|percent| *percent > 100) {
+        faults.push(Diagnostic::new("spec.rollout.percent", format!("{percent} is more than 100")));
     }
+    check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), faults);
 }
 
-fn refuse_cluster_only(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+pub(super) fn refuse_cluster_only(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     if name.namespace.is_none() {
         return;
     }
     let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
     if spec.namespace_selector.is_some() {
         faults.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
+    }
+    if spec.rollout.as_ref().is_some_and(|rollout| rollout.namespace_selector.is_some()) {
+        faults.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
     if spec.opt_out == Some(OptOut::Forbidden) {
         faults
@@ -298,14 +293,4 @@ fn items<'t>(template: &'t Json, list: &str) -> impl Iterator<Item = &'t Json> +
 /// A text without expressions.
 fn literal(value: &Json) -> Option<&str> {
     value.as_str().filter(|text| !text.contains("${"))
-}
-
-/// A hash of what the author wrote, with the keys of all objects in order.
-fn revision(spec: &ProfileSpec) -> Option<Box<str>> {
-    let mut json = serde_json::to_value(spec).ok()?;
-    json.sort_all_objects();
-    let hash = Sha256::digest(json.to_string());
-    let mut hex = format!("{hash:x}");
-    hex.truncate(REVISION_LENGTH);
-    Some(hex.into())
 }

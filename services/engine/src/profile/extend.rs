@@ -3,12 +3,13 @@
 //! * `merge` lays a child's text over its parent's. Parameters, variables, look-ups, conditions, rules for containers
 //!   and validations merge by `name`, the template by the keys of server-side apply; all else is replaced. A parameter is
 //!   merged field by field, so that a child which says only `{name: endpoint, default: x}` keeps the type and the bounds of
-//!   its parent's; `sources: []` takes the keys away. `description` and `activation` are each profile's own.
+//!   its parent's; `sources: []` takes the keys away. `description`, `activation` and
+//!   `rollout` are each profile's own.
 //! * `tenant` holds a namespace's profile to what its parent allows. One that only extends and sets values is bounded by
 //!   its parent alone; one that says more (a template, variables, ...) is bounded as any other of a namespace is.
 //! * `origin` remembers who wrote what, so that a mistake in an inherited part is told as the parent's.
 //!
-//! A revision is a hash of the merged text: a change of a parent gives its children a new one.
+//! A revision is a hash of the merged text and of what bounds it: a change of a parent gives its children a new one.
 
 mod merge;
 mod origin;
@@ -23,7 +24,7 @@ use serde_json::Value as Json;
 use self::merge::Part;
 use self::origin::Origin;
 use super::compile::compile_text;
-use super::{CompiledProfile, Diagnostic, ProfileName};
+use super::{CompiledProfile, Diagnostic, ProfileName, Whole};
 use crate::expression::closest;
 
 /// How many profiles a chain may have: the one that is compiled, and three that it extends.
@@ -120,10 +121,9 @@ pub(super) fn compile(
     let effective = resolve(name, spec, parents)?;
     match compile_text(name, &effective.spec, effective.limits) {
         Ok(mut compiled) => {
-            for parameter in &mut compiled.parameters {
-                parameter.set_by_namespace = effective.set.iter().any(|name| **name == *parameter.name);
-            }
-            Ok(CompiledProfile { ancestors: effective.ancestors.into(), ..compiled })
+            compiled.complete(&effective.ancestors, &effective.set);
+            let revision = effective.into_whole().revision().unwrap_or_default();
+            Ok(CompiledProfile { revision, ..compiled })
         }
         Err(faults) => Err(faults.into_iter().map(|fault| effective.relocate(fault)).collect()),
     }
@@ -179,6 +179,10 @@ pub(super) fn resolve(
 }
 
 impl Effective {
+    pub(super) fn into_whole(self) -> Whole {
+        Whole { spec: self.spec, limits: self.limits, ancestors: self.ancestors, set_by_namespace: self.set }
+    }
+
     /// What is wrong with the merged text, told of the text in which it was written.
     fn relocate(&self, fault: Diagnostic) -> Diagnostic {
         let Some(path) = fault.path.strip_prefix("spec") else { return fault };

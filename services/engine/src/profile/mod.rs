@@ -12,17 +12,19 @@ pub(crate) mod expressions;
 mod extend;
 mod object;
 mod pod_schema;
+mod review;
 pub(crate) mod rules;
-mod set;
+pub(crate) mod set;
 pub(crate) mod target;
 pub(crate) mod template;
 mod tenant;
 mod typed;
 pub(crate) mod validations;
+mod whole;
 
 use std::fmt;
 
-use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut};
+use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut, Rollout};
 use pillion_api::selector::LabelSelector;
 
 use crate::compute::Variable;
@@ -37,7 +39,9 @@ pub use diagnostic::{Diagnostic, Part};
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
 pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
-pub use set::ProfileSet;
+pub use review::{KnownParents, ProfileReview};
+pub use set::{ProfileSet, Served, Stage};
+pub use whole::{Whole, compile_revision};
 
 /// What a profile is called. Cluster profiles stand before namespaced ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,6 +99,7 @@ pub struct CompiledProfile {
     pub(crate) request: Option<Request>,
     pub(crate) opt_out: OptOut,
     pub(crate) namespace_selector: Option<LabelSelector>,
+    rollout: Option<Rollout>,
     pub(crate) object_selector: Option<LabelSelector>,
     pub(crate) exclusive_group: Option<Box<str>>,
     pub(crate) order: i32,
@@ -131,7 +136,7 @@ impl CompiledProfile {
         &self.display_name
     }
 
-    /// Which text of it this is: a hash of what the author wrote, the same wherever it is compiled.
+    /// Which text of it this is: a hash of what the author wrote with what it inherits, the same wherever it is compiled.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
@@ -152,6 +157,24 @@ impl CompiledProfile {
     /// The names of the cluster profiles that it extends, the nearest first.
     pub fn ancestors(&self) -> impl Iterator<Item = &str> {
         self.ancestors.iter().map(|name| &**name)
+    }
+
+    /// Which objects it is for, as profiles say it.
+    #[must_use]
+    pub fn target(&self) -> pillion_api::profile::Target {
+        self.target.to_text()
+    }
+
+    /// Whether objects may be changed for it.
+    #[must_use]
+    pub fn injects(&self) -> bool {
+        self.has_template && self.activation != Activation::Never
+    }
+
+    /// Whether objects may be refused for it.
+    #[must_use]
+    pub fn validates(&self) -> bool {
+        !self.validations.is_empty() && self.activation != Activation::Never
     }
 
     /// The label and the annotation by which a pod or its namespace asks for it.
@@ -176,6 +199,26 @@ impl CompiledProfile {
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation
+    }
+
+    /// Which namespaces may have it; `None`: all that are opted in.
+    #[must_use]
+    pub const fn namespace_selector(&self) -> Option<&LabelSelector> {
+        self.namespace_selector.as_ref()
+    }
+
+    /// Who is to get it, as its text says. It is no part of a revision: whoever publishes one decides.
+    #[must_use]
+    pub const fn rollout(&self) -> Option<&Rollout> {
+        self.rollout.as_ref()
+    }
+
+    /// Says from where it is inherited.
+    fn complete(&mut self, ancestors: &[Box<str>], set_by_namespace: &[String]) {
+        self.ancestors = ancestors.into();
+        for parameter in &mut self.parameters {
+            parameter.set_by_namespace = set_by_namespace.iter().any(|name| **name == *parameter.name);
+        }
     }
 
     /// The same as a tenant's, whatever the check of its text would say: what one does whose values come from expressions.

@@ -4,17 +4,94 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use pillion_api::selector::LabelSelector;
+
 use super::CompiledProfile;
 use super::target::Action;
 use crate::select::index::Index;
+
+/// A profile with what is served of it.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// The revision that is published.
+    pub profile: Arc<CompiledProfile>,
+    /// Who gets it, if not everybody.
+    pub stage: Option<Stage>,
+    /// The revisions that are kept, which can be asked for by `name@hash`.
+    pub kept: Arc<[Box<str>]>,
+}
+
+/// A rollout that is not complete.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// The revision of all others; without it they get none.
+    pub promoted: Option<Arc<CompiledProfile>>,
+    /// Share of the workloads, in percent.
+    pub percent: u8,
+    /// Only workloads in these namespaces.
+    pub namespaces: Option<LabelSelector>,
+}
+
+impl From<Arc<CompiledProfile>> for Served {
+    /// Everybody gets it, and no other one is kept.
+    fn from(profile: Arc<CompiledProfile>) -> Self {
+        Self { profile, stage: None, kept: Arc::default() }
+    }
+}
+
+/// Who gets the newest revision of a profile that has two at work.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Staging {
+    /// The profile, as it is displayed.
+    pub(crate) profile: Box<str>,
+    pub(crate) percent: u8,
+    pub(crate) namespaces: Option<LabelSelector>,
+}
+
+/// A revision that is at work.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) profile: Arc<CompiledProfile>,
+    /// One for both revisions of a profile that has two.
+    pub(crate) staging: Option<Arc<Staging>>,
+    pub(crate) is_promoted: bool,
+    pub(crate) kept: Arc<[Box<str>]>,
+}
 
 /// All compiled profiles of a cluster. All of the platform's stand before all of the tenants'; among them the lower
 /// `order` comes first, then the name.
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
-    all: Vec<Arc<CompiledProfile>>,
+    all: Vec<Entry>,
+    /// How many of them are promoted revisions beside newer ones.
+    promoted: usize,
     cluster: Arc<Index>,
     namespaced: HashMap<Box<str>, Arc<Index>>,
+}
+
+impl Entry {
+    fn of(served: Served) -> impl Iterator<Item = Self> {
+        let Served { profile, stage, kept } = served;
+        let staging = stage.as_ref().map(|stage| {
+            let (percent, namespaces) = (stage.percent, stage.namespaces.clone());
+            Arc::new(Staging { profile: profile.display_name().into(), percent, namespaces })
+        });
+        let promoted = stage.and_then(|stage| stage.promoted).map(|promoted| Self {
+            profile: promoted,
+            staging: staging.clone(),
+            is_promoted: true,
+            kept: Arc::clone(&kept),
+        });
+        std::iter::once(Self { profile, staging, is_promoted: false, kept }).chain(promoted)
+    }
+
+    /// Whether it is the same for those who look it up.
+    fn is_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.profile, &other.profile)
+            && self.staging == other.staging
+            && self.is_promoted == other.is_promoted
+            && self.kept == other.kept
+    }
 }
 
 impl ProfileSet {
@@ -27,16 +104,32 @@ impl ProfileSet {
     /// A set of profiles of which most are those of another set: what is as it was there is not arranged anew.
     #[must_use]
     pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
+        Self::serving(before, profiles.into_iter().map(Served::from))
+    }
+
+    /// The same of profiles that may have two revisions at work.
+    #[must_use]
+    pub fn serving(before: &Self, profiles: impl IntoIterator<Item = Served>) -> Self {
         let mut sorted: Vec<_> = profiles.into_iter().enumerate().collect();
-        sorted.sort_by(|(a_place, a), (b_place, b)| (a.name(), Reverse(*a_place)).cmp(&(b.name(), Reverse(*b_place))));
-        sorted.dedup_by(|(_, later), (_, kept)| later.name() == kept.name());
-        let mut all: Vec<_> = sorted.into_iter().map(|(_, profile)| profile).collect();
+        let name = |served: &Served| served.profile.name().clone();
+        sorted.sort_by_cached_key(|(place, served)| (name(served), Reverse(*place)));
+        sorted.dedup_by(|(_, later), (_, kept)| later.profile.name() == kept.profile.name());
+        let mut all: Vec<_> = sorted.into_iter().flat_map(|(_, served)| Entry::of(served)).collect();
         // By namespace, of which none is the first, then by order, then by name.
-        all.sort_by(|a, b| (&a.name().namespace, a.order, a.name()).cmp(&(&b.name().namespace, b.order, b.name())));
-        let mut set = Self::default();
-        for group in all.chunk_by(|a, b| a.name().namespace == b.name().namespace) {
+        all.sort_by(|a, b| {
+            let (a, b, a_promoted, b_promoted) = (&a.profile, &b.profile, a.is_promoted, b.is_promoted);
+            (&a.name().namespace, a.order, a.name(), a_promoted).cmp(&(
+                &b.name().namespace,
+                b.order,
+                b.name(),
+                b_promoted,
+            ))
+        });
+        let promoted = all.iter().filter(|entry| entry.is_promoted).count();
+        let mut set = Self { promoted, ..Self::default() };
+        for group in all.chunk_by(|a, b| a.profile.name().namespace == b.profile.name().namespace) {
             let index = before.index_of(group).unwrap_or_else(|| Arc::new(Index::new(group)));
-            match group.first().and_then(|profile| profile.name().namespace.clone()) {
+            match group.first().and_then(|entry| entry.profile.name().namespace.clone()) {
                 Some(namespace) => {
                     set.namespaced.insert(namespace, index);
                 }
@@ -48,12 +141,13 @@ impl ProfileSet {
     }
 
     /// The index of the platform's profiles or a namespace's, if those are just these.
-    fn index_of(&self, group: &[Arc<CompiledProfile>]) -> Option<Arc<Index>> {
-        let namespace = group.first()?.name().namespace.as_deref();
-        let begin = self.all.partition_point(|known| known.name().namespace.as_deref() < namespace);
+    fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
+        let namespace = group.first()?.profile.name().namespace.as_deref();
+        let begin = self.all.partition_point(|known| known.profile.name().namespace.as_deref() < namespace);
         let known = self.all.get(begin..)?;
-        let known = known.get(..known.partition_point(|known| known.name().namespace.as_deref() == namespace))?;
-        let same = known.len() == group.len() && known.iter().zip(group).all(|(one, other)| Arc::ptr_eq(one, other));
+        let known =
+            known.get(..known.partition_point(|known| known.profile.name().namespace.as_deref() == namespace))?;
+        let same = known.len() == group.len() && known.iter().zip(group).all(|(one, other)| one.is_as(other));
         let index = match namespace {
             Some(namespace) => self.namespaced.get(namespace)?,
             None => &self.cluster,
@@ -64,7 +158,7 @@ impl ProfileSet {
     /// How many profiles there are.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.all.len()
+        self.all.len() - self.promoted
     }
 
     /// Whether there are none.
@@ -73,9 +167,10 @@ impl ProfileSet {
         self.all.is_empty()
     }
 
-    /// All profiles: the platform's, then each namespace's, each in the order in which they apply.
+    /// All profiles: the platform's, then each namespace's, each in the order in which they apply. Of those that are rolled
+    /// out the newest revision.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
-        self.all.iter()
+        self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }
 
     /// Whether any profile may act, in a namespace, on objects of the resource that a request is about.

@@ -93,6 +93,16 @@ impl Target {
         }
     }
 
+    /// As profiles say it.
+    pub(crate) fn to_text(&self) -> Text {
+        Text {
+            group: self.group.to_string(),
+            version: self.version.to_string(),
+            resources: self.resources.iter().map(ToString::to_string).collect(),
+            operations: self.operations.to_vec(),
+        }
+    }
+
     /// Whether its objects are pods.
     pub(crate) fn is_pods(&self) -> bool {
         is_pods(&self.group, self.resources.first().map_or("", |resource| resource))

@@ -71,13 +71,27 @@ fn what_every_pod_would_be_refused_for_does_not_compile() {
 
 #[test]
 fn what_this_build_does_not_run_is_refused_and_not_left_out() {
-    let mut spec = container(&json!({}));
-    spec["rollout"] = json!({"percent": 10});
-    let found = faults(&ProfileName::cluster("p"), &spec);
-    assert!(found.iter().any(|fault| fault.starts_with("spec.rollout: ")), "{found:?}");
     for more in [json!({"$when": "x"}), json!({"args": ["${x}"]}), json!({"$forEech": "x"})] {
         assert!(!faults(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
     }
+}
+
+#[test]
+fn a_rollout_is_a_share_and_a_tenants_is_of_its_own_namespace() {
+    let with = |name: &ProfileName, rollout: Json| {
+        let mut spec = container(&json!({}));
+        spec["rollout"] = rollout;
+        faults(name, &spec)
+    };
+    let (cluster, own) = (ProfileName::cluster("p"), ProfileName::namespaced("shop", "p"));
+    for right in [json!({}), json!({"percent": 0}), json!({"percent": 100})] {
+        assert_eq!(with(&cluster, right.clone()), Vec::<String>::new());
+        assert_eq!(with(&own, right), Vec::<String>::new());
+    }
+    let selector = json!({"percent": 5, "namespaceSelector": {"matchLabels": {"a": "b"}}});
+    assert_eq!(with(&cluster, selector.clone()), Vec::<String>::new());
+    assert!(with(&own, selector).iter().any(|fault| fault.starts_with("spec.rollout.namespaceSelector: ")));
+    assert!(with(&cluster, json!({"percent": 101})).iter().any(|fault| fault.contains("101 is more than 100")));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES}
 use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
-use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, validating};
+use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, validating};
 use crate::compute::{Arena, World};
 use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
@@ -15,6 +15,7 @@ use crate::patch::{self, CheckFault};
 use crate::profile::target::Phase;
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::schema;
+use crate::select::revisions::Subject as Choosing;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 
@@ -73,8 +74,16 @@ pub(super) fn decide(
     let found = FoundRecord::find(object, facts.record_trust);
     let type_ = schema::of(&envelope.group, &envelope.resource);
     let decided = found.authors(object, type_).and_then(|authors| {
+        let authors = authors.as_ref().map_or(object, OwnedTape::root);
+        let subject = Choosing {
+            namespace_name: &envelope.namespace,
+            namespace: &namespace,
+            object: authors,
+            record: found.genuine(),
+        };
+        let candidates = snapshot.chosen(Arc::clone(&candidates), subject, &facts.looked_up);
         let world = World {
-            object: authors.as_ref().map_or(object, OwnedTape::root),
+            object: authors,
             request: tape.root().get("request").unwrap_or(object),
             namespace_name: &envelope.namespace,
             namespace: &namespace,
@@ -84,10 +93,10 @@ pub(super) fn decide(
         let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
         let bounds = Bounds { namespace: &namespace, guardrails };
         let selection = select(&candidates, action, level, world, &arena);
-        inject(object, selection, world, &arena, &found, bounds, observer)
+        inject(object, level, selection, world, &arena, &found, bounds, observer)
     });
     match decided {
-        Ok(decided) => decided,
+        Ok(decided) => gate::settle(object, level, decided?),
         // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
         Err(Malformed { key }) => {
             Ok(Decided { decision: Decision::denied(Reason::DuplicateKey, format!("{key:?}")), patch: None })
@@ -143,8 +152,10 @@ impl FoundRecord {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "there is one caller, and no two of them belong together")]
 fn inject<'v>(
     object: Value<'v>,
+    level: InjectionLevel,
     selection: Selection<'v>,
     world: World<'v>,
     arena: &'v Arena,
@@ -177,10 +188,11 @@ fn inject<'v>(
         let verdicts = inject::apply(&mut document, &profiles, subject, &mut record, bounds)?;
         let text = record.finish();
         inject::set_record(&mut document, text)?;
+        gate::take_away(&mut document, level)?;
         let patch = patch::write(&document);
         if let Some(patch) = &patch {
             observer.begins(Step::SelfCheck);
-            match patch::check(object, patch, &mut document) {
+            match patch::check(object, patch, &document) {
                 Ok(()) => {}
                 Err(CheckFault::Malformed(malformed)) => return Err(malformed),
                 Err(fault) => return Ok(Err(Fault(fault))),

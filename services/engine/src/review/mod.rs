@@ -7,6 +7,7 @@
 mod answer;
 mod decide;
 mod envelope;
+mod gate;
 mod needs;
 mod observe;
 mod validating;
@@ -286,6 +287,19 @@ impl<'b> Review<'b> {
         observer: &mut impl Observer,
     ) -> Result<Decided, Fault> {
         decide::decide(&self.envelope, &self.tape, endpoint, snapshot, facts, observer)
+    }
+
+    /// Adds to a decision that was made without [`Self::decide`], such as that nothing is injected at all at present, that a
+    /// pod of a `held` namespace need not wait. What [`Self::decide`] gives has it already.
+    ///
+    /// # Errors
+    /// As [`Self::decide`].
+    pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, Fault> {
+        let object = envelope::object_of(&self.tape).filter(|_| endpoint.phase() == Phase::Mutate);
+        match (object, decide::level(endpoint, facts)) {
+            (Some(object), Some(level)) => gate::settle(object, level, decided),
+            _ => Ok(decided),
+        }
     }
 
     /// The answer, as the body to send.

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::SYSTEM_NAMESPACES;
+use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::profile::Operation;
 
 use super::decide::{FoundRecord, level};
 use super::envelope::{Envelope, object_of};
@@ -14,6 +15,7 @@ use crate::json::{BorrowedTape, OwnedTape};
 use crate::lookup::Wanted;
 use crate::schema;
 use crate::select;
+use crate::select::revisions::{self, Subject};
 use crate::snapshot::{Namespace, Snapshot};
 
 /// What is wanted; nothing for what no profile is for.
@@ -32,12 +34,21 @@ pub(super) fn wanted(
     let (Some(object), Some(level)) = (object_of(tape), level(endpoint, facts)) else { return nothing };
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
-    if !candidates.want_look_ups() {
+    let may_have_record = || {
+        action.operation == Operation::Create && object.at(&["metadata", "annotations", INJECTED_ANNOTATION]).is_some()
+    };
+    if !candidates.want_look_ups() && !revisions::may_fetch(&candidates, object, may_have_record()) {
         return nothing;
     }
     let type_ = schema::of(&envelope.group, &envelope.resource);
     // An object that is malformed is refused when it is decided on.
-    let Ok(authors) = FoundRecord::find(object, facts.record_trust).authors(object, type_) else { return nothing };
+    let found = FoundRecord::find(object, facts.record_trust);
+    let Ok(authors) = found.authors(object, type_) else { return nothing };
     let object = authors.as_ref().map_or(object, OwnedTape::root);
-    select::wanted(&candidates, action, level, &envelope.namespace, object)
+    let record = found.genuine().filter(|_| action.operation == Operation::Create);
+    let subject = Subject { namespace_name: &envelope.namespace, namespace: &namespace, object, record };
+    let (candidates, revisions) = snapshot.choosing(candidates, subject);
+    let mut wanted = select::wanted(&candidates, action, level, &envelope.namespace, object);
+    wanted.objects.extend(revisions);
+    wanted
 }

@@ -10,6 +10,8 @@ use super::*;
 use crate::profile::{ProfileName, ProfileSet, compile};
 use crate::report::{Notice, Outcome, ProfileOutcome, Reason};
 
+mod held;
+
 const ENABLED: Endpoint = Endpoint::Level(InjectionLevel::Enabled);
 
 fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {

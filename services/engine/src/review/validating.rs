@@ -15,6 +15,7 @@ use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::profile::target::Action;
 use crate::report::{Decision, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::schema;
+use crate::select::revisions::Subject as Choosing;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 use crate::validate::{self, Objects};
@@ -62,6 +63,11 @@ pub(super) fn decide(
         looked_up: &facts.looked_up,
     };
     let last = World { object, ..authors };
+    // Of what is stored already, all that is at work now is asked for.
+    let record = found.genuine().filter(|_| action.operation == Operation::Create);
+    let asking = if authors.object.is_null() { meant } else { authors.object };
+    let subject = Choosing { namespace_name: &envelope.namespace, namespace: &namespace, object: asking, record };
+    let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
     let arena = Arena::new();
     let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, authors, &arena);
     let ours = found.genuine().map(injected_containers).unwrap_or_default();

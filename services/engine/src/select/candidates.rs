@@ -11,9 +11,11 @@ use std::sync::Arc;
 use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::OptOut;
 
-use super::index::{Index, KeyGroup, KeyKind};
+use super::index::{Index, KeyGroup, KeyKind, StagePlaces};
+use crate::profile::set::Staging;
 use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, ProfileSet};
+use crate::report::Notice;
 use crate::snapshot::{Namespace, Pairs};
 
 /// Place of a profile among the candidates. A lower place is applied first: all of the platform's come before all of the
@@ -32,10 +34,24 @@ pub(crate) struct Candidates {
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
     /// What the namespace asks for by name.
     pub(crate) namespace_names: Box<str>,
+    /// Which revisions one object gets.
+    pub(crate) choice: Choice,
+}
+
+/// Which revisions one object gets, where there is a choice.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    /// Places of revisions that others get.
+    pub(crate) unchosen: Vec<Place>,
+    /// Revisions that are not at work, and the places that they take.
+    pub(crate) pinned: Vec<(Place, Arc<CompiledProfile>)>,
+    /// Words that pin a revision which is not there.
+    pub(crate) unknown: Vec<Box<str>>,
+    pub(crate) notices: Vec<Notice>,
 }
 
 /// A set of places: a bit each, as there may be thousands, of which a namespace is excluded from nearly all.
-#[derive(Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Places {
     bits: Vec<u64>,
     count: usize,
@@ -75,6 +91,7 @@ impl Candidates {
             cluster,
             namespace_values: Vec::new(),
             namespace_names: namespace.annotation(PROFILES_ANNOTATION).unwrap_or_default().into(),
+            choice: Choice::default(),
         };
         let known = |kind: KeyKind, pairs: Pairs<'_>| -> Vec<_> {
             let known = pairs.filter(|(key, _)| candidates.knows(kind, key));
@@ -102,10 +119,70 @@ impl Candidates {
     }
 
     pub(crate) fn profile(&self, place: Place) -> Option<&Arc<CompiledProfile>> {
+        if let Some((_, pinned)) = self.choice.pinned.iter().find(|(other, _)| *other == place) {
+            return Some(pinned);
+        }
         match place.checked_sub(self.cluster.len()) {
             None => self.cluster.profile(place),
             Some(place) => self.own.as_ref().and_then(|own| own.profile(place)),
         }
+    }
+
+    /// The same with the revisions that one object gets.
+    pub(crate) fn with_choice(&self, choice: Choice) -> Self {
+        Self {
+            cluster: Arc::clone(&self.cluster),
+            own: self.own.clone(),
+            excluded: self.excluded.clone(),
+            namespace_values: self.namespace_values.clone(),
+            namespace_names: self.namespace_names.clone(),
+            choice,
+        }
+    }
+
+    /// Whether any profile has two revisions at work.
+    pub(crate) fn has_stages(&self) -> bool {
+        self.cluster.has_stages() || self.own.as_ref().is_some_and(|own| own.has_stages())
+    }
+
+    /// The profiles that have two revisions at work, and where they stand.
+    pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
+        let offset = self.cluster.len();
+        let own = self.own.iter().flat_map(|own| own.stages());
+        self.cluster.stages().chain(own.map(move |(staging, places)| (staging, places.behind(offset))))
+    }
+
+    /// The revisions that are at work of the profile that a name means, which is the namespace's own if it has one.
+    pub(crate) fn places_of(&self, name: &str) -> impl Iterator<Item = Place> {
+        let [cluster, own] = self.places_by_name(name);
+        let own: Vec<_> = own.into_iter().flatten().collect();
+        let cluster: Vec<_> = if own.is_empty() { cluster.into_iter().flatten().collect() } else { Vec::new() };
+        own.into_iter().chain(cluster)
+    }
+
+    /// The revisions that are at work of a profile, by the name that records call it.
+    pub(crate) fn places_called(&self, display_name: &str) -> impl Iterator<Item = Place> {
+        let is_own = display_name.contains('/');
+        let [cluster, own] = self.places_by_name(display_name);
+        let places = if is_own { own } else { cluster };
+        places.into_iter().flatten()
+    }
+
+    /// The revisions of a profile that there are: the one at a place, and those that are kept.
+    pub(crate) fn revisions_at(&self, place: Place) -> impl Iterator<Item = &str> {
+        let kept = match place.checked_sub(self.cluster.len()) {
+            None => self.cluster.kept(place),
+            Some(place) => self.own.as_ref().map_or(&[][..], |own| own.kept(place)),
+        };
+        self.profile(place).map(|profile| profile.revision()).into_iter().chain(kept.iter().map(|kept| &**kept))
+    }
+
+    /// The places of the platform's profile of a name and of the namespace's own, whose selectors have the namespace.
+    fn places_by_name(&self, name: &str) -> [[Option<Place>; 2]; 2] {
+        let here = |place: Option<Place>| place.filter(|place| !self.excluded.contains(*place));
+        let own = self.own.as_ref().map_or([None, None], |own| own.by_name(name));
+        let own = own.map(|place| here(place.map(|place| place + self.cluster.len())));
+        [self.cluster.by_name(name).map(here), own]
     }
 
     /// The profiles that act on what a request is about without being asked for, in their order.
@@ -119,15 +196,16 @@ impl Candidates {
     /// so. A tenant's own stands before the platform's, except that it cannot take the place of one which a pod's author
     /// cannot drop.
     pub(crate) fn by_name(&self, name: &str, action: Action<'_>) -> Option<impl Iterator<Item = Place>> {
-        let own = self.own.as_ref().and_then(|own| own.by_name(name)).map(|place| place + self.cluster.len());
-        let own = own.filter(|place| self.is_here(*place));
-        let cluster = self.cluster.by_name(name).filter(|place| self.is_here(*place));
-        if own.is_none() && cluster.is_none() {
+        let [cluster, own] = self.places_by_name(name);
+        if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        let own = own.filter(|place| self.acts(*place, action));
-        let cluster = cluster.filter(|place| self.acts(*place, action) && (own.is_none() || self.is_forced(*place)));
-        Some(cluster.into_iter().chain(own))
+        // Of a profile that is rolled out, those who do not get it yet know its name all the same.
+        let acts = |place: &Place| self.is_here(*place) && self.acts(*place, action);
+        let own = own.map(|place| place.filter(acts));
+        let is_free = own.iter().all(Option::is_none);
+        let cluster = cluster.map(|place| place.filter(|place| acts(place) && (is_free || self.is_forced(*place))));
+        Some(cluster.into_iter().chain(own).flatten())
     }
 
     /// The profiles that a key asks for; `None` if no profile knows it.
@@ -151,7 +229,20 @@ impl Candidates {
     }
 
     fn is_here(&self, place: Place) -> bool {
-        !self.excluded.contains(place)
+        !self.excluded.contains(place) && !self.choice.unchosen.contains(&place)
+    }
+}
+
+impl PartialEq for Choice {
+    fn eq(&self, other: &Self) -> bool {
+        let pinned = |choice: &Self| {
+            let pinned = choice.pinned.iter();
+            pinned.map(|(place, profile)| (*place, Arc::as_ptr(profile))).collect::<Vec<_>>()
+        };
+        self.unchosen == other.unchosen
+            && self.unknown == other.unknown
+            && self.notices == other.notices
+            && pinned(self) == pinned(other)
     }
 }
 
@@ -163,6 +254,7 @@ impl PartialEq for Candidates {
             && self.excluded == other.excluded
             && self.namespace_values == other.namespace_values
             && self.namespace_names == other.namespace_names
+            && self.choice == other.choice
     }
 }
 

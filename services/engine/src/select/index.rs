@@ -8,6 +8,7 @@ use pillion_api::profile::{Activation, OnUnknown};
 
 use super::candidates::Place;
 use crate::profile::CompiledProfile;
+use crate::profile::set::{Entry, Staging};
 use crate::profile::target::{Action, Phase};
 
 /// Whether a key is a label's or an annotation's.
@@ -39,10 +40,24 @@ struct Acting {
     always: Vec<Place>,
 }
 
+/// Where the two revisions of a profile stand. One that is only there to be extended stands nowhere.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StagePlaces {
+    pub(crate) newest: Option<Place>,
+    pub(crate) promoted: Option<Place>,
+}
+
+impl StagePlaces {
+    /// The same among candidates, behind so many others.
+    pub(crate) fn behind(self, others: usize) -> Self {
+        Self { newest: self.newest.map(|place| place + others), promoted: self.promoted.map(|place| place + others) }
+    }
+}
+
 /// Profiles in the order in which they apply; those that are only there to be extended are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    profiles: Vec<Arc<CompiledProfile>>,
+    profiles: Vec<Entry>,
     /// Those that are laid over every new pod.
     always: Vec<Place>,
     /// Those that are laid over objects, by resource.
@@ -51,6 +66,9 @@ pub(crate) struct Index {
     validations: HashMap<Box<str>, Acting>,
     selective: Vec<Place>,
     names: HashMap<Box<str>, Place>,
+    /// The promoted revisions of those that have two at work.
+    promoted: HashMap<Box<str>, Place>,
+    stages: Vec<(Arc<Staging>, StagePlaces)>,
     labels: HashMap<Box<str>, KeyGroup>,
     annotations: HashMap<Box<str>, KeyGroup>,
     wants_look_ups: bool,
@@ -58,10 +76,10 @@ pub(crate) struct Index {
 
 impl Index {
     /// From profiles in their order.
-    pub(crate) fn new<'p>(profiles: impl IntoIterator<Item = &'p Arc<CompiledProfile>>) -> Self {
+    pub(crate) fn new<'p>(entries: impl IntoIterator<Item = &'p Entry>) -> Self {
         let mut index = Self::default();
-        for profile in profiles.into_iter().filter(|profile| profile.activation != Activation::Never) {
-            index.add(profile);
+        for entry in entries.into_iter().filter(|entry| entry.profile.activation != Activation::Never) {
+            index.add(entry);
         }
         index
     }
@@ -76,7 +94,22 @@ impl Index {
     }
 
     pub(crate) fn profile(&self, place: Place) -> Option<&Arc<CompiledProfile>> {
-        self.profiles.get(place)
+        self.profiles.get(place).map(|entry| &entry.profile)
+    }
+
+    /// The revisions of a profile that are kept.
+    pub(crate) fn kept(&self, place: Place) -> &[Box<str>] {
+        self.profiles.get(place).map_or(&[], |entry| &entry.kept)
+    }
+
+    /// Whether any has two revisions at work.
+    pub(crate) const fn has_stages(&self) -> bool {
+        !self.stages.is_empty()
+    }
+
+    /// Those that have two revisions at work.
+    pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
+        self.stages.iter().map(|(staging, places)| (&**staging, *places))
     }
 
     /// Those that act on what a request is about without being asked for.
@@ -106,9 +139,10 @@ impl Index {
         self.selective.iter().copied()
     }
 
-    /// By name, or by namespace and name.
-    pub(crate) fn by_name(&self, name: &str) -> Option<Place> {
-        self.names.get(name).copied()
+    /// By name, or by namespace and name: the newest revision that is at work, and the promoted one if that is another.
+    pub(crate) fn by_name(&self, name: &str) -> [Option<Place>; 2] {
+        let promoted = if self.promoted.is_empty() { None } else { self.promoted.get(name) };
+        [self.names.get(name).copied(), promoted.copied()]
     }
 
     pub(crate) fn group(&self, kind: KeyKind, key: &str) -> Option<&KeyGroup> {
@@ -138,16 +172,28 @@ impl Index {
         }
     }
 
-    fn add(&mut self, profile: &Arc<CompiledProfile>) {
+    fn add(&mut self, entry: &Entry) {
         let place = self.profiles.len();
-        self.profiles.push(Arc::clone(profile));
+        self.profiles.push(entry.clone());
+        let profile = &entry.profile;
+        if let Some(staging) = &entry.staging {
+            let known = self.stages.iter().position(|(known, _)| Arc::ptr_eq(known, staging));
+            let known = known.unwrap_or_else(|| {
+                self.stages.push((Arc::clone(staging), StagePlaces::default()));
+                self.stages.len() - 1
+            });
+            if let Some((_, places)) = self.stages.get_mut(known) {
+                *if entry.is_promoted { &mut places.promoted } else { &mut places.newest } = Some(place);
+            }
+        }
         self.wants_look_ups |= !profile.needs().is_empty();
         self.add_always(place, profile);
         if profile.namespace_selector.is_some() {
             self.selective.push(place);
         }
-        self.names.insert(profile.name().name.clone(), place);
-        self.names.insert(profile.display_name().into(), place);
+        let by_name = if entry.is_promoted { &mut self.promoted } else { &mut self.names };
+        by_name.insert(profile.name().name.clone(), place);
+        by_name.insert(profile.display_name().into(), place);
 
         let Some(request) = &profile.request else { return };
         let keys = [(&mut self.labels, &request.label), (&mut self.annotations, &request.annotation)];

@@ -6,10 +6,12 @@
 
 pub(crate) mod candidates;
 mod conditions;
+pub(crate) mod expected;
 pub(crate) mod index;
 mod parameters;
 pub(crate) mod pod;
 mod request;
+pub(crate) mod revisions;
 
 use std::sync::Arc;
 
@@ -67,6 +69,7 @@ pub(crate) fn select<'v>(
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
     let Asked { places, dropped, mut notices, denied } = request::asked(candidates, action, level, pod);
+    notices.extend(candidates.choice.notices.iter().cloned());
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<Selected<'v>> = Vec::with_capacity(places.len());
     for place in places {

@@ -161,7 +161,7 @@ impl Reader<'_, '_> {
         let Some(on_pod) = self.pod.annotation(PROFILES_ANNOTATION) else { return };
         for name in names(&on_pod) {
             match name.strip_prefix('-') {
-                Some(name) => match candidates.by_name(name, self.action) {
+                Some(name) => match candidates.by_name(without_pin(name), self.action) {
                     Some(places) => self.asked.dropped.extend(places),
                     None => self.unknown(PROFILES_ANNOTATION, name, false),
                 },
@@ -170,8 +170,10 @@ impl Reader<'_, '_> {
         }
     }
 
+    /// One that is pinned (`name@hash`) is asked for only if there is such a revision.
     fn name(&mut self, name: &str) {
-        match self.candidates.by_name(name, self.action) {
+        let is_known = !self.candidates.choice.unknown.iter().any(|word| **word == *name);
+        match self.candidates.by_name(without_pin(name), self.action).filter(|_| is_known) {
             Some(places) => self.asked.places.extend(places),
             None => self.unknown(PROFILES_ANNOTATION, name, false),
         }
@@ -220,6 +222,11 @@ impl std::fmt::Debug for Shortened<'_> {
     }
 }
 
+/// A name without the revision that it is pinned to.
+fn without_pin(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(name, _)| name)
+}
+
 /// The words of a value, in lower case.
 fn words(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
     names(value).map(|word| {
@@ -228,6 +235,6 @@ fn words(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
     })
 }
 
-fn names(value: &str) -> impl Iterator<Item = &str> {
+pub(super) fn names(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim).filter(|word| !word.is_empty()).take(MAX_WORDS)
 }

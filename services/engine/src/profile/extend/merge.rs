@@ -18,8 +18,8 @@ const MAX_DEPTH: usize = 64;
 const GROUPS: [&str; 4] = ["$value", "$forEach", "$each", "$prune"];
 
 /// Fields that are each profile's own: what is said of a parent is not said of its children, and a parent that is only
-/// there to be extended (`activation: Never`) has children that are applied.
-const OWN_FIELDS: [&str; 3] = ["extends", "description", "activation"];
+/// there to be extended (`activation: Never`) has children that are applied, whose revisions are rolled out by themselves.
+const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
 
 /// Fields of a parameter that say from where it is read.
 const KEY_FIELDS: [&str; 3] = ["annotation", "label", "annotationPrefix"];

@@ -25,6 +25,7 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
         object_selector: _,
         order: _,
         parameters: _,
+        rollout: _,
         target: None,
         opt_out: None,
         namespace_selector: None,
@@ -36,7 +37,6 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
         containers,
         validations,
         on_error: None,
-        rollout: None,
     } = spec
     else {
         return false;

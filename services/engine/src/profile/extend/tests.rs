@@ -92,7 +92,7 @@ fn scalars_and_requests_are_replaced_and_what_the_child_does_not_say_is_inherite
         "target": {"group": "", "version": "v1", "resources": ["pods"]},
     });
     let mut inherited = parent.clone();
-    for own in ["description", "activation"] {
+    for own in ["description", "activation", "rollout"] {
         inherited.as_object_mut().unwrap().remove(own);
     }
     assert_eq!(merged(parent.clone(), json!({})), inherited);

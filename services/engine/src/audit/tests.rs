@@ -1,0 +1,222 @@
+//! What is expected of a pod: by its metadata, by the whole of it, and that both say the same.
+
+use pillion_api::names::InjectionLevel;
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::profile::{ProfileName, ProfileSet, compile};
+use crate::review::{Endpoint, Facts, Review};
+
+fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
+    let compiled = profiles.iter().map(|(name, spec)| {
+        let mut spec = spec.clone();
+        spec["template"] = json!({"metadata": {"annotations": {format!("filled.example.com/{name}"): "there"}}});
+        Arc::new(compile(&ProfileName::cluster(*name), &serde_json::from_value(spec).unwrap()).unwrap())
+    });
+    Snapshot::new(ProfileSet::new(compiled))
+}
+
+fn opted_in() -> Arc<Namespace> {
+    Arc::new(Namespace::opted_in(InjectionLevel::Enabled))
+}
+
+fn shown(expected: &[Expected]) -> Vec<(String, Standing)> {
+    expected.iter().map(|one| (one.profile.display_name().to_owned(), one.standing)).collect()
+}
+
+fn of_metadata(snapshot: &Snapshot, pod: &Json) -> Vec<(String, Standing)> {
+    let tape = OwnedTape::parse(pod.to_string()).unwrap();
+    shown(&super::of_metadata(snapshot, "shop", &opted_in(), tape.root(), |_| None))
+}
+
+fn of_object(snapshot: &Snapshot, pod: &Json) -> Vec<(String, Standing)> {
+    let tape = OwnedTape::parse(pod.to_string()).unwrap();
+    shown(&super::of_object(snapshot, "shop", &opted_in(), tape.root(), &LookedUp::default()))
+}
+
+fn pod(labels: &Json, annotations: &Json) -> Json {
+    json!({"metadata": {"name": "p", "labels": labels, "annotations": annotations},
+           "spec": {"containers": [{"name": "app", "image": "app:1"}]}})
+}
+
+/// What injection makes of a pod, as it would be stored.
+fn injected(snapshot: &Snapshot, pod: &Json) -> Json {
+    let mut pod = pod.clone();
+    pod["metadata"]["managedFields"] = json!([{"manager": "m", "fieldsV1": {"f:spec": {}}}]);
+    let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "namespace": "shop", "operation": "CREATE", "object": pod,
+        "resource": {"group": "", "version": "v1", "resource": "pods"}}})
+    .to_string();
+    let facts = Facts { namespace: Some(opted_in()), ..Facts::default() };
+    let decided = Review::parse(body.as_bytes()).unwrap().decide(Endpoint::Any, snapshot, &facts).unwrap();
+    let patch = decided.patch.map_or(json!([]), |patch| serde_json::from_slice(&patch).unwrap());
+    json_patch::patch(&mut pod, &serde_json::from_value::<json_patch::Patch>(patch).unwrap()).unwrap();
+    pod
+}
+
+#[test]
+fn what_metadata_says_is_said_without_an_expression() {
+    let snapshot = snapshot(&[
+        ("always", json!({"activation": "Always"})),
+        ("asked", json!({"request": {"annotation": "example.com/ask"}})),
+        ("blue", json!({"activation": "Always", "objectSelector": {"matchLabels": {"color": "blue"}}})),
+        ("forced", json!({"activation": "Always", "optOut": "Forbidden"})),
+        (
+            "limited",
+            json!({"activation": "Always",
+            "matchConditions": [{"name": "few", "expression": "object.spec.containers.size() < 2"}]}),
+        ),
+    ]);
+    let names = |all: Vec<(String, Standing)>, of: Standing| {
+        all.into_iter().filter(|(_, standing)| *standing == of).map(|(name, _)| name).collect::<Vec<_>>()
+    };
+    let plain = of_metadata(&snapshot, &pod(&json!({}), &json!({})));
+    assert_eq!(names(plain.clone(), Standing::Wanted), ["always", "forced"]);
+    assert_eq!(names(plain.clone(), Standing::Open), ["limited"]);
+    assert_eq!(names(plain, Standing::NotWanted), ["blue"]);
+
+    let asking = of_metadata(&snapshot, &pod(&json!({"color": "blue"}), &json!({"example.com/ask": "yes"})));
+    assert_eq!(names(asking, Standing::Wanted), ["always", "asked", "blue", "forced"]);
+
+    let out = of_metadata(&snapshot, &pod(&json!({"pillion.dev/inject": "false"}), &json!({})));
+    assert_eq!(names(out.clone(), Standing::Wanted), ["forced"]);
+    assert_eq!(names(out, Standing::OptedOut), ["always", "blue", "limited"]);
+}
+
+#[test]
+fn the_whole_pod_decides_what_is_open() {
+    let snapshot = snapshot(&[
+        (
+            "few",
+            json!({"activation": "Always",
+            "matchConditions": [{"name": "few", "expression": "object.spec.containers.size() < 2"}]}),
+        ),
+        (
+            "mine",
+            json!({"activation": "Always",
+            "matchConditions": [{"name": "mine", "expression": "request.userInfo.username == 'me'"}]}),
+        ),
+    ]);
+    let expected = |few| vec![("few".to_owned(), few), ("mine".to_owned(), Standing::Undecided)];
+    let mut pod = pod(&json!({}), &json!({}));
+    assert_eq!(of_object(&snapshot, &pod), expected(Standing::Wanted));
+    pod["spec"]["containers"] = json!([{"name": "a", "image": "a"}, {"name": "b", "image": "b"}]);
+    assert_eq!(of_object(&snapshot, &pod), expected(Standing::NotWanted));
+}
+
+#[test]
+fn parameters_leave_a_profile_open_only_where_a_value_can_refuse_it() {
+    let parameter = |on_invalid: &str| {
+        json!({"activation": "Always", "parameters": [{"name": "size", "type": "integer", "default": 1,
+            "annotation": "example.com/size", "sources": ["Pod"], "onInvalid": on_invalid}]})
+    };
+    let snapshot = snapshot(&[("defaults", parameter("Default")), ("skips", parameter("Skip"))]);
+    let wrong = pod(&json!({}), &json!({"example.com/size": "large"}));
+    let standings = |all: Vec<(String, Standing)>| all.into_iter().map(|(_, standing)| standing).collect::<Vec<_>>();
+    assert_eq!(standings(of_metadata(&snapshot, &wrong)), [Standing::Wanted, Standing::Open]);
+    assert_eq!(standings(of_object(&snapshot, &wrong)), [Standing::Wanted, Standing::NotWanted]);
+}
+
+#[test]
+fn who_may_have_to_give_way_to_one_that_is_open_is_open_too() {
+    let snapshot = snapshot(&[
+        (
+            "a",
+            json!({"activation": "Always", "exclusiveGroup": "g", "order": 1,
+            "matchConditions": [{"name": "few", "expression": "object.spec.containers.size() < 2"}]}),
+        ),
+        ("b", json!({"activation": "Always", "exclusiveGroup": "g", "order": 2})),
+        ("c", json!({"activation": "Always", "exclusiveGroup": "h", "order": 3})),
+    ]);
+    let standings = |all: Vec<(String, Standing)>| all.into_iter().map(|(_, standing)| standing).collect::<Vec<_>>();
+    let pod = pod(&json!({}), &json!({}));
+    assert_eq!(standings(of_metadata(&snapshot, &pod)), [Standing::Open, Standing::Open, Standing::Wanted]);
+    assert_eq!(standings(of_object(&snapshot, &pod)), [Standing::Wanted, Standing::NotWanted, Standing::Wanted]);
+}
+
+#[test]
+fn metadata_and_the_whole_pod_say_the_same_once_what_is_open_is_known() {
+    let condition = |name: &str, expression: &str| json!([{"name": name, "expression": expression}]);
+    let snapshot = snapshot(&[
+        (
+            "a",
+            json!({"activation": "Always", "exclusiveGroup": "g", "order": 1,
+            "matchConditions": condition("few", "object.spec.containers.size() < 2")}),
+        ),
+        ("b", json!({"activation": "Always", "exclusiveGroup": "g", "order": 2})),
+        ("c", json!({"request": {"label": "example.com/c", "annotation": "example.com/c"}})),
+        (
+            "d",
+            json!({"activation": "Always", "optOut": "Forbidden",
+            "matchConditions": condition("host", "!object.spec.?hostNetwork.orValue(false)")}),
+        ),
+    ]);
+    let labels = [json!({}), json!({"example.com/c": "true"}), json!({"pillion.dev/inject": "false"})];
+    let annotations = [json!({}), json!({"pillion.dev/profiles": "c,-b"}), json!({"example.com/c": "no"})];
+    let specs = [
+        json!({"containers": [{"name": "x", "image": "x"}]}),
+        json!({"hostNetwork": true, "containers": [{"name": "x", "image": "x"}, {"name": "y", "image": "y"}]}),
+    ];
+    let mut cases = 0;
+    for (labels, annotations, spec) in labels
+        .iter()
+        .flat_map(|labels| annotations.iter().map(move |annotations| (labels, annotations)))
+        .flat_map(|(labels, annotations)| specs.iter().map(move |spec| (labels, annotations, spec)))
+    {
+        let mut pod = pod(labels, annotations);
+        pod["spec"] = spec.clone();
+        let tape = OwnedTape::parse(pod.to_string()).unwrap();
+        let whole = super::of_object(&snapshot, "shop", &opted_in(), tape.root(), &LookedUp::default());
+        let few = spec["containers"].as_array().unwrap().len() < 2;
+        // Both conditions hold for the pods of one container, and only for those.
+        let known = |_: &CompiledProfile| Some(few);
+        let metadata = OwnedTape::parse(json!({"metadata": pod["metadata"]}).to_string()).unwrap();
+        let by_metadata = super::of_metadata(&snapshot, "shop", &opted_in(), metadata.root(), known);
+        assert_eq!(shown(&by_metadata), shown(&whole), "{pod}");
+        // And as injection itself decides.
+        let Injected::Profiles(had) =
+            read(OwnedTape::parse(injected(&snapshot, &pod).to_string()).unwrap().root()).injected
+        else {
+            assert!(whole.iter().all(|one| one.standing != Standing::Wanted), "{pod}");
+            continue;
+        };
+        let had: Vec<_> = had.into_iter().map(|(profile, _)| profile).collect();
+        let wanted = whole.iter().filter(|one| one.standing == Standing::Wanted);
+        assert_eq!(had, wanted.map(|one| one.profile.display_name().into()).collect::<Vec<Box<str>>>(), "{pod}");
+        cases += 1;
+    }
+    assert!(cases > 8, "{cases}");
+}
+
+#[test]
+fn a_record_is_read_and_taken_off_also_where_only_metadata_are_there() {
+    let snapshot = snapshot(&[("a", json!({"activation": "Always"}))]);
+    let mut stored = injected(&snapshot, &pod(&json!({"app": "web"}), &json!({"mine": "1"})));
+    stored.as_object_mut().unwrap().remove("spec");
+    let tape = OwnedTape::parse(stored.to_string()).unwrap();
+    let Read { injected, authors } = read(tape.root());
+    let revision = snapshot.profiles().iter().next().unwrap().revision().into();
+    assert_eq!(injected, Injected::Profiles(vec![("a".into(), revision)]));
+    let authors = authors.unwrap();
+    assert!(authors.root().at(&["metadata", "annotations", "filled.example.com/a"]).is_none());
+    assert!(authors.root().at(&["metadata", "annotations", INJECTED_ANNOTATION]).is_none());
+    assert!(authors.root().at(&["metadata", "annotations", "mine"]).is_some_and(|value| value.is("1")));
+
+    stored["metadata"]["managedFields"] =
+        json!([{"fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);
+    let copied = OwnedTape::parse(stored.to_string()).unwrap();
+    assert_eq!(read(copied.root()).injected, Injected::Foreign);
+    assert_eq!(read(OwnedTape::parse(r#"{"metadata":{}}"#).unwrap().root()).injected, Injected::Nothing);
+}
+
+#[test]
+fn nothing_is_expected_where_nobody_opted_in() {
+    let snapshot = snapshot(&[("a", json!({"activation": "Always"}))]);
+    let tape = OwnedTape::parse(pod(&json!({}), &json!({})).to_string()).unwrap();
+    for (name, namespace) in
+        [("shop", Namespace::default()), ("kube-system", Namespace::opted_in(InjectionLevel::Held))]
+    {
+        assert!(super::of_metadata(&snapshot, name, &namespace, tape.root(), |_| None).is_empty());
+        assert!(super::of_object(&snapshot, name, &namespace, tape.root(), &LookedUp::default()).is_empty());
+    }
+}

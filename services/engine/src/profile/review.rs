@@ -1,0 +1,285 @@
+//! What somebody is told who stores a profile: all that is wrong with it, as warnings of the API server.
+//!
+//! A profile that does not compile is stored all the same. Nothing follows from it but that its last accepted revision
+//! stays at work, and a refusal would stand in the way of who restores a backup, or applies a child before its parent.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use pillion_api::kinds::plural;
+use pillion_api::names::{GROUP, VERSION};
+use pillion_api::profile::ProfileSpec;
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+
+use super::{Diagnostic, MAX_CHAIN, Parent, Parents, ProfileName, compile_with};
+use crate::json::OwnedTape;
+use crate::lookup::{Answer, Query, Which};
+
+/// How many mistakes are told. The API server takes 4,096 characters of warnings in all.
+const MAX_WARNINGS: usize = 8;
+
+/// How long a warning is, in characters. Kubernetes asks for 120, and cuts at 256.
+const MAX_WARNING: usize = 240;
+/// Beyond so many, what helps is a warning of its own.
+const LINE: usize = 120;
+
+/// A review of a profile that is being stored.
+#[derive(Debug)]
+pub struct ProfileReview {
+    uid: String,
+    api_version: String,
+    name: ProfileName,
+    spec: Result<ProfileSpec, String>,
+}
+
+/// What is known of the profiles that one extends.
+#[derive(Debug, Default)]
+pub struct KnownParents {
+    texts: BTreeMap<String, Option<ProfileSpec>>,
+    names: Vec<String>,
+    /// One of them could not be looked up.
+    uncertain: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope {
+    api_version: String,
+    request: Request,
+}
+
+#[derive(Deserialize)]
+struct Request {
+    uid: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    object: Json,
+}
+
+impl ProfileReview {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It is not a review of version v1 or v1beta1.
+    pub fn parse(body: &[u8]) -> Result<Self, String> {
+        let Envelope { api_version, request } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        if !["admission.k8s.io/v1", "admission.k8s.io/v1beta1"].contains(&api_version.as_str()) {
+            return Err(format!("apiVersion is {api_version:?}; expected admission.k8s.io/v1"));
+        }
+        let Request { uid, name, namespace, mut object } = request;
+        let spec = object.get_mut("spec").map(Json::take).unwrap_or_default();
+        let spec = serde_json::from_value(spec).map_err(|error| error.to_string());
+        let name = if name.is_empty() {
+            object.pointer("/metadata/name").and_then(Json::as_str).unwrap_or_default().to_owned()
+        } else {
+            name
+        };
+        let name = match namespace.as_str() {
+            "" => ProfileName::cluster(name),
+            namespace => ProfileName::namespaced(namespace, name),
+        };
+        Ok(Self { uid, api_version, name, spec })
+    }
+
+    /// The profile that it is about.
+    #[must_use]
+    pub const fn name(&self) -> &ProfileName {
+        &self.name
+    }
+
+    /// The profile that has to be looked up next, if there is one that is extended and not known.
+    #[must_use]
+    pub fn wanted(&self, known: &KnownParents) -> Option<Query> {
+        let mut next = self.spec.as_ref().ok()?.extends.as_ref();
+        for _ in 0..MAX_CHAIN {
+            let name = &next?.name;
+            let Some(text) = known.texts.get(name) else {
+                return Some(Query {
+                    group: GROUP.into(),
+                    version: VERSION.into(),
+                    resource: plural::CLUSTER.into(),
+                    namespace: "".into(),
+                    which: Which::Named(name.as_str().into()),
+                });
+            };
+            next = text.as_ref()?.extends.as_ref();
+        }
+        None
+    }
+
+    /// What its author is told.
+    #[must_use]
+    pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
+        let faults = match &self.spec {
+            Err(error) => vec![Diagnostic::new("spec", error.clone())],
+            Ok(_) if known.uncertain => return Vec::new(),
+            Ok(spec) => match compile_with(&self.name, spec, known) {
+                Ok(_) => return Vec::new(),
+                Err(faults) => faults,
+            },
+        };
+        let mut warnings =
+            vec!["the profile does not take effect: its last accepted revision stays at work".to_owned()];
+        for fault in faults.iter().take(MAX_WARNINGS) {
+            let line = format!("{}: {}", fault.path, fault.message);
+            match &fault.help {
+                Some(help) if line.chars().count() + help.chars().count() + 3 <= LINE => {
+                    warnings.push(cut(&format!("{line} ({help})")));
+                }
+                Some(help) => warnings.extend([cut(&line), cut(&format!("  {help}"))]),
+                None => warnings.push(cut(&line)),
+            }
+        }
+        if let Some(more) = faults.len().checked_sub(MAX_WARNINGS).filter(|more| *more > 0) {
+            warnings.push(format!("and {more} more; pillion lint shows all"));
+        }
+        warnings
+    }
+
+    /// The answer, as the body to send. It always allows.
+    #[must_use]
+    pub fn respond(&self, warnings: &[String]) -> Vec<u8> {
+        let mut response = json!({"uid": self.uid, "allowed": true});
+        if let Some(fields) = response.as_object_mut().filter(|_| !warnings.is_empty()) {
+            fields.insert("warnings".to_owned(), json!(warnings));
+        }
+        json!({"apiVersion": self.api_version, "kind": "AdmissionReview", "response": response})
+            .to_string()
+            .into_bytes()
+    }
+}
+
+impl KnownParents {
+    /// The names that there are, to tell which one was probably meant.
+    #[must_use]
+    pub fn with_names(names: impl IntoIterator<Item = String>) -> Self {
+        Self { names: names.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Says what a look-up of a profile brought.
+    pub fn found(&mut self, query: &Query, answer: &Answer<std::sync::Arc<OwnedTape>>) {
+        #[derive(Deserialize)]
+        struct Object {
+            spec: ProfileSpec,
+        }
+        let Which::Named(name) = &query.which else { return };
+        let text = match answer {
+            // A parent that this build cannot read is not certain to be wrong.
+            Answer::Found(object) => serde_json::from_str(object.root().raw()).ok().map(|Object { spec }| spec),
+            Answer::Missing => None,
+            Answer::NotAsked | Answer::Failed(_) => {
+                self.uncertain = true;
+                None
+            }
+        };
+        self.uncertain |= text.is_none() && matches!(answer, Answer::Found(_));
+        self.texts.insert(name.to_string(), text);
+    }
+}
+
+impl Parents for KnownParents {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        match self.texts.get(name) {
+            Some(Some(spec)) => Parent::Accepted(Cow::Borrowed(spec)),
+            Some(None) | None => Parent::Unknown,
+        }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.names.iter().map(String::as_str).collect()
+    }
+}
+
+/// A text of one line and of a length that the API server passes on.
+fn cut(text: &str) -> String {
+    let line = text.chars().map(|char| if char.is_control() { ' ' } else { char });
+    if text.chars().count() <= MAX_WARNING {
+        return line.collect();
+    }
+    line.take(MAX_WARNING - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn review(spec: &Json, namespace: &str) -> ProfileReview {
+        let body = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {"uid": "u-1", "name": "p", "namespace": namespace, "operation": "CREATE", "object": {"spec": spec}},
+        });
+        ProfileReview::parse(body.to_string().as_bytes()).unwrap()
+    }
+
+    fn found(text: &Json) -> Answer<Arc<OwnedTape>> {
+        Answer::Found(Arc::new(OwnedTape::parse(json!({"spec": text}).to_string()).unwrap()))
+    }
+
+    #[test]
+    fn what_is_right_is_answered_without_a_word() {
+        let review = review(&json!({"template": {"metadata": {"labels": {"a": "b"}}}}), "");
+        let warnings = review.warnings(&KnownParents::default());
+        assert_eq!(warnings, Vec::<String>::new());
+        let answer: Json = serde_json::from_slice(&review.respond(&warnings)).unwrap();
+        assert_eq!(answer["response"], json!({"uid": "u-1", "allowed": true}));
+        assert_eq!(answer["apiVersion"], "admission.k8s.io/v1");
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_in_lines_and_allowed() {
+        let containers: Vec<_> = (0..20).map(|number| json!({"name": format!("c{number}")})).collect();
+        let review = review(&json!({"template": {"spec": {"containers": containers}}}), "shop");
+        let warnings = review.warnings(&KnownParents::default());
+        assert!(warnings[1].starts_with("spec.template.spec.containers[0]: "), "{warnings:?}");
+        assert!(warnings.last().unwrap().starts_with("and 12 more"), "{warnings:?}");
+        assert!(warnings.iter().map(|warning| warning.chars().count()).sum::<usize>() < 4096);
+        let answer: Json = serde_json::from_slice(&review.respond(&warnings)).unwrap();
+        assert_eq!(answer["response"]["allowed"], true);
+        assert_eq!(answer["response"]["warnings"].as_array().unwrap().len(), warnings.len());
+        assert_eq!(cut(&"é".repeat(1_000)).chars().count(), MAX_WARNING);
+        assert_eq!(cut("a\nb"), "a b");
+    }
+
+    #[test]
+    fn parents_are_looked_up_one_after_the_other() {
+        let child = review(&json!({"extends": {"name": "middle"}, "parameters": [{"name": "x", "default": 1}]}), "");
+        let mut known = KnownParents::with_names(["middel".to_owned()]);
+        let middle = child.wanted(&known).unwrap();
+        assert_eq!(middle.which, Which::Named("middle".into()));
+        known.found(&middle, &found(&json!({"extends": {"name": "top"}})));
+        let top = child.wanted(&known).unwrap();
+        assert_eq!(top.which, Which::Named("top".into()));
+        let text = json!({
+            "activation": "Never", "parameters": [{"name": "x", "type": "string", "default": "a"}],
+            "template": {"metadata": {"labels": {"a": "${params.x}"}}},
+        });
+        known.found(&top, &found(&text));
+        assert_eq!(child.wanted(&known), None);
+        assert!(child.warnings(&known)[1].starts_with("spec.parameters[0]"), "{:?}", child.warnings(&known));
+
+        let mut missing = KnownParents::with_names(["middel".to_owned()]);
+        missing.found(&middle, &Answer::Missing);
+        assert_eq!(child.wanted(&missing), None);
+        assert!(child.warnings(&missing).iter().any(|warning| warning.contains("did you mean \"middel\"")));
+
+        let mut away = KnownParents::default();
+        away.found(&middle, &Answer::Failed("no answer".into()));
+        assert_eq!(child.warnings(&away), Vec::<String>::new(), "what is not known is not said");
+        let circle = review(&json!({"extends": {"name": "p"}}), "");
+        assert!(circle.warnings(&KnownParents::default())[1].contains("cannot extend itself"));
+    }
+
+    #[test]
+    fn what_is_no_review_is_the_callers_fault() {
+        assert!(ProfileReview::parse(b"{}").is_err());
+        assert!(ProfileReview::parse(br#"{"apiVersion":"v2","request":{"uid":"1"}}"#).is_err());
+        let unreadable = review(&json!({"order": "first"}), "");
+        assert!(unreadable.warnings(&KnownParents::default())[1].starts_with("spec: "));
+    }
+}

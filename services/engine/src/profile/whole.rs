@@ -1,0 +1,222 @@
+//! The whole text of a profile: what its author wrote with all that it inherits, as a revision keeps it.
+//!
+//! What is served is made from a revision alone. Neither the profile as it stands now nor the profiles that it extends
+//! are looked at, so every replica makes the same of it, whenever it starts.
+
+use pillion_api::profile::ProfileSpec;
+use pillion_api::revision::{MAX_TEXT_BYTES, RevisionBounds, RevisionSpec};
+use sha2::{Digest, Sha256};
+
+use super::compile::{compile_text, refuse_cluster_only};
+use super::extend::{self, Limits, Parents};
+use super::{CompiledProfile, Diagnostic, ProfileName};
+
+/// How many hexadecimal digits a revision has: forty bits tell the few texts of one profile apart.
+const REVISION_LENGTH: usize = 10;
+
+/// The text of a profile with what it inherits, and what bounds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Whole {
+    /// The text. It extends nothing.
+    pub spec: ProfileSpec,
+    /// What bounds it.
+    pub limits: Limits,
+    /// The cluster profiles that it extends, the nearest first.
+    pub ancestors: Vec<Box<str>>,
+    /// The inherited parameters that a profile of a namespace sets.
+    pub set_by_namespace: Vec<String>,
+}
+
+impl Whole {
+    /// Makes a text and those that it extends into one.
+    ///
+    /// # Errors
+    /// What is wrong with the chain. That it can be merged does not mean that it compiles.
+    pub fn new(name: &ProfileName, spec: &ProfileSpec, parents: &dyn Parents) -> Result<Self, Vec<Diagnostic>> {
+        let mut faults = Vec::new();
+        refuse_cluster_only(name, spec, &mut faults);
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        if spec.extends.is_some() {
+            return extend::resolve(name, spec, parents).map(extend::Effective::into_whole);
+        }
+        let limits = Limits::of(name);
+        Ok(Self { spec: spec.clone(), limits, ancestors: Vec::new(), set_by_namespace: Vec::new() })
+    }
+
+    /// Which text it is: a hash of all of it except `rollout`, which says who gets it and not what they get.
+    #[must_use]
+    pub fn revision(&self) -> Option<Box<str>> {
+        hash(&self.spec, self.limits, &self.ancestors, &self.set_by_namespace)
+    }
+
+    /// As it is kept in the cluster. `source` is the author's own text, where it extends another one.
+    ///
+    /// # Errors
+    /// It is too large to be kept.
+    pub fn to_revision(
+        &self,
+        name: &ProfileName,
+        generation: Option<i64>,
+        source: Option<&str>,
+    ) -> Result<RevisionSpec, Diagnostic> {
+        let spec = ProfileSpec { rollout: None, ..self.spec.clone() };
+        let text = serde_json::to_string(&spec).map_err(|error| Diagnostic::new("spec", error.to_string()))?;
+        let revision = self.revision().unwrap_or_default().into();
+        let source = source.filter(|_| !self.ancestors.is_empty());
+        if let Some(size) = [text.len(), source.map_or(0, str::len)].into_iter().find(|size| *size > MAX_TEXT_BYTES) {
+            let message = format!("with what it inherits the profile is {size} bytes; {MAX_TEXT_BYTES} are allowed");
+            return Err(Diagnostic::new("spec", message));
+        }
+        Ok(RevisionSpec {
+            profile: name.name.to_string(),
+            revision,
+            generation,
+            bounds: match self.limits {
+                Limits::Platform => RevisionBounds::Platform,
+                Limits::Parent => RevisionBounds::Parent,
+                Limits::Tenant => RevisionBounds::Tenant,
+            },
+            ancestors: self.ancestors.iter().map(ToString::to_string).collect(),
+            set_by_namespace: self.set_by_namespace.clone(),
+            text,
+            source: source.map(str::to_owned),
+        })
+    }
+
+    /// From what is kept in the cluster.
+    ///
+    /// # Errors
+    /// This build does not understand it, or it is not of this profile.
+    pub fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
+        if *revision.profile != *name.name {
+            return Err(Diagnostic::new("spec.profile", format!("the revision is of {:?}", revision.profile)));
+        }
+        let limits = match (revision.bounds, &name.namespace) {
+            (RevisionBounds::Platform, None) => Limits::Platform,
+            (RevisionBounds::Parent, Some(_)) => Limits::Parent,
+            (RevisionBounds::Tenant, Some(_)) => Limits::Tenant,
+            (bounds, _) => return Err(Diagnostic::new("spec.bounds", format!("{name} cannot have {bounds:?}"))),
+        };
+        let spec: ProfileSpec = serde_json::from_str(&revision.text).map_err(|error| {
+            Diagnostic::new("spec.text", error.to_string())
+                .with_help("it may be written for a newer version of Pillion: upgrade this one")
+        })?;
+        Ok(Self {
+            spec: ProfileSpec { extends: None, ..spec },
+            limits,
+            ancestors: revision.ancestors.iter().map(|name| name.as_str().into()).collect(),
+            set_by_namespace: revision.set_by_namespace.clone(),
+        })
+    }
+
+    /// Compiles it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
+        let mut compiled = compile_text(name, &self.spec, self.limits)?;
+        compiled.complete(&self.ancestors, &self.set_by_namespace);
+        Ok(CompiledProfile { revision: self.revision().unwrap_or_default(), ..compiled })
+    }
+}
+
+/// Compiles a revision as it is kept in the cluster. It is called as it says: another build may have hashed it otherwise.
+///
+/// # Errors
+/// This build does not understand it, or it does not compile any more.
+pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    let whole = Whole::from_revision(name, revision).map_err(|fault| vec![fault])?;
+    let compiled = whole.compile(name)?;
+    Ok(CompiledProfile { revision: revision.revision.as_str().into(), ..compiled })
+}
+
+/// A hash of a text and of what bounds it, with the keys of all objects in order.
+pub(super) fn hash(spec: &ProfileSpec, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
+    let mut json = serde_json::to_value(spec).ok()?;
+    json.as_object_mut()?.remove("rollout");
+    if !ancestors.is_empty() {
+        let bounds = format!("{limits:?}");
+        json = serde_json::json!({"text": json, "bounds": bounds, "ancestors": ancestors, "set": set});
+    }
+    json.sort_all_objects();
+    let hash = Sha256::digest(json.to_string());
+    let mut hex = format!("{hash:x}");
+    hex.truncate(REVISION_LENGTH);
+    Some(hex.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+    use crate::profile::{Library, compile_with};
+
+    fn spec(json: Json) -> ProfileSpec {
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn library() -> Library {
+        let parent = json!({
+            "activation": "Never", "rollout": {"percent": 5},
+            "parameters": [{"name": "level", "type": "string", "default": "info", "annotation": "a/level", "sources": ["Namespace"]}],
+            "template": {"metadata": {"labels": {"level": "${params.level}"}}},
+        });
+        Library::new([("parent", parent)])
+    }
+
+    fn child(level: &str) -> ProfileSpec {
+        spec(json!({"extends": {"name": "parent"}, "parameters": [{"name": "level", "default": level}]}))
+    }
+
+    #[test]
+    fn what_is_kept_compiles_to_what_was_accepted() {
+        for name in [ProfileName::cluster("child"), ProfileName::namespaced("shop", "child")] {
+            let accepted = compile_with(&name, &child("debug"), &library()).unwrap();
+            let whole = Whole::new(&name, &child("debug"), &library()).unwrap();
+            assert_eq!(whole.revision().as_deref(), Some(accepted.revision()));
+            let kept = whole.to_revision(&name, Some(3), Some("{}")).unwrap();
+            assert!(!kept.text.contains("extends") && !kept.text.contains("rollout"), "{}", kept.text);
+            assert_eq!((kept.source.as_deref(), kept.ancestors.as_slice()), (Some("{}"), &["parent".to_owned()][..]));
+            let served = compile_revision(&name, &kept).unwrap();
+            assert_eq!(served.revision(), accepted.revision());
+            assert_eq!(served.limits(), accepted.limits());
+            assert!(served.ancestors().eq(accepted.ancestors()));
+            let set = |profile: &CompiledProfile| profile.parameters.first().unwrap().set_by_namespace;
+            assert_eq!(set(&served), set(&accepted));
+            assert_eq!(set(&served), name.namespace.is_some());
+        }
+    }
+
+    #[test]
+    fn who_gets_it_is_no_part_of_it_and_what_bounds_it_is() {
+        let name = ProfileName::cluster("p");
+        let text =
+            |percent| spec(json!({"rollout": {"percent": percent}, "template": {"metadata": {"labels": {"a": "b"}}}}));
+        let revision = |spec: &ProfileSpec| Whole::new(&name, spec, &library()).unwrap().revision();
+        assert_eq!(revision(&text(1)), revision(&text(100)));
+        assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
+
+        // The same text by itself is a tenant's, and not what its parent may do.
+        let name = ProfileName::namespaced("shop", "child");
+        let inherited = Whole::new(&name, &child("debug"), &library()).unwrap();
+        let own = Whole::new(&name, &inherited.spec, &library()).unwrap();
+        assert_eq!((inherited.limits, own.limits), (Limits::Parent, Limits::Tenant));
+        assert_ne!(inherited.revision(), own.revision());
+    }
+
+    #[test]
+    fn a_revision_is_of_its_profile_and_bounded_as_that_may_be() {
+        let name = ProfileName::namespaced("shop", "child");
+        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let other = ProfileName::namespaced("shop", "other");
+        assert!(compile_revision(&other, &kept).unwrap_err()[0].message.contains("child"));
+        let platforms = RevisionSpec { bounds: RevisionBounds::Platform, ..kept.clone() };
+        assert!(compile_revision(&name, &platforms).is_err(), "a namespace's is never the platform's");
+        assert!(compile_revision(&ProfileName::cluster("child"), &kept).is_err());
+        let newer = RevisionSpec { text: r#"{"newField": 1}"#.to_owned(), ..kept };
+        assert!(compile_revision(&name, &newer).unwrap_err()[0].to_string().contains("newer version"));
+    }
+}

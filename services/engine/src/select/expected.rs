@@ -1,0 +1,103 @@
+//! Which profiles are for an object as far as its labels and annotations say, without an expression being evaluated.
+//!
+//! What asks for profiles, drops them and selects objects is metadata alone. What is left are conditions, and parameters
+//! that may be set to what is not allowed: a profile that has such is *open*, and what became of it is asked for.
+
+use std::sync::Arc;
+
+use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_api::parameter::OnInvalid;
+use pillion_api::profile::OptOut;
+
+use super::candidates::Candidates;
+use super::pod::Pod;
+use super::request::{self, Asked};
+use super::{Selected, give_way, group_is_taken, is_stand_in, object_matches};
+use crate::json::Value;
+use crate::profile::CompiledProfile;
+use crate::profile::target::Action;
+use crate::report::{ProfileDecision, ProfileOutcome, Reason};
+
+/// A profile that is asked for.
+pub(crate) struct Expected {
+    /// What is decided about it; `None` if it is open and nobody knows what became of it. One that is for the object is
+    /// `Unchanged`.
+    pub(crate) decision: Option<ProfileDecision>,
+    pub(crate) profile: Arc<CompiledProfile>,
+}
+
+/// Whether more than metadata says whether a profile is for an object.
+pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
+    let refuses = |on_invalid: Option<OnInvalid>| on_invalid != Some(OnInvalid::Default);
+    !profile.conditions.is_empty() || profile.parameters.iter().any(|parameter| refuses(parameter.on_invalid))
+}
+
+/// What [`super::select`] finds, as far as metadata says. `known` tells of a profile that is open whether it is for the
+/// object.
+pub(crate) fn expected(
+    candidates: &Candidates,
+    level: InjectionLevel,
+    object: Value<'_>,
+    mut known: impl FnMut(&CompiledProfile) -> Option<bool>,
+) -> Vec<Expected> {
+    if candidates.is_empty() {
+        return Vec::new();
+    }
+    let pod = Pod::new(object);
+    let Asked { places, dropped, .. } = request::asked(candidates, Action::CREATE_POD, level, pod);
+    let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
+    let mut selected: Vec<Selected<'_>> = Vec::with_capacity(places.len());
+    let mut unknown = Vec::new();
+    for place in places {
+        let Some(profile) = candidates.profile(place) else { continue };
+        let refusal = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
+            Some(Reason::OptedOut)
+        } else if !object_matches(profile, pod) {
+            Some(Reason::ObjectSelector)
+        } else {
+            let is_for = if is_open(profile) { known(profile) } else { Some(true) };
+            match is_for {
+                // As long as it is not known of an earlier one of its group, it is not known of this one.
+                Some(true) if waits_for_group(profile, &selected, &unknown) => {
+                    unknown.push(selected.len());
+                    Some(Reason::ExclusiveGroup)
+                }
+                None => {
+                    unknown.push(selected.len());
+                    Some(Reason::MatchCondition)
+                }
+                Some(false) => Some(Reason::MatchCondition),
+                Some(true) if group_is_taken(profile, &selected) => Some(Reason::ExclusiveGroup),
+                Some(true) => None,
+            }
+        };
+        let (outcome, reason) = match refusal {
+            Some(reason) => (ProfileOutcome::NotMatched, reason),
+            None => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
+        };
+        let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail: None };
+        selected.push(Selected { decision, profile, computation: None });
+    }
+    give_way(&mut selected);
+    // Nor is it of one that may have to give way.
+    for child in unknown.clone() {
+        let Some(child) = selected.get(child).map(|child| child.profile) else { continue };
+        let parents = selected.iter().enumerate().filter(|(_, parent)| is_stand_in(child, parent.profile));
+        unknown.extend(parents.map(|(index, _)| index));
+    }
+    let decisions = selected.into_iter().map(|selected| selected.decision).enumerate();
+    decisions
+        .map(|(index, decision)| Expected {
+            profile: Arc::clone(&decision.profile),
+            decision: (!unknown.contains(&index)).then_some(decision),
+        })
+        .collect()
+}
+
+fn waits_for_group(profile: &CompiledProfile, earlier: &[Selected<'_>], unknown: &[usize]) -> bool {
+    let of_group = |index: &usize| {
+        let earlier = earlier.get(*index).map(|earlier| earlier.profile);
+        earlier.is_some_and(|earlier| earlier.exclusive_group == profile.exclusive_group)
+    };
+    profile.exclusive_group.is_some() && unknown.iter().any(of_group)
+}

@@ -1,0 +1,203 @@
+//! Which revision of a profile an object gets.
+//!
+//! * What an earlier pass over the same object applied is applied again, also if another one was published between.
+//! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, asks for one that is kept. The first digits are
+//!   enough if they are of one only. A profile whose `optOut` is `Forbidden` is not for the author to choose.
+//! * Else a rollout gives the newest to its share of the *workloads*, so that the pods of one are alike, and the promoted
+//!   one to all others. Which ones is a hash of profile, namespace and workload: it is the same at every replica, a larger
+//!   share takes none out, and another profile's rollout meets others.
+//!
+//! Nearly always there is nothing to choose, and then it costs a look at two annotations.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use pillion_api::names::{GROUP, PROFILES_ANNOTATION, VERSION};
+use pillion_api::profile::OptOut;
+use pillion_api::revision::object_name;
+use sha2::{Digest, Sha256};
+
+use super::candidates::{Candidates, Choice, Place};
+use super::pod::Pod;
+use super::request::names;
+use crate::inject::Record;
+use crate::json::Value;
+use crate::lookup::{Answer, Query, Which, workload};
+use crate::profile::{CompiledProfile, ProfileName};
+use crate::report::Notice;
+use crate::snapshot::Namespace;
+
+/// Shares are told apart by hundredths of a percent.
+const SHARES: u64 = 10_000;
+
+/// For which object the choice is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'s> {
+    pub(crate) namespace_name: &'s str,
+    pub(crate) namespace: &'s Namespace,
+    /// As its author wrote it.
+    pub(crate) object: Value<'s>,
+    /// The record of an earlier pass of the same request.
+    pub(crate) record: Option<&'s Record>,
+}
+
+/// Chooses. `fetch` gives a revision that is kept and not at work.
+pub(crate) fn choose(
+    candidates: Arc<Candidates>,
+    subject: Subject<'_>,
+    fetch: &mut dyn FnMut(&ProfileName, &str) -> Answer<Arc<CompiledProfile>>,
+) -> Arc<Candidates> {
+    let pods = Pod::new(subject.object).annotation(PROFILES_ANNOTATION).unwrap_or_default();
+    let has_pins = [&*pods, &*candidates.namespace_names].iter().any(|list| list.contains('@'));
+    if !has_pins && subject.record.is_none() && !candidates.has_stages() {
+        return candidates;
+    }
+    let mut chooser = Chooser { candidates: &candidates, fetch, choice: Choice::default() };
+    chooser.shares(subject);
+    // The namespace's first: the pod's own take their place.
+    for list in [&*candidates.namespace_names, &*pods] {
+        for (word, name, digits) in names(list).filter_map(pin) {
+            chooser.pinned(word, name, digits);
+        }
+    }
+    for (profile, revision) in subject.record.into_iter().flat_map(Record::revisions) {
+        chooser.recorded(&profile, &revision);
+    }
+    let choice = chooser.choice;
+    if choice == Choice::default() { candidates } else { Arc::new(candidates.with_choice(choice)) }
+}
+
+/// Whether a choice may need what is not at work: only then is there something to fetch.
+pub(crate) fn may_fetch(candidates: &Candidates, object: Value<'_>, has_record: bool) -> bool {
+    let is_pin = |list: &str| list.contains('@');
+    has_record
+        || is_pin(&candidates.namespace_names)
+        || Pod::new(object).annotation(PROFILES_ANNOTATION).is_some_and(|list| is_pin(&list))
+}
+
+/// The object in the cluster that holds a revision.
+pub(crate) fn query(profile: &ProfileName, revision: &str) -> Query {
+    let resource = match profile.namespace {
+        Some(_) => pillion_api::kinds::plural::NAMESPACED_REVISION,
+        None => pillion_api::kinds::plural::CLUSTER_REVISION,
+    };
+    Query {
+        group: GROUP.into(),
+        version: VERSION.into(),
+        resource: resource.into(),
+        namespace: profile.namespace.clone().unwrap_or_default(),
+        which: Which::Named(object_name(&profile.name, revision).into()),
+    }
+}
+
+/// A word of the form `name@digits`, which may begin with the `-` that drops a profile and then pins none.
+fn pin(word: &str) -> Option<(&str, &str, &str)> {
+    let (name, digits) = word.split_once('@')?;
+    (!name.starts_with('-')).then_some((word, name, digits))
+}
+
+/// Whether a workload is among a share of all.
+pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &str) -> bool {
+    let mut hash = Sha256::new();
+    for part in [profile, namespace, workload] {
+        hash.update(part);
+        hash.update([0]);
+    }
+    let digest = hash.finalize();
+    let number = digest.iter().take(8).fold(0_u64, |number, byte| (number << 8) | u64::from(*byte));
+    number % SHARES < u64::from(percent) * (SHARES / 100)
+}
+
+struct Chooser<'c, 'f> {
+    candidates: &'c Candidates,
+    fetch: &'f mut dyn FnMut(&ProfileName, &str) -> Answer<Arc<CompiledProfile>>,
+    choice: Choice,
+}
+
+impl Chooser<'_, '_> {
+    /// The newest or the promoted one, by each rollout.
+    fn shares(&mut self, subject: Subject<'_>) {
+        let mut workload_name: Option<Cow<'_, str>> = None;
+        for (staged, places) in self.candidates.stages() {
+            let is_selected =
+                staged.namespaces.as_ref().is_none_or(|selector| selector.matches(|key| subject.namespace.label(key)));
+            let name = workload_name.get_or_insert_with(|| workload(subject.object));
+            let gets_newest = is_selected && is_among(staged.percent, &staged.profile, subject.namespace_name, name);
+            let other = if gets_newest { places.promoted } else { places.newest };
+            self.choice.unchosen.extend(other);
+        }
+    }
+
+    /// A word `name@digits` of the author's.
+    fn pinned(&mut self, word: &str, name: &str, digits: &str) {
+        let mut places = self.candidates.places_of(name).peekable();
+        if places.peek().is_none() {
+            // Nobody is called so: that is said of the word as of any other.
+            return;
+        }
+        let places: Vec<_> = places.collect();
+        let chosen = places.iter().find(|place| !self.choice.unchosen.contains(place)).or_else(|| places.first());
+        let Some(profile) = chosen.and_then(|place| self.candidates.profile(*place)) else { return };
+        if profile.opt_out == OptOut::Forbidden {
+            let text = "it cannot be pinned, as nobody can drop it; the revision that is at work is taken";
+            self.choice.notices.push(Notice::OfProfile { profile: profile.display_name().into(), text: text.into() });
+            return;
+        }
+        let known = places.iter().flat_map(|place| self.candidates.revisions_at(*place));
+        let mut found: Vec<&str> =
+            known.filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
+        found.sort_unstable();
+        found.dedup();
+        let is_taken = match found.as_slice() {
+            [revision] => self.take(profile.name(), &places, revision),
+            _ => false,
+        };
+        if !is_taken {
+            self.choice.unknown.push(word.into());
+        }
+    }
+
+    /// What an earlier pass applied. Where it is not kept any more, what is at work is taken.
+    fn recorded(&mut self, profile: &str, revision: &str) {
+        let places: Vec<_> = self.candidates.places_called(profile).collect();
+        let Some(name) = places.first().and_then(|place| self.candidates.profile(*place)).map(|known| known.name())
+        else {
+            return;
+        };
+        let is_known =
+            places.iter().flat_map(|place| self.candidates.revisions_at(*place)).any(|kept| kept == revision);
+        if is_known {
+            self.take(name, &places, revision);
+        }
+    }
+
+    /// Chooses a revision of the profile that has these places. Whether it is to be had.
+    fn take(&mut self, name: &ProfileName, places: &[Place], revision: &str) -> bool {
+        let is_it = |place: &&Place| self.candidates.profile(**place).is_some_and(|known| known.revision() == revision);
+        let stands_for = match places.iter().find(is_it) {
+            Some(place) => *place,
+            None => match (self.fetch)(name, revision) {
+                Answer::Found(compiled) => {
+                    let Some(place) = places.first() else { return false };
+                    self.choice.pinned.retain(|(other, _)| !places.contains(other));
+                    self.choice.pinned.push((*place, compiled));
+                    self.choose(places, *place);
+                    return true;
+                }
+                Answer::NotAsked | Answer::Missing | Answer::Failed(_) => return false,
+            },
+        };
+        self.choice.pinned.retain(|(other, _)| !places.contains(other));
+        self.choose(places, stands_for);
+        true
+    }
+
+    /// Of these places, one.
+    fn choose(&mut self, places: &[Place], chosen: Place) {
+        self.choice.unchosen.retain(|place| !places.contains(place));
+        self.choice.unchosen.extend(places.iter().copied().filter(|place| *place != chosen));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+use pillion_api::names::InjectionLevel;
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::json::OwnedTape;
+use crate::lookup::LookedUp;
+use crate::profile::{NoParents, ProfileSet, Served, Stage, Whole};
+use crate::report::Outcome;
+use crate::review::{Endpoint, Facts, RecordTrust, Review};
+use crate::snapshot::Snapshot;
+
+fn whole(name: &ProfileName, more: &Json) -> Whole {
+    let mut spec = json!({"activation": "Always"});
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Whole::new(name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap()
+}
+
+fn labelled(label: &str) -> Json {
+    json!({"template": {"metadata": {"labels": {"text": label}}}})
+}
+
+fn profile(name: &ProfileName, more: &Json) -> Arc<CompiledProfile> {
+    Arc::new(whole(name, more).compile(name).unwrap())
+}
+
+/// A profile of which half of the workloads get the text `new`, and two more are kept.
+fn staged(name: &ProfileName, percent: u8, more: &Json) -> (Served, [Arc<CompiledProfile>; 3]) {
+    let with = |label: &str| {
+        let mut spec = labelled(label);
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        profile(name, &spec)
+    };
+    let [new, promoted, old] = ["new", "promoted", "old"].map(with);
+    let kept = [&new, &promoted, &old].iter().map(|profile| profile.revision().into()).collect();
+    let stage = Stage { promoted: Some(Arc::clone(&promoted)), percent, namespaces: None };
+    (Served { profile: Arc::clone(&new), stage: Some(stage), kept }, [new, promoted, old])
+}
+
+fn snapshot(served: impl IntoIterator<Item = Served>) -> Snapshot {
+    Snapshot::new(ProfileSet::serving(&ProfileSet::default(), served))
+}
+
+fn pod(name: &str, annotations: &Json) -> Json {
+    json!({
+        "metadata": {"name": name, "annotations": annotations, "managedFields": [{"fieldsV1": {}}]},
+        "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+    })
+}
+
+/// The label that the pod gets, its record, and what its author is told; and what would have to be looked up.
+struct Got {
+    label: Option<String>,
+    object: Json,
+    warnings: Vec<String>,
+    wanted: Vec<Query>,
+    outcome: Outcome,
+}
+
+fn inject(snapshot: &Snapshot, object: &Json, level: InjectionLevel, looked_up: LookedUp) -> Got {
+    let body = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "1", "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": "shop", "operation": "CREATE", "object": object,
+        },
+    })
+    .to_string();
+    let review = Review::parse(body.as_bytes()).unwrap();
+    let facts = Facts { looked_up, record_trust: RecordTrust::ManagedFields, ..Facts::default() };
+    let wanted = review.needs(Endpoint::Level(level), snapshot, &facts).objects;
+    let decided = review.decide(Endpoint::Level(level), snapshot, &facts).unwrap();
+    let mut object = object.clone();
+    if let Some(patch) = &decided.patch {
+        let patch: json_patch::Patch = serde_json::from_slice(patch).unwrap();
+        json_patch::patch(&mut object, &patch).unwrap();
+    }
+    Got {
+        label: object["metadata"]["labels"]["text"].as_str().map(str::to_owned),
+        warnings: decided.decision.notices.iter().map(ToString::to_string).collect(),
+        outcome: decided.decision.outcome,
+        object,
+        wanted,
+    }
+}
+
+fn label(snapshot: &Snapshot, object: &Json) -> Option<String> {
+    inject(snapshot, object, InjectionLevel::Enabled, LookedUp::default()).label
+}
+
+fn of_replica_set(workload: &str, hash: &str) -> Json {
+    let mut object = pod("", &json!({}));
+    object["metadata"]["generateName"] = json!(format!("{workload}-{hash}-"));
+    object["metadata"]["labels"] = json!({"pod-template-hash": hash});
+    object["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{workload}-{hash}"), "controller": true, "uid": "u",
+    }]);
+    object
+}
+
+#[test]
+fn a_share_is_what_it_says_and_a_larger_one_takes_none_out() {
+    let workloads: Vec<_> = (0..10_000).map(|number| format!("workload-{number}")).collect();
+    let among = |percent, profile: &str| -> Vec<&String> {
+        workloads.iter().filter(|name| is_among(percent, profile, "shop", name)).collect()
+    };
+    let mut before: Vec<&String> = Vec::new();
+    for percent in [0, 1, 10, 25, 50, 90, 99, 100] {
+        let now = among(percent, "proxy");
+        let found = f64::from(u32::try_from(now.len()).unwrap()) / 100.0;
+        assert!((found - f64::from(percent)).abs() <= 2.0, "{found} % instead of {percent} %");
+        assert!(before.iter().all(|name| now.contains(name)), "{percent}");
+        before = now;
+    }
+    assert_eq!((among(0, "proxy").len(), among(100, "proxy").len()), (0, 10_000));
+    // Of those who get the newest of one profile, a tenth get the newest of another one, and not all.
+    let (one, other) = (among(10, "proxy"), among(10, "logger"));
+    let both = one.iter().filter(|name| other.contains(name)).count();
+    assert!((50..200).contains(&both), "{both}");
+    let elsewhere = workloads.iter().filter(|name| is_among(10, "proxy", "till", name));
+    let both = elsewhere.filter(|name| one.contains(name)).count();
+    assert!((50..200).contains(&both), "{both}");
+}
+
+#[test]
+fn the_pods_of_a_workload_are_alike_and_others_get_the_promoted_one() {
+    let name = ProfileName::cluster("proxy");
+    let (served, _) = staged(&name, 50, &json!({}));
+    let snapshot = snapshot([served]);
+    let mut seen = std::collections::BTreeMap::<String, usize>::new();
+    for number in 0..100 {
+        let workload = format!("w{number}");
+        let first = label(&snapshot, &of_replica_set(&workload, "7c9d6f5b8")).unwrap();
+        let next = label(&snapshot, &of_replica_set(&workload, "5d4f8c7b9")).unwrap();
+        assert_eq!(first, next, "a new ReplicaSet is the same workload");
+        *seen.entry(first).or_default() += 1;
+    }
+    assert_eq!(seen.keys().map(String::as_str).collect::<Vec<_>>(), ["new", "promoted"]);
+    assert!(seen["new"] > 30 && seen["promoted"] > 30, "{seen:?}");
+}
+
+#[test]
+fn one_that_was_never_promoted_is_for_its_share_alone_and_its_name_is_known_to_all() {
+    let name = ProfileName::cluster("proxy");
+    let (mut served, _) = staged(&name, 0, &json!({"activation": "Requested"}));
+    served.stage.as_mut().unwrap().promoted = None;
+    let snapshot = snapshot([served]);
+    let asking = pod("web", &json!({"pillion.dev/profiles": "proxy"}));
+    let got = inject(&snapshot, &asking, InjectionLevel::Required, LookedUp::default());
+    assert_eq!((got.label, got.outcome, got.warnings), (None, Outcome::Skipped, Vec::new()));
+}
+
+#[test]
+fn both_revisions_are_asked_for_in_their_own_ways() {
+    // The newest is asked for by another key: those who keep the promoted one ask as ever.
+    let name = ProfileName::cluster("proxy");
+    let text = |key: &str, label: &str| {
+        let mut spec = labelled(label);
+        spec["activation"] = json!("Requested");
+        spec["request"] = json!({"annotation": key});
+        profile(&name, &spec)
+    };
+    let served = |percent| {
+        let stage = Stage { promoted: Some(text("old/key", "promoted")), percent, namespaces: None };
+        snapshot([Served { profile: text("new/key", "new"), stage: Some(stage), kept: Arc::default() }])
+    };
+    for (percent, key, expected) in
+        [(0, "old/key", Some("promoted")), (0, "new/key", None), (100, "new/key", Some("new")), (100, "old/key", None)]
+    {
+        let got = label(&served(percent), &pod("web", &json!({key: "true"})));
+        assert_eq!(got.as_deref(), expected, "{percent} {key}");
+    }
+}
+
+#[test]
+fn a_rollout_may_be_for_some_namespaces_only() {
+    let name = ProfileName::cluster("proxy");
+    let (mut served, _) = staged(&name, 100, &json!({}));
+    let selector = serde_json::from_value(json!({"matchLabels": {"canary": "yes"}})).unwrap();
+    served.stage.as_mut().unwrap().namespaces = Some(selector);
+    let snapshot = snapshot([served]);
+    assert_eq!(label(&snapshot, &pod("web", &json!({}))).as_deref(), Some("promoted"));
+}
+
+#[test]
+fn a_pin_is_a_part_of_a_revision() {
+    let name = ProfileName::cluster("proxy");
+    let (served, [new, promoted, old]) = staged(&name, 0, &json!({"activation": "Requested"}));
+    let snapshot = snapshot([served]);
+    let asked = |word: &str, level| {
+        let object = pod("web", &json!({"pillion.dev/profiles": word}));
+        let first = inject(&snapshot, &object, level, LookedUp::default());
+        let found = first.wanted.iter().map(|query| {
+            let kept = whole(&name, &labelled("old"));
+            let kept = kept.to_revision(&name, None, None).unwrap();
+            let mut object = json!({"spec": kept});
+            object["spec"]["revision"] = json!(old.revision());
+            (query.clone(), Answer::Found(Arc::new(OwnedTape::parse(object.to_string()).unwrap())))
+        });
+        let looked_up = LookedUp { objects: found.collect(), ..LookedUp::default() };
+        (first.wanted, inject(&snapshot, &object, level, looked_up))
+    };
+    let digits = |profile: &CompiledProfile| profile.revision()[..6].to_owned();
+    // What is at work needs no look-up.
+    for (pinned, expected) in [(&new, "new"), (&promoted, "promoted")] {
+        let (wanted, got) = asked(&format!("proxy@{}", digits(pinned)), InjectionLevel::Enabled);
+        assert_eq!((wanted.len(), got.label.as_deref(), got.warnings.len()), (0, Some(expected), 0));
+    }
+    let (wanted, got) = asked(&format!("proxy@{}", digits(&old)), InjectionLevel::Enabled);
+    let [query] = wanted.as_slice() else { panic!("{wanted:?}") };
+    assert_eq!(query.which, Which::Named(format!("proxy-{}", old.revision()).into()));
+    assert_eq!(got.label.as_deref(), Some("old"));
+    assert!(got.object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap().contains(old.revision()));
+
+    let (wanted, got) = asked("proxy@xyz", InjectionLevel::Enabled);
+    assert_eq!((wanted.len(), got.label), (0, None));
+    assert!(got.warnings[0].contains("proxy@xyz"), "{:?}", got.warnings);
+    assert_eq!(asked("proxy@xyz", InjectionLevel::Required).1.outcome, Outcome::Denied);
+    assert_eq!(asked("proxy@", InjectionLevel::Required).1.outcome, Outcome::Denied);
+    let (_, got) = asked(&format!("-proxy@{}", digits(&old)), InjectionLevel::Required);
+    assert_eq!((got.label, got.outcome), (None, Outcome::Skipped), "it is dropped, whatever it is pinned to");
+}
+
+#[test]
+fn what_nobody_can_drop_nobody_can_pin() {
+    let name = ProfileName::cluster("proxy");
+    let (served, [_, _, old]) = staged(&name, 0, &json!({"optOut": "Forbidden"}));
+    let snapshot = snapshot([served]);
+    let object = pod("web", &json!({"pillion.dev/profiles": format!("proxy@{}", old.revision())}));
+    let got = inject(&snapshot, &object, InjectionLevel::Enabled, LookedUp::default());
+    assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("promoted"), 0));
+    assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
+}
+
+#[test]
+fn a_second_pass_keeps_the_revision_of_the_record() {
+    let name = ProfileName::cluster("proxy");
+    let one = |label: &str, kept: &[&str]| Served {
+        kept: kept.iter().map(|kept| Box::from(*kept)).collect(),
+        ..Served::from(profile(&name, &labelled(label)))
+    };
+    let old = profile(&name, &labelled("old"));
+    let before = snapshot([one("old", &[])]);
+    let first = inject(&before, &pod("web", &json!({})), InjectionLevel::Enabled, LookedUp::default());
+    assert_eq!(first.label.as_deref(), Some("old"));
+
+    // Another one was published between, and the old one is kept.
+    let after = snapshot([one("new", &[old.revision()])]);
+    let asking = inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default());
+    let [query] = asking.wanted.as_slice() else { panic!("{:?}", asking.wanted) };
+    let kept = whole(&name, &labelled("old")).to_revision(&name, None, None).unwrap();
+    let object = Arc::new(OwnedTape::parse(json!({"spec": kept}).to_string()).unwrap());
+    let looked_up = LookedUp { objects: vec![(query.clone(), Answer::Found(object))], ..LookedUp::default() };
+    let second = inject(&after, &first.object, InjectionLevel::Enabled, looked_up);
+    assert_eq!(second.object, first.object, "a second pass changes nothing");
+    assert!(inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default()).wanted.is_empty());
+
+    // With a rollout the promoted one is at work: nothing has to be looked up.
+    let stage = Stage { promoted: Some(old), percent: 100, namespaces: None };
+    let rolling = snapshot([Served { stage: Some(stage), ..one("new", &[]) }]);
+    let second = inject(&rolling, &first.object, InjectionLevel::Enabled, LookedUp::default());
+    assert_eq!((second.object, second.wanted.len()), (first.object.clone(), 0));
+    assert_eq!(label(&rolling, &pod("web", &json!({}))).as_deref(), Some("new"));
+}
+
+#[test]
+fn a_workload_is_known_by_its_owner() {
+    let owned = |kind: &str, name: &str| {
+        let mut object = pod("x", &json!({}));
+        object["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "batch/v1", "kind": kind, "name": name, "controller": true, "uid": "u"}]);
+        object
+    };
+    for (object, expected) in [
+        (of_replica_set("web", "7c9d6f5b8"), "web"),
+        (owned("Job", "backup-28374650"), "backup"),
+        (owned("Job", "backup-2"), "backup-2"),
+        (owned("StatefulSet", "db-28374650"), "db-28374650"),
+        (pod("alone", &json!({})), "alone"),
+    ] {
+        let tape = OwnedTape::parse(object.to_string()).unwrap();
+        assert_eq!(workload(tape.root()), expected);
+    }
+}
