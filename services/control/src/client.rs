@@ -40,6 +40,15 @@ pub enum ClientError {
 /// # Errors
 /// The files do not say how to reach an API server.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let config = configuration(kubeconfig).await?;
+    Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
+}
+
+/// What such a client is made of: for who makes more than one of it.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let mut config = match kubeconfig {
         Some(path) => from_file(path)
             .await
@@ -50,7 +59,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     config.read_timeout = Some(SILENCE_LIMIT);
     // Else the time that a connection was idle before a request would count.
     config.reset_reader_on_write = true;
-    Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
+    Ok(config)
 }
 
 async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {

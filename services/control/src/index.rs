@@ -6,14 +6,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use pillion_engine::profile::{MAX_CHAIN, ProfileSet};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::profile::{MAX_CHAIN, ProfileName, ProfileSet, Whole};
+use pillion_engine::snapshot::{Namespace, Snapshot};
 
 use crate::cache_metrics::Kind;
 use crate::namespaces::{NamespaceChange, NamespaceIndex};
-use crate::profiles::{Broken, ProfileChange, ProfileIndex, Updated};
+use crate::profiles::{Broken, ProfileChange, ProfileIndex, State, Updated};
+use crate::served::{Fetched, PointerChange, RevisionKey, ServedIndex};
 
-/// What one of the three watches says.
+/// What one of the watches says, or came of fetching something.
 #[derive(Clone, Debug)]
 pub enum Update {
     /// About cluster profiles.
@@ -22,6 +23,12 @@ pub enum Update {
     Namespaced(ProfileChange),
     /// About namespaces.
     Namespace(NamespaceChange),
+    /// What is published of cluster profiles.
+    PublishedCluster(PointerChange),
+    /// What is published of tenants' profiles.
+    PublishedNamespaced(PointerChange),
+    /// A published revision was fetched.
+    Fetched(RevisionKey, Fetched),
 }
 
 /// What the index is in, for readiness and gauges.
@@ -37,18 +44,90 @@ pub struct Status {
     pub namespaces: usize,
 }
 
-/// Follows the three watches.
+/// Follows the watches.
 #[derive(Debug, Default)]
 pub struct Index {
     cluster: ProfileIndex,
     namespaced: ProfileIndex,
+    /// What is published, where that is served and not the texts as they stand.
+    published: Option<Published>,
     namespaces: NamespaceIndex,
     snapshot: Snapshot,
     profiles_changed: bool,
     namespaces_changed: bool,
 }
 
+/// What is published of both kinds of profiles.
+#[derive(Debug, Default)]
+struct Published {
+    cluster: ServedIndex,
+    namespaced: ServedIndex,
+}
+
+impl Published {
+    const fn of(&mut self, name: &ProfileName) -> &mut ServedIndex {
+        if name.namespace.is_some() { &mut self.namespaced } else { &mut self.cluster }
+    }
+}
+
 impl Index {
+    /// Serves what is published of profiles, and not their texts as they stand.
+    #[must_use]
+    pub fn of_revisions(self) -> Self {
+        Self { published: Some(Published::default()), ..self }
+    }
+
+    /// Keeps the texts of all profiles that were accepted, for who makes revisions of them.
+    #[must_use]
+    pub fn keeping_texts(self) -> Self {
+        Self { cluster: self.cluster.keeping_texts(), namespaced: self.namespaced.keeping_texts(), ..self }
+    }
+
+    /// The revisions that have to be fetched. Each is given once.
+    pub fn due(&mut self) -> Vec<RevisionKey> {
+        let Some(published) = &mut self.published else { return Vec::new() };
+        let mut due = published.cluster.due();
+        due.extend(published.namespaced.due());
+        due
+    }
+
+    /// Whether a revision that could not be fetched is still wanted.
+    pub fn still_wants(&mut self, key: &RevisionKey) -> bool {
+        self.published.as_mut().is_some_and(|published| published.of(&key.profile).still_wants(key))
+    }
+
+    /// What became of the text of a profile; `None` if there is no such profile.
+    #[must_use]
+    pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
+        self.of(name).state(name)
+    }
+
+    /// The whole text of the profile that is at work, and its author's own.
+    #[must_use]
+    pub fn whole(&self, name: &ProfileName) -> Option<(Whole, Arc<str>)> {
+        self.of(name).whole(name, &self.cluster)
+    }
+
+    /// What was accepted of a profile by whoever led before.
+    pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
+        if name.namespace.is_some() { &mut self.namespaced } else { &mut self.cluster }.seed(name, uid, text);
+    }
+
+    /// The namespaces that are known.
+    pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Namespace)> {
+        self.snapshot.namespaces().map(|(name, namespace)| (name, &**namespace))
+    }
+
+    /// Whether all first lists were complete.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.synced()
+    }
+
+    const fn of(&self, name: &ProfileName) -> &ProfileIndex {
+        if name.namespace.is_some() { &self.namespaced } else { &self.cluster }
+    }
+
     /// Makes all snapshots from this one.
     #[must_use]
     pub fn from_snapshot(snapshot: Snapshot) -> Self {
@@ -64,11 +143,26 @@ impl Index {
                 self.namespaces_changed |= self.namespaces.update(change, &mut self.snapshot);
                 return Vec::new();
             }
+            Update::PublishedCluster(change) => {
+                return self.take_published(|published| published.cluster.update(change));
+            }
+            Update::PublishedNamespaced(change) => {
+                return self.take_published(|published| published.namespaced.update(change));
+            }
+            Update::Fetched(key, fetched) => {
+                return self.take_published(|published| published.of(&key.profile).fetched(&key, fetched));
+            }
         };
         self.profiles_changed |= updated.changed;
         let mut broken = updated.broken;
         broken.extend(self.compile_due(updated.touched));
         broken
+    }
+
+    fn take_published(&mut self, update: impl FnOnce(&mut Published) -> Updated) -> Vec<Broken> {
+        let updated = update(self.published.get_or_insert_default());
+        self.profiles_changed |= updated.changed;
+        updated.broken
     }
 
     /// Compiles what extends profiles that have changed, and what was waiting for them. Before all cluster profiles are
@@ -109,8 +203,13 @@ impl Index {
             return None;
         }
         if self.profiles_changed {
-            let profiles = self.cluster.at_work().chain(self.namespaced.at_work()).cloned();
-            let profiles = ProfileSet::after(self.snapshot.profiles(), profiles);
+            let before = self.snapshot.profiles();
+            let profiles = match &self.published {
+                Some(Published { cluster, namespaced }) => {
+                    ProfileSet::serving(before, cluster.at_work().chain(namespaced.at_work()).cloned())
+                }
+                None => ProfileSet::after(before, self.cluster.at_work().chain(self.namespaced.at_work()).cloned()),
+            };
             self.snapshot = self.snapshot.with_profiles(profiles);
         }
         (self.profiles_changed, self.namespaces_changed) = (false, false);
@@ -123,7 +222,10 @@ impl Index {
         Status {
             synced: self.synced(),
             profiles: self.snapshot.profiles().len(),
-            broken_profiles: self.cluster.broken() + self.namespaced.broken(),
+            broken_profiles: match &self.published {
+                Some(Published { cluster, namespaced }) => cluster.broken() + namespaced.broken(),
+                None => self.cluster.broken() + self.namespaced.broken(),
+            },
             namespaces: self.snapshot.namespace_count(),
         }
     }
@@ -131,15 +233,21 @@ impl Index {
     /// Whether all objects of a kind were listed, and how many there are.
     #[must_use]
     pub fn known(&self, kind: Kind) -> (bool, usize) {
-        match kind {
-            Kind::ClusterProfiles => (self.cluster.synced(), self.cluster.len()),
-            Kind::Profiles => (self.namespaced.synced(), self.namespaced.len()),
-            Kind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
+        match (kind, &self.published) {
+            (Kind::ClusterProfiles, Some(published)) => (published.cluster.synced(), published.cluster.len()),
+            (Kind::Profiles, Some(published)) => (published.namespaced.synced(), published.namespaced.len()),
+            (Kind::ClusterProfiles, None) => (self.cluster.synced(), self.cluster.len()),
+            (Kind::Profiles, None) => (self.namespaced.synced(), self.namespaced.len()),
+            (Kind::Namespaces, _) => (self.namespaces.synced(), self.snapshot.namespace_count()),
         }
     }
 
     const fn synced(&self) -> bool {
-        self.cluster.synced() && self.namespaced.synced() && self.namespaces.synced()
+        let profiles = match &self.published {
+            Some(published) => published.cluster.synced() && published.namespaced.synced(),
+            None => self.cluster.synced() && self.namespaced.synced(),
+        };
+        profiles && self.namespaces.synced()
     }
 }
 
@@ -373,5 +481,44 @@ mod tests {
         anew.uid = "another".into();
         feed(&mut index, list([anew]).into_iter().map(Update::Cluster));
         assert!(names(&index.publish().unwrap()).is_empty());
+    }
+
+    #[test]
+    fn what_was_accepted_before_is_the_last_good_text_of_what_is_broken_now() {
+        let parent = |label: &str| {
+            json!({"activation": "Never", "parameters": [{"name": "a", "type": "string", "default": label}],
+                   "template": {"metadata": {"labels": {"a": "${params.a}"}}}})
+        };
+        let child = json!({"extends": {"name": "parent"}, "parameters": [{"name": "a", "default": "child"}]});
+        // Whoever led before accepted all three.
+        let mut before = synced([profile("parent", 1, parent("x")), profile("child", 1, child.clone())]);
+        feed(&mut before, [Update::Cluster(Change::Applied(profile("proxy", 1, sidecar("proxy:1"))))]);
+        let accepted = revisions(&before.publish().unwrap());
+
+        let mut index = Index::default().keeping_texts();
+        let texts = [("parent", parent("x")), ("child", child), ("proxy", sidecar("proxy:1"))];
+        for (name, text) in texts {
+            index.seed(ProfileName::cluster(name), format!("uid-of-{name}").into(), &text.to_string());
+        }
+        let broken = json!({"tmplate": {}});
+        let now = ["parent", "child", "proxy"].map(|name| profile(name, 2, broken.clone()));
+        let told = feed(&mut index, list(now).into_iter().map(Update::Cluster));
+        assert_eq!(told.len(), 3, "{told:?}");
+        feed(&mut index, list([]).into_iter().map(Update::Namespaced));
+        feed(&mut index, list([enabled("shop")]).into_iter().map(Update::Namespace));
+        assert_eq!(revisions(&index.publish().unwrap()), accepted);
+        for (name, revision) in &accepted {
+            let name = ProfileName::cluster(name.as_str());
+            let state = index.state(&name).unwrap();
+            assert!(state.broken && !state.due);
+            assert_eq!(state.good.map(|good| good.revision()), Some(revision.as_str()));
+            let (whole, _) = index.whole(&name).unwrap();
+            assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the text can be kept again");
+        }
+        // One that was made anew has nothing in common with what was accepted.
+        let mut index = Index::default().keeping_texts();
+        index.seed(ProfileName::cluster("proxy"), "another".into(), &sidecar("proxy:1").to_string());
+        feed(&mut index, list([profile("proxy", 2, broken)]).into_iter().map(Update::Cluster));
+        assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_none());
     }
 }

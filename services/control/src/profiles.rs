@@ -16,7 +16,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
 use pillion_engine::profile::{
-    CompiledProfile, Diagnostic, Limits, Parent, Parents, Part, ProfileName, ProfileSet, compile, compile_with,
+    CompiledProfile, Diagnostic, Limits, Parent, Parents, Part, ProfileName, ProfileSet, Whole, compile, compile_with,
 };
 use serde_json::Value;
 
@@ -143,9 +143,67 @@ pub struct ProfileIndex {
     /// The entries that are due.
     due: BTreeSet<ProfileName>,
     synced: bool,
+    /// Whether the texts of all that were accepted are kept, also of those that nothing else needs.
+    keeps_texts: bool,
+    /// What was accepted before this index was there.
+    seeds: BTreeMap<ProfileName, (Box<str>, Text)>,
+}
+
+/// What became of a profile's text.
+#[derive(Clone, Copy, Debug)]
+pub struct State<'i> {
+    /// The last one that compiled, with what it inherits now.
+    pub good: Option<&'i Arc<CompiledProfile>>,
+    /// Whether the text as it is stored did not.
+    pub broken: bool,
+    /// It was not compiled yet.
+    pub due: bool,
+    /// The generation that this is about.
+    pub generation: Option<i64>,
 }
 
 impl ProfileIndex {
+    /// Keeps the texts of all that were accepted.
+    #[must_use]
+    pub fn keeping_texts(self) -> Self {
+        Self { keeps_texts: true, ..self }
+    }
+
+    /// Says what was accepted of a profile before this index was there. It is the last good text of a profile that does
+    /// not compile when it is first seen.
+    pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
+        // A text that cannot be read is nobody's last good one.
+        let Ok(spec) = read(text) else { return };
+        let parent = spec.extends.map(|parent| parent.name.into());
+        self.seeds.insert(name, (uid, Text { json: text.into(), parent }));
+    }
+
+    /// What became of a profile; `None` if there is none of this name.
+    #[must_use]
+    pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
+        let entry = self.entries.get(name)?;
+        let Entry { good, broken, due, generation, .. } = entry;
+        Some(State { good: good.as_ref(), broken: *broken, due: *due, generation: *generation })
+    }
+
+    /// The accepted text of a profile with what it inherits, and without; only where texts are kept.
+    #[must_use]
+    pub fn whole(&self, name: &ProfileName, cluster: &Self) -> Option<(Whole, Arc<str>)> {
+        let text = self.entries.get(name)?.accepted.as_ref()?;
+        let whole = Whole::new(name, &read(&text.json).ok()?, &Texts(&cluster.entries)).ok()?;
+        Some((whole, Arc::clone(&text.json)))
+    }
+
+    /// What a profile is after it was seen as `stored`, and what is newly wrong with it.
+    fn take(&mut self, stored: StoredProfile) -> (ProfileName, Entry, Option<Broken>) {
+        let known = self.entries.get(&stored.name);
+        let seed = match known {
+            Some(_) => None,
+            None => self.seeds.remove(&stored.name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text),
+        };
+        next(known, stored, seed, self.keeps_texts)
+    }
+
     /// Takes a change. What extends another profile is only noted: [`Self::compile_due`] compiles it.
     pub fn update(&mut self, change: ProfileChange) -> Updated {
         match change {
@@ -155,7 +213,7 @@ impl ProfileIndex {
             }
             Change::Listed(stored) => {
                 // Compared with what was known before the list, so that what did not change is not compiled again.
-                let (name, entry, broken) = next(self.entries.get(&stored.name), stored);
+                let (name, entry, broken) = self.take(stored);
                 self.listing.get_or_insert_default().insert(name, entry);
                 Updated { broken: broken.into_iter().collect(), ..Updated::default() }
             }
@@ -172,8 +230,8 @@ impl ProfileIndex {
                 Updated { changed, touched, ..Updated::default() }
             }
             Change::Applied(stored) => {
-                let known = self.entries.get(&stored.name);
-                let (name, entry, broken) = next(known, stored);
+                let (name, entry, broken) = self.take(stored);
+                let known = self.entries.get(&name);
                 let changed = !same(known.and_then(|known| known.good.as_ref()), entry.good.as_ref());
                 let touched = is_touched(known, Some(&entry)).then(|| name.name.clone());
                 if entry.due {
@@ -333,7 +391,12 @@ impl Parents for Texts<'_> {
 }
 
 /// What is known of a profile after it was seen as `stored`, and what is newly wrong with it.
-fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Option<Broken>) {
+fn next(
+    known: Option<&Entry>,
+    stored: StoredProfile,
+    seed: Option<Text>,
+    keeps_text: bool,
+) -> (ProfileName, Entry, Option<Broken>) {
     let StoredProfile { name, uid, generation, spec } = stored;
     // What was deleted and made anew, while the watch was away, has no last good one.
     let known = known.filter(|entry| entry.uid == uid);
@@ -341,7 +404,7 @@ fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Op
         return (name, entry.clone(), None);
     }
     let good = known.and_then(|entry| entry.good.clone());
-    let accepted = known.and_then(|entry| entry.accepted.clone());
+    let accepted = known.and_then(|entry| entry.accepted.clone()).or(seed);
     let mut entry = Entry { uid, generation, good, accepted, broken: false, extending: None, due: false };
     let text = |parent| Text { json: spec.to_string().into(), parent };
     let compiled = match from_value(&spec) {
@@ -356,11 +419,13 @@ fn next(known: Option<&Entry>, stored: StoredProfile) -> (ProfileName, Entry, Op
     let broken = match compiled {
         Ok(compiled) => {
             entry.good = Some(Arc::new(compiled));
-            entry.accepted = name.namespace.is_none().then(|| text(None));
+            entry.accepted = (keeps_text || name.namespace.is_none()).then(|| text(None));
             None
         }
         Err(diagnostics) => {
             entry.broken = true;
+            // What was accepted before this index was there is not compiled yet.
+            entry.due = entry.good.is_none() && entry.accepted.is_some();
             let serving = entry.good.as_ref().map(|profile| profile.revision().into());
             Some(Broken { name: name.clone(), generation, serving, diagnostics })
         }
@@ -400,7 +465,10 @@ fn is_touched(before: Option<&Entry>, after: Option<&Entry>) -> bool {
 }
 
 fn is_same_profile(one: &CompiledProfile, other: &CompiledProfile) -> bool {
-    one.revision() == other.revision() && one.limits() == other.limits() && one.ancestors().eq(other.ancestors())
+    one.revision() == other.revision()
+        && one.limits() == other.limits()
+        && one.ancestors().eq(other.ancestors())
+        && one.rollout() == other.rollout()
 }
 
 fn same(one: Option<&Arc<CompiledProfile>>, other: Option<&Arc<CompiledProfile>>) -> bool {

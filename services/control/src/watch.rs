@@ -30,10 +30,12 @@ use tracing::{debug, info, warn};
 
 use crate::cache_metrics::{CacheMetrics, Kind, Reason};
 use crate::change::Change;
+use crate::fetch::Fetches;
 use crate::heard::noting;
 use crate::index::{Index, Status, Update};
 use crate::namespaces;
 use crate::profiles::{self, Broken, News, ProfileChange, StoredProfile};
+use crate::served::{Fetched, Pointer, PointerChange, read_status};
 
 /// How many changes one publication takes at most, so that a publication comes also if changes never stop.
 const BATCH: usize = 1024;
@@ -45,7 +47,7 @@ pub(crate) const WATCH_FOR: Duration = Duration::from_secs(45);
 /// Namespaces of one page of a list. A page is in memory with all that its objects have.
 const NAMESPACES_A_PAGE: u32 = 250;
 /// Profiles of one page: they are larger.
-const PROFILES_A_PAGE: u32 = 100;
+pub(crate) const PROFILES_A_PAGE: u32 = 100;
 
 /// The first pause after a watch was cut off, and the longest one, which jitter may double: an API server that comes back
 /// after half an hour is not waited for much longer than it takes to come back.
@@ -70,6 +72,7 @@ pub struct Publisher {
     status: watch::Sender<Status>,
     index: Index,
     metrics: CacheMetrics,
+    serves_revisions: bool,
 }
 
 impl Publisher {
@@ -77,7 +80,7 @@ impl Publisher {
     pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
         let (status, seen) = watch::channel(Status::default());
         let index = Index::from_snapshot(published.load().as_ref().clone());
-        (Self { published, status, index, metrics: CacheMetrics::default() }, seen)
+        (Self { published, status, index, metrics: CacheMetrics::default(), serves_revisions: false }, seen)
     }
 
     /// Tells these what it knows.
@@ -85,23 +88,38 @@ impl Publisher {
         Self { metrics, ..self }
     }
 
+    /// Serves the revisions that the controller publishes, and not the texts of profiles as they stand.
+    pub fn of_revisions(self) -> Self {
+        Self { index: self.index.of_revisions(), serves_revisions: true, ..self }
+    }
+
     /// Watches until `shutdown`.
     ///
     /// # Errors
     /// The watches ended by themselves.
     pub async fn run(self, client: Client, shutdown: CancellationToken) -> Result<(), WatchesEnded> {
-        let updates = stream::select_all([
-            profiles_of::<ClusterInjectionProfile>(&client, Kind::ClusterProfiles, &self.metrics, Update::Cluster),
-            profiles_of::<InjectionProfile>(&client, Kind::Profiles, &self.metrics, Update::Namespaced),
-            namespaces_of(&client, &self.metrics),
-        ]);
-        self.follow(updates, shutdown).await
+        let (cluster, namespaced) = (Kind::ClusterProfiles, Kind::Profiles);
+        let metrics = &self.metrics;
+        let [cluster, namespaced] = if self.serves_revisions {
+            [
+                pointers_of::<ClusterInjectionProfile>(&client, cluster, metrics, Update::PublishedCluster),
+                pointers_of::<InjectionProfile>(&client, namespaced, metrics, Update::PublishedNamespaced),
+            ]
+        } else {
+            [
+                profiles_of::<ClusterInjectionProfile>(&client, cluster, metrics, Update::Cluster),
+                profiles_of::<InjectionProfile>(&client, namespaced, metrics, Update::Namespaced),
+            ]
+        };
+        let updates = stream::select_all([cluster, namespaced, namespaces_of(&client, metrics)]);
+        self.follow(updates, Fetches::new(Some(client)), shutdown).await
     }
 
     /// [`Publisher::run`] with what the watches say given.
     async fn follow(
         mut self,
         updates: impl Stream<Item = Update> + Send + Unpin,
+        mut fetches: Fetches,
         shutdown: CancellationToken,
     ) -> Result<(), WatchesEnded> {
         let mut batches = updates.ready_chunks(BATCH);
@@ -111,6 +129,27 @@ impl Publisher {
                 () = shutdown.cancelled() => return Ok(()),
                 // Cancel-safe: what is not in a batch stays in its stream.
                 batch = batches.next() => batch.ok_or(WatchesEnded)?,
+                // Cancel-safe: what is not done stays among what is running.
+                (key, paused, outcome) = fetches.next() => match outcome {
+                    Ok(came) => {
+                        if matches!(came, Fetched::Missing(_)) && self.index.still_wants(&key) {
+                            fetches.ask_again(key.clone(), paused);
+                        }
+                        vec![Update::Fetched(key, came)]
+                    }
+                    Err(error) => {
+                        warn!(
+                            profile = %key.profile,
+                            revision = %key.revision,
+                            error = %chain(&error),
+                            "a published revision could not be read, what was last known stays; trying again"
+                        );
+                        if self.index.still_wants(&key) {
+                            fetches.ask_again(key, paused);
+                        }
+                        Vec::new()
+                    }
+                },
             };
             for update in batch {
                 for broken in self.index.update(update) {
@@ -119,6 +158,7 @@ impl Publisher {
                 // Compiling takes time; requests are served by the same threads.
                 tokio::task::coop::consume_budget().await;
             }
+            fetches.ask(self.index.due());
             self.publish();
         }
     }
@@ -166,8 +206,29 @@ where
     changes(events, kind, metrics.clone(), read, key).map(update).boxed()
 }
 
+/// Of profiles only what their status publishes is kept.
+fn pointers_of<K>(
+    client: &Client,
+    kind: Kind,
+    metrics: &CacheMetrics,
+    update: fn(PointerChange) -> Update,
+) -> BoxStream<'static, Update>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let resource = ApiResource::erase::<K>(&());
+    let read = |mut object: DynamicObject| {
+        let status = object.data.get_mut("status").map_or(Value::Null, Value::take);
+        Pointer::new(object.metadata, read_status(status))
+    };
+    let key = |object: DynamicObject| profiles::name(object.metadata);
+    let client = noting(client.clone(), metrics.heard(kind).clone());
+    let events = watcher(Api::<DynamicObject>::all_with(client, &resource), config(PROFILES_A_PAGE));
+    changes(events, kind, metrics.clone(), read, key).map(update).boxed()
+}
+
 /// Only the metadata of namespaces are asked for, and made small at once.
-fn namespaces_of(client: &Client, metrics: &CacheMetrics) -> BoxStream<'static, Update> {
+pub(crate) fn namespaces_of(client: &Client, metrics: &CacheMetrics) -> BoxStream<'static, Update> {
     let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
     let api = Api::<PartialObjectMeta<Namespace>>::all(client);
     let read = |object: PartialObjectMeta<Namespace>| namespaces::read(object.metadata);
@@ -177,12 +238,12 @@ fn namespaces_of(client: &Client, metrics: &CacheMetrics) -> BoxStream<'static, 
 }
 
 /// With bookmarks, which is the default.
-fn config(page_size: u32) -> watcher::Config {
+pub(crate) fn config(page_size: u32) -> watcher::Config {
     let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
     watcher::Config::default().timeout(seconds).page_size(page_size)
 }
 
-fn pauses() -> impl Backoff + 'static {
+pub(crate) fn pauses() -> impl Backoff + 'static {
     let pauses = ExponentialBuilder::default()
         .with_min_delay(FIRST_PAUSE)
         .with_max_delay(LONGEST_PAUSE)
@@ -196,7 +257,7 @@ fn pauses() -> impl Backoff + 'static {
 ///
 /// The event that announces a list is taken out: it comes before each attempt, and any event resets the pause. That a list
 /// was cut off is told by the error instead.
-fn changes<O, K, T>(
+pub(crate) fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
     kind: Kind,
     metrics: CacheMetrics,
@@ -227,7 +288,7 @@ where
 }
 
 /// An error in words. What the API server itself said is enough where it said something.
-fn described(error: &watcher::Error) -> String {
+pub(crate) fn described(error: &watcher::Error) -> String {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -251,7 +312,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// What to do about an error that will not pass by itself.
-fn help(error: &watcher::Error) -> Option<&'static str> {
+pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
     else {
@@ -280,7 +341,7 @@ fn tell(news: &[News]) {
     }
 }
 
-fn report(broken: &Broken) {
+pub(crate) fn report(broken: &Broken) {
     let Broken { name, generation, serving, diagnostics } = broken;
     let serving = serving.as_deref().unwrap_or("none");
     for diagnostic in diagnostics {
@@ -315,7 +376,7 @@ mod tests {
         let (watches, mut status) = Publisher::new(Arc::clone(&published));
         let shutdown = CancellationToken::new();
         let updates = stream::iter(empty_lists()).chain(stream::pending());
-        let running = tokio::spawn(watches.follow(updates, shutdown.clone()));
+        let running = tokio::spawn(watches.follow(updates, Fetches::new(None), shutdown.clone()));
         let synced = *status.wait_for(|status| status.synced).await.unwrap();
         assert_eq!(synced.namespaces, 1);
         assert!(published.load().namespace("shop").is_some());
@@ -328,7 +389,7 @@ mod tests {
         let guardrails = pillion_engine::limits::Guardrails { max_containers: 1, ..Default::default() };
         let published = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails.clone())));
         let (watches, status) = Publisher::new(Arc::clone(&published));
-        let ended = watches.follow(stream::iter(empty_lists()), CancellationToken::new()).await;
+        let ended = watches.follow(stream::iter(empty_lists()), Fetches::new(None), CancellationToken::new()).await;
         assert!(ended.is_err() && status.borrow().synced);
         assert_eq!(published.load().namespace_count(), 1);
         assert_eq!(*published.load().guardrails(), guardrails);
@@ -337,7 +398,7 @@ mod tests {
     #[tokio::test]
     async fn watches_that_end_by_themselves_are_an_error() {
         let (publisher, status) = Publisher::new(Arc::default());
-        let ended = publisher.follow(stream::iter(empty_lists()), CancellationToken::new()).await;
+        let ended = publisher.follow(stream::iter(empty_lists()), Fetches::new(None), CancellationToken::new()).await;
         assert!(ended.is_err());
         assert!(status.borrow().synced, "what came before was taken");
     }

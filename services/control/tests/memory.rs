@@ -13,10 +13,13 @@ use std::time::Duration;
 use allocation_counter::{AllocationInfo, measure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
+use pillion_control::audit::{self, Auditor, Surroundings};
 use pillion_control::change::Change;
 use pillion_control::index::{Index, Update};
 use pillion_control::namespaces;
 use pillion_control::profiles::StoredProfile;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::profile::ProfileSet;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::{Value, json};
@@ -246,4 +249,100 @@ fn a_change_costs_what_changed() {
     assert_eq!(published.profiles().len(), PROFILES);
     assert!(one_namespace.count_total < 400, "{} allocations for one namespace", one_namespace.count_total);
     assert!(one_profile.count_total < 70_000, "{} allocations for one profile", one_profile.count_total);
+}
+
+/// A pod of a workload of ten, as the API server stores it, without its spec.
+fn audited_pod(number: usize, revision: &str) -> Value {
+    let workload = number / 10;
+    let record = json!({"version": 1, "profiles": [{"profile": "agent-0001", "revision": revision, "added":
+        ["/spec/containers/agent-0001", "/spec/volumes/agent-config", "/metadata/annotations/example.com~1agent-0001"]}]});
+    json!({"metadata": {
+        "name": format!("service-{workload:05}-7c9d6f5b8-{number:05}"),
+        "namespace": format!("team-{:03}", workload % 400),
+        "uid": format!("029dc23e-3de8-41af-ab3c-{number:012}"),
+        "creationTimestamp": "2026-11-21T20:00:00Z",
+        "labels": {
+            "app.kubernetes.io/name": format!("service-{workload:05}"), "app.kubernetes.io/part-of": "shop",
+            "pod-template-hash": "7c9d6f5b8", "team": format!("team-{:03}", workload % 400),
+        },
+        "annotations": {
+            "sidecars.example.com/agent-0001": "yes", "example.com/agent-0001": "on",
+            "checksum/config": format!("{workload:064}"), "pillion.dev/injected": record.to_string(),
+        },
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": true,
+            "name": format!("service-{workload:05}-7c9d6f5b8"), "uid": format!("129dc23e-3de8-41af-ab3c-{workload:012}")}],
+        "managedFields": [
+            {"manager": "kube-controller-manager", "operation": "Update", "fieldsV1":
+                {"f:metadata": {"f:annotations": {".": {}, "f:checksum/config": {}}, "f:labels": {".": {}, "f:team": {}}},
+                 "f:spec": {"f:containers": {"k:{\"name\":\"app\"}": {".": {}, "f:image": {}, "f:name": {}}}}}},
+            {"manager": "kubelet", "operation": "Update", "subresource": "status", "fieldsV1": {"f:status": {}}},
+        ],
+    }})
+}
+
+/// Pods of 400 opted-in namespaces for the audit.
+fn audited(pods: usize) -> (Auditor, AllocationInfo) {
+    let mut index = Index::default();
+    for update in [Change::Restarted, Change::ListComplete] {
+        index.update(Update::Namespaced(update));
+    }
+    index.update(Update::Cluster(Change::Restarted));
+    let mut of_all = profile(1, 1);
+    of_all.spec.as_object_mut().unwrap().remove("namespaceSelector");
+    assert!(index.update(Update::Cluster(Change::Listed(of_all))).is_empty());
+    index.update(Update::Cluster(Change::ListComplete));
+    index.update(Update::Namespace(Change::Restarted));
+    for number in 0..400 {
+        let labels = [("pillion.dev/injection", "enabled")];
+        let namespace = pillion_engine::snapshot::Namespace::new(labels, []);
+        index.update(Update::Namespace(Change::Listed((format!("team-{number:03}").into(), namespace))));
+    }
+    index.update(Update::Namespace(Change::ListComplete));
+    let snapshot = index.publish().unwrap();
+    let revision = snapshot.profiles().iter().next().unwrap().revision().to_owned();
+    let mut auditor = Auditor::new(snapshot, 0);
+    auditor.update(Change::Restarted);
+    let info = measure(|| {
+        for number in 0..pods {
+            // A fifth of them lack it, and are looked at whole.
+            let revision = if number % 5 == 0 { "older" } else { &revision };
+            let tape = OwnedTape::parse(audited_pod(number, revision).to_string()).unwrap();
+            auditor.update(Change::Listed(audit::read(tape.root()).unwrap()));
+        }
+        auditor.update(Change::ListComplete);
+    });
+    assert_eq!(auditor.pods(), pods);
+    (auditor, info)
+}
+
+#[test]
+fn fifty_thousand_pods_are_audited_in_a_few_mebibytes() {
+    const PODS: usize = 50_000;
+    println!("a pod's metadata: {} bytes", audited_pod(1, "r").to_string().len());
+    let (mut auditor, info) = audited(PODS);
+    let (live, peak) = told("50,000 pods of the audit", &info);
+    println!("{} bytes a pod", info.bytes_current / 50_000);
+    assert!(live < 13.0 && peak < 13.5, "{live} MiB live, {peak} MiB at the peak");
+
+    let surroundings = Surroundings::default();
+    let mut report = None;
+    let reported = measure(|| report = Some(auditor.report(&surroundings, 1_000)));
+    told("a report", &reported);
+    let report = report.unwrap();
+    assert_eq!((report.pods.outdated, report.pods.injected), (10_000, 40_000));
+    assert_eq!(report.findings.len(), 1_000);
+    let took = fastest(|_| {
+        assert_eq!(auditor.report(&surroundings, 1_000).total(), 10_000);
+    });
+    println!("processor time of a report: {took:?}");
+
+    // Another profile is no reason to keep more: what is judged again replaces what was found.
+    let snapshot = auditor.snapshot().with_profiles(ProfileSet::new([]));
+    let again = measure(|| {
+        auditor.set_snapshot(Arc::new(snapshot), 0);
+        while auditor.judge(2_000) {}
+    });
+    let (more, peak) = told("all judged again", &again);
+    assert!(more < 1.0 && peak < 4.0, "{more} MiB more, {peak} MiB at the peak");
+    assert_eq!(auditor.report(&surroundings, 0).pods.surplus, 50_000);
 }

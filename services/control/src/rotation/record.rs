@@ -71,6 +71,22 @@ pub enum Trigger {
     Lost,
 }
 
+impl Trigger {
+    /// All reasons.
+    pub const ALL: [Self; 4] = [Self::Age, Self::Asked, Self::Compromised, Self::Lost];
+
+    /// The reason as it stands in the record, in metrics and for people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Age => "age",
+            Self::Asked => "asked",
+            Self::Compromised => "compromised",
+            Self::Lost => "lost",
+        }
+    }
+}
+
 /// An authority, as far as decisions need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

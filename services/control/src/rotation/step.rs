@@ -79,12 +79,22 @@ pub enum Blocked {
     Endpoints,
     /// The old authority is kept for some time more.
     Soaking,
+    /// The webhook configuration is damaged, and is put right by who repairs it.
+    Repair,
 }
 
 impl Blocked {
     /// All reasons.
-    pub const ALL: [Self; 7] =
-        [Self::Idle, Self::Clock, Self::NoEndpoint, Self::Disarmed, Self::Propagation, Self::Endpoints, Self::Soaking];
+    pub const ALL: [Self; 8] = [
+        Self::Idle,
+        Self::Clock,
+        Self::NoEndpoint,
+        Self::Disarmed,
+        Self::Propagation,
+        Self::Endpoints,
+        Self::Soaking,
+        Self::Repair,
+    ];
 
     /// The reason as it stands in metrics and logs.
     #[must_use]
@@ -97,6 +107,7 @@ impl Blocked {
             Self::Propagation => "propagation",
             Self::Endpoints => "endpoints",
             Self::Soaking => "soaking",
+            Self::Repair => "repair",
         }
     }
 }

@@ -1,0 +1,99 @@
+//! When something was set, as `managedFields` tell it: the time at which its manager last changed anything of its own.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
+use pillion_api::names::INJECTION_LABEL;
+use serde_json::Value;
+
+/// What is known of a namespace's past, in seconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceAge {
+    /// When the label that opts it in was set, or somewhat earlier.
+    pub opted_in: Option<i64>,
+    /// When any other label or annotation changed.
+    pub changed: Option<i64>,
+}
+
+/// What is known of a profile's past, in seconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProfileAge {
+    /// When it was created.
+    pub created: Option<i64>,
+    /// When its text was changed.
+    pub changed: Option<i64>,
+}
+
+impl NamespaceAge {
+    /// From the metadata of a namespace.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        let label = format!("f:{INJECTION_LABEL}");
+        let fields = |entry: &ManagedFieldsEntry, part: &str| {
+            let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+            fields.and_then(|fields| fields.get("f:metadata")?.get(part)).cloned()
+        };
+        let sets =
+            |entry: &ManagedFieldsEntry| fields(entry, "f:labels").is_some_and(|labels| labels.get(&label).is_some());
+        let others = |entry: &ManagedFieldsEntry| {
+            let names = ["f:labels", "f:annotations"].map(|part| fields(entry, part));
+            let is_other = |name: &String| name.starts_with("f:") && *name != label;
+            names.iter().flatten().filter_map(Value::as_object).any(|fields| fields.keys().any(is_other))
+        };
+        Self { opted_in: latest(metadata, sets), changed: latest(metadata, others) }
+    }
+}
+
+impl ProfileAge {
+    /// From the metadata of a profile.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        let created = metadata.creation_timestamp.as_ref().map(seconds);
+        let text = |entry: &ManagedFieldsEntry| {
+            entry.subresource.as_deref().unwrap_or_default().is_empty()
+                && entry.fields_v1.as_ref().is_some_and(|fields| fields.0.get("f:spec").is_some())
+        };
+        Self { created, changed: latest(metadata, text) }
+    }
+}
+
+/// The seconds since 1970.
+pub(super) fn seconds(time: &Time) -> i64 {
+    time.0.as_second()
+}
+
+fn latest(metadata: &ObjectMeta, is_it: impl Fn(&ManagedFieldsEntry) -> bool) -> Option<i64> {
+    let entries = metadata.managed_fields.iter().flatten().filter(|entry| is_it(entry));
+    entries.filter_map(|entry| entry.time.as_ref()).map(seconds).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn metadata(managed: &Value) -> ObjectMeta {
+        let metadata = json!({"creationTimestamp": "1970-01-01T00:00:10Z", "managedFields": managed});
+        serde_json::from_value(metadata).unwrap()
+    }
+
+    #[test]
+    fn the_label_is_as_old_as_what_its_manager_did_last() {
+        let namespace = metadata(&json!([
+            {"time": "1970-01-01T00:00:10Z",
+             "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:kubernetes.io/metadata.name": {}}}}},
+            {"time": "1970-01-01T00:01:00Z", "fieldsV1": {"f:metadata": {"f:labels": {"f:pillion.dev/injection": {}}}}},
+            {"time": "1970-01-01T00:02:00Z", "subresource": "status", "fieldsV1": {"f:status": {"f:phase": {}}}},
+        ]));
+        assert_eq!(NamespaceAge::of(&namespace), NamespaceAge { opted_in: Some(60), changed: Some(10) });
+        assert_eq!(NamespaceAge::of(&ObjectMeta::default()), NamespaceAge::default());
+    }
+
+    #[test]
+    fn a_profile_changes_with_its_text_and_not_with_its_status() {
+        let profile = metadata(&json!([
+            {"time": "1970-01-01T00:00:30Z", "fieldsV1": {"f:spec": {"f:template": {}}}},
+            {"time": "1970-01-01T00:01:00Z", "subresource": "status", "fieldsV1": {"f:status": {}, "f:spec": {}}},
+        ]));
+        assert_eq!(ProfileAge::of(&profile), ProfileAge { created: Some(10), changed: Some(30) });
+    }
+}

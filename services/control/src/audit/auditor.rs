@@ -1,0 +1,414 @@
+//! The book of the audit: what is kept of every pod, what is to be judged, and which whole pods are to be read. Pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use pillion_engine::audit::{self, Standing};
+use pillion_engine::json::{OwnedTape, Value};
+use pillion_engine::lookup::{LookedUp, Wanted};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+
+use super::kept::{Has, Judged, Kept, PodChange, Seen, read};
+use super::pool::Pool;
+use super::report::{Report, Reporter};
+use super::surroundings::Surroundings;
+use crate::change::Change;
+
+/// So many pods of a namespace are read one by one. If there are more, all of the namespace are listed.
+const ONE_BY_ONE: usize = 8;
+
+/// A request that is due, and answered by [`Auditor::whole`] for each pod, then [`Auditor::done`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// Read one pod.
+    Get {
+        /// Its namespace.
+        namespace: Box<str>,
+        /// Its name.
+        name: Box<str>,
+    },
+    /// Read a page of a namespace's pods.
+    List {
+        /// The namespace.
+        namespace: Box<str>,
+        /// Where the page begins; `None`: at the beginning.
+        from: Option<String>,
+    },
+}
+
+/// What is known of the pods of all opted-in namespaces.
+#[derive(Debug)]
+pub struct Auditor {
+    snapshot: Arc<Snapshot>,
+    places: BTreeMap<Box<str>, Place>,
+    /// Number of the list that is being read, or was last.
+    epoch: u32,
+    is_listed: bool,
+    /// Namespaces whose pods are to be judged again; with `true`, whatever was found by whole pods does not hold.
+    unjudged: BTreeMap<Box<str>, bool>,
+    due: BTreeMap<Box<str>, Due>,
+    listing: Option<Listing>,
+    shelves: Shelves,
+}
+
+/// An opted-in namespace.
+#[derive(Debug)]
+struct Place {
+    namespace: Arc<Namespace>,
+    /// When it was first seen to be opted in.
+    since: i64,
+    pods: HashMap<Box<str>, Kept>,
+}
+
+/// Pods that are to be read whole.
+#[derive(Debug)]
+enum Due {
+    All,
+    Some(BTreeSet<Box<str>>),
+}
+
+/// A list of a namespace's pods, page by page.
+#[derive(Debug)]
+struct Listing {
+    namespace: Box<str>,
+    next: Option<String>,
+    /// Pods that went while it was being read. A later page may still show them.
+    gone: HashSet<Box<str>>,
+}
+
+/// What pods share.
+#[derive(Debug, Default)]
+struct Shelves {
+    texts: Pool<Box<str>>,
+    records: Pool<Has>,
+    verdicts: Pool<Vec<Judged>>,
+}
+
+impl Auditor {
+    /// For the pods of these namespaces, which are all to come by [`Auditor::update`].
+    #[must_use]
+    pub fn new(snapshot: Arc<Snapshot>, now: i64) -> Self {
+        let mut auditor = Self {
+            snapshot: Arc::new(Snapshot::default()),
+            places: BTreeMap::new(),
+            epoch: 0,
+            is_listed: false,
+            unjudged: BTreeMap::new(),
+            due: BTreeMap::new(),
+            listing: None,
+            shelves: Shelves::default(),
+        };
+        auditor.set_snapshot(snapshot, now);
+        // The first list has them.
+        auditor.due.clear();
+        auditor
+    }
+
+    /// How many pods are kept.
+    #[must_use]
+    pub fn pods(&self) -> usize {
+        self.places.values().map(|place| place.pods.len()).sum()
+    }
+
+    /// The profiles and namespaces that it goes by.
+    #[must_use]
+    pub const fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// Takes other profiles and namespaces. What that changes is found by [`Auditor::judge`]; whether there is anything.
+    pub fn set_snapshot(&mut self, snapshot: Arc<Snapshot>, now: i64) -> bool {
+        let other_profiles = !std::ptr::eq(self.snapshot.profiles(), snapshot.profiles());
+        let mut seen = BTreeSet::new();
+        for (name, namespace) in snapshot.namespaces().filter(|(_, namespace)| namespace.level().is_some()) {
+            seen.insert(name);
+            if let Some(place) = self.places.get_mut(name) {
+                let is_other = place.namespace != *namespace;
+                place.namespace = Arc::clone(namespace);
+                if is_other || other_profiles {
+                    *self.unjudged.entry(name.into()).or_default() |= is_other;
+                }
+            } else {
+                let place = Place { namespace: Arc::clone(namespace), since: now, pods: HashMap::new() };
+                self.places.insert(name.into(), place);
+                self.due.insert(name.into(), Due::All);
+            }
+        }
+        self.places.retain(|name, _| seen.contains(&**name));
+        self.due.retain(|name, _| seen.contains(&**name));
+        self.unjudged.retain(|name, _| seen.contains(&**name));
+        drop(seen);
+        self.snapshot = snapshot;
+        !self.unjudged.is_empty()
+    }
+
+    /// Takes what the watch says.
+    pub fn update(&mut self, change: PodChange) {
+        match change {
+            Change::Restarted => self.epoch = self.epoch.wrapping_add(1),
+            Change::Listed(seen) | Change::Applied(seen) => self.take(seen),
+            Change::ListComplete => {
+                let epoch = self.epoch;
+                for place in self.places.values_mut() {
+                    place.pods.retain(|_, pod| pod.epoch == epoch);
+                    place.pods.shrink_to(place.pods.len() * 2);
+                }
+                self.is_listed = true;
+            }
+            Change::Deleted((namespace, name)) => self.forget(&namespace, &name),
+        }
+    }
+
+    fn forget(&mut self, namespace: &str, name: &str) {
+        if let Some(listing) = self.listing.as_mut().filter(|listing| *listing.namespace == *namespace) {
+            listing.gone.insert(name.into());
+        }
+        if let Some(place) = self.places.get_mut(namespace) {
+            place.pods.remove(name);
+        }
+        if let Some(Due::Some(names)) = self.due.get_mut(namespace) {
+            names.remove(name);
+        }
+    }
+
+    fn take(&mut self, seen: Seen) {
+        if seen.is_exempt {
+            return self.forget(&seen.namespace, &seen.name);
+        }
+        let Some(place) = self.places.get_mut(&seen.namespace) else { return };
+        let Seen { namespace, name, uid, created, owner, metadata, has, .. } = seen;
+        let known = place.pods.get_mut(&name).filter(|known| known.uid == uid);
+        let is_same = |known: &Kept| *known.metadata == metadata;
+        let verdict = match known {
+            Some(known) if is_same(known) && *known.has == has => {
+                known.epoch = self.epoch;
+                return;
+            }
+            Some(known) if is_same(known) => Arc::clone(&known.verdict),
+            _ => Arc::default(),
+        };
+        let shelves = &mut self.shelves;
+        let mut kept = Kept {
+            uid,
+            created,
+            epoch: self.epoch,
+            owner: owner.map(|owner| shelves.texts.share(owner)),
+            metadata: shelves.texts.share(metadata),
+            has: shelves.records.share(has),
+            verdict,
+        };
+        kept.verdict = judge(&self.snapshot, (&namespace, &place.namespace), &kept, false, shelves);
+        if is_open(&kept.verdict) {
+            add_due(&mut self.due, &namespace, &name);
+        }
+        place.pods.insert(name, kept);
+    }
+
+    /// Judges pods again, of so many about; whether there are more.
+    pub fn judge(&mut self, most: usize) -> bool {
+        let mut judged = 0;
+        while judged < most {
+            let Some((name, forgets)) = self.unjudged.pop_first() else { break };
+            let Some(place) = self.places.get_mut(&name) else { continue };
+            judged += place.pods.len().max(1);
+            // Pods that are alike are judged once. What the keys point to is kept with them.
+            let mut alike = HashMap::new();
+            for (pod_name, pod) in &mut place.pods {
+                let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
+                let (_, verdict) = alike.entry(key).or_insert_with(|| {
+                    let verdict = judge(&self.snapshot, (&name, &place.namespace), pod, forgets, &mut self.shelves);
+                    (Arc::clone(&pod.verdict), verdict)
+                });
+                pod.verdict = Arc::clone(verdict);
+                if is_open(verdict) {
+                    add_due(&mut self.due, &name, pod_name);
+                }
+            }
+        }
+        !self.unjudged.is_empty()
+    }
+
+    /// The next request that is due.
+    pub fn next_errand(&mut self) -> Option<Errand> {
+        if let Some(Listing { namespace, next, .. }) = &self.listing {
+            return Some(Errand::List { namespace: namespace.clone(), from: next.clone() });
+        }
+        let mut entry = self.due.first_entry()?;
+        let namespace = entry.key().clone();
+        if let Due::Some(names) = entry.get_mut()
+            && names.len() <= ONE_BY_ONE
+        {
+            let name = names.pop_first();
+            if names.is_empty() {
+                entry.remove();
+            }
+            return Some(Errand::Get { namespace, name: name? });
+        }
+        entry.remove();
+        self.listing = Some(Listing { namespace: namespace.clone(), next: None, gone: HashSet::new() });
+        Some(Errand::List { namespace, from: None })
+    }
+
+    /// An errand was done. Of a page: where the next one begins. Of a pod: whether it is there.
+    pub fn done(&mut self, errand: &Errand, next: Option<String>, is_there: bool) {
+        match errand {
+            Errand::Get { namespace, name } if !is_there => self.forget(namespace, name),
+            Errand::Get { .. } => {}
+            Errand::List { .. } => {
+                let listing = self.listing.take();
+                self.listing = listing.filter(|_| next.is_some()).map(|listing| Listing { next, ..listing });
+            }
+        }
+    }
+
+    /// An errand failed: it is due again.
+    pub fn failed(&mut self, errand: Errand) {
+        match errand {
+            Errand::Get { namespace, name } if self.places.contains_key(&namespace) => {
+                add_due(&mut self.due, &namespace, &name);
+            }
+            Errand::Get { .. } => {}
+            Errand::List { namespace, .. } => {
+                self.listing = None;
+                if self.places.contains_key(&namespace) {
+                    self.due.insert(namespace, Due::All);
+                }
+            }
+        }
+    }
+
+    /// What has to be looked up before this whole pod can be judged.
+    #[must_use]
+    pub fn needs(&self, pod: Value<'_>) -> Wanted {
+        let name = pod.at(&["metadata", "namespace"]).and_then(Value::as_str).unwrap_or_default();
+        let Some(place) = self.places.get(&*name) else { return Wanted::default() };
+        let read = audit::read(pod);
+        let authors = read.authors.as_ref().map_or(pod, OwnedTape::root);
+        audit::needs(&self.snapshot, &name, &place.namespace, authors)
+    }
+
+    /// Takes a whole pod, which decides what metadata leaves open.
+    pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
+        let Some(seen) = read(pod) else { return };
+        let is_gone = |listing: &Listing| listing.namespace == seen.namespace && listing.gone.contains(&seen.name);
+        if self.listing.as_ref().is_some_and(is_gone) {
+            return;
+        }
+        let (namespace, name) = (seen.namespace.clone(), seen.name.clone());
+        self.take(seen);
+        let Some(place) = self.places.get_mut(&namespace) else { return };
+        let Some(kept) = place.pods.get_mut(&name).filter(|kept| is_open(&kept.verdict)) else { return };
+        let record = audit::read(pod);
+        let authors = record.authors.as_ref().map_or(pod, OwnedTape::root);
+        let found = audit::of_object(&self.snapshot, &namespace, &place.namespace, authors, looked_up);
+        let answered = kept.verdict.iter().cloned().map(|judged| {
+            if judged.standing != Standing::Open {
+                return judged;
+            }
+            let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
+            // Who is not asked for by all that the pod has is not for it.
+            let standing = of_whole.map_or(Standing::NotWanted, |expected| expected.standing);
+            Judged { standing, by_whole: true, ..judged }
+        });
+        kept.verdict = self.shelves.verdicts.share(answered.collect());
+        // What becomes of others by it: those of one exclusive group.
+        kept.verdict = judge(&self.snapshot, (&namespace, &place.namespace), kept, false, &mut self.shelves);
+        if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
+            names.remove(&name);
+            if names.is_empty() {
+                self.due.remove(&namespace);
+            }
+        }
+    }
+
+    /// Whether a pod waits for its whole to be read.
+    #[must_use]
+    pub fn waits(&self, namespace: &str, name: &str) -> bool {
+        let pod = self.places.get(namespace).map(|place| place.pods.get(name));
+        pod.is_some_and(|pod| pod.is_none_or(|pod| is_open(&pod.verdict)))
+    }
+
+    /// A namespace as it is now, if it is opted in.
+    #[must_use]
+    pub fn namespace(&self, name: &str) -> Option<&Arc<Namespace>> {
+        self.places.get(name).map(|place| &place.namespace)
+    }
+
+    /// What is found, with so many findings at most.
+    #[must_use]
+    pub fn report(&self, surroundings: &Surroundings, most: usize) -> Report {
+        let mut reporter = Reporter::new(&self.snapshot, surroundings, most);
+        for (name, place) in &self.places {
+            // Sorted where it is shown: a table that is the same in every run.
+            let mut pods: Vec<_> = place.pods.iter().collect();
+            pods.sort_unstable_by_key(|(name, _)| *name);
+            for (pod_name, pod) in pods {
+                reporter.add((name, &place.namespace), place.since, pod_name, pod);
+            }
+        }
+        let is_idle = self.unjudged.is_empty() && self.due.is_empty() && self.listing.is_none();
+        reporter.finish(self.is_listed && is_idle)
+    }
+
+    /// Everything was given by [`Auditor::whole`].
+    pub(super) const fn set_listed(&mut self) {
+        self.is_listed = true;
+    }
+}
+
+fn is_open(verdict: &[Judged]) -> bool {
+    verdict.iter().any(|judged| judged.standing == Standing::Open)
+}
+
+fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
+    match due.entry(namespace.into()).or_insert_with(|| Due::Some(BTreeSet::new())) {
+        Due::All => {}
+        Due::Some(names) => {
+            names.insert(name.into());
+            // They are listed all together then.
+            if names.len() > 4 * ONE_BY_ONE {
+                due.insert(namespace.into(), Due::All);
+            }
+        }
+    }
+}
+
+/// What is to be said of a pod by its metadata, its record, and what whole pods have said before.
+fn judge(
+    snapshot: &Snapshot,
+    (name, namespace): (&str, &Arc<Namespace>),
+    pod: &Kept,
+    forgets: bool,
+    shelves: &mut Shelves,
+) -> Arc<Vec<Judged>> {
+    let Ok(tape) = OwnedTape::parse((**pod.metadata).to_owned()) else { return Arc::default() };
+    let before = |profile: &str, revision: &str| {
+        let is_it = |judged: &&Judged| {
+            judged.by_whole && &**judged.profile.as_ref() == profile && &**judged.revision.as_ref() == revision
+        };
+        pod.verdict.iter().find(is_it).filter(|_| !forgets)
+    };
+    let found = audit::of_metadata(snapshot, name, namespace, tape.root(), |profile| {
+        // Who has it in the record was decided about when it was created.
+        let has = pod.has.revision(profile.display_name()).map(|_| true);
+        has.or_else(|| {
+            before(profile.display_name(), profile.revision()).map(|judged| judged.standing == Standing::Wanted)
+        })
+    });
+    let judged = found.into_iter().map(|expected| {
+        let (profile, revision) = (expected.profile.display_name(), expected.profile.revision());
+        let before = before(profile, revision).filter(|_| pod.has.revision(profile).is_none());
+        let standing = match (expected.standing, before) {
+            (Standing::NotWanted, Some(judged)) if judged.standing == Standing::Undecided => Standing::Undecided,
+            (standing, _) => standing,
+        };
+        Judged {
+            profile: shelves.texts.share(profile.into()),
+            revision: shelves.texts.share(revision.into()),
+            standing,
+            by_whole: before.is_some(),
+        }
+    });
+    let judged = judged.collect();
+    shelves.verdicts.share(judged)
+}

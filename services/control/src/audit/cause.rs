@@ -1,0 +1,222 @@
+//! Why a pod is not as its profiles say: what can be known of it afterwards. Pure, and a table of cases.
+
+use std::fmt;
+
+/// What is wrong with a pod, in view of one profile. A closed set: each is a label value of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// The profile is for the pod, and the pod's record does not list it.
+    Missing,
+    /// The record lists it at another revision than the one that is at work.
+    Outdated,
+    /// The record lists a profile that is gone, or is not for the pod any more.
+    Surplus,
+}
+
+/// Why. A closed set: each is a label value of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    /// The namespace was opted in after the pod was created, or so shortly before that nobody had seen it.
+    BeforeOptIn,
+    /// The profile is younger than the pod.
+    ProfileCreated,
+    /// The switch was set to `injection: disabled`.
+    SwitchedOff,
+    /// The webhook was away: no configuration was registered, or no replica was ready.
+    WebhookAway,
+    /// The labels or annotations of the namespace have changed since.
+    NamespaceChanged,
+    /// The profile has changed since.
+    ProfileChanged,
+    /// The profile is gone.
+    ProfileDeleted,
+    /// The webhook has seen the pod and left the profile out: a name was taken, a limit reached, or nothing was to add.
+    LeftOut,
+    /// Nothing that can be known afterwards explains it; most likely the webhook did not answer in time.
+    Unknown,
+}
+
+/// What is known of a pod, its namespace and a profile. Times in seconds since 1970; `None`: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Circumstances {
+    /// When the pod was created.
+    pub created: i64,
+    /// Whether it has a record of Pillion's.
+    pub is_recorded: bool,
+    /// When the label of the namespace was set.
+    pub opted_in: Option<i64>,
+    /// When anything else of its labels and annotations changed.
+    pub namespace_changed: Option<i64>,
+    /// There is no such profile any more.
+    pub profile_gone: bool,
+    /// When the profile was created.
+    pub profile_created: Option<i64>,
+    /// When its text was changed.
+    pub profile_changed: Option<i64>,
+    /// Why nobody may have answered for the webhook then.
+    pub silence: Option<Silence>,
+}
+
+/// Why nobody answers for the webhook, or answers without doing anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// It is switched off.
+    SwitchedOff,
+    /// It is away.
+    Away,
+}
+
+/// How long API servers and replicas may take to see a change, in seconds.
+const SEEN_WITHIN: i64 = 2;
+
+impl State {
+    /// All states.
+    pub const ALL: [Self; 3] = [Self::Missing, Self::Outdated, Self::Surplus];
+
+    /// The state as it stands in metrics and tables.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Outdated => "outdated",
+            Self::Surplus => "surplus",
+        }
+    }
+}
+
+impl Cause {
+    /// All causes.
+    pub const ALL: [Self; 9] = [
+        Self::BeforeOptIn,
+        Self::ProfileCreated,
+        Self::SwitchedOff,
+        Self::WebhookAway,
+        Self::NamespaceChanged,
+        Self::ProfileChanged,
+        Self::ProfileDeleted,
+        Self::LeftOut,
+        Self::Unknown,
+    ];
+
+    /// The cause as it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::BeforeOptIn => "before_opt_in",
+            Self::ProfileCreated => "profile_created",
+            Self::SwitchedOff => "switched_off",
+            Self::WebhookAway => "webhook_away",
+            Self::NamespaceChanged => "namespace_changed",
+            Self::ProfileChanged => "profile_changed",
+            Self::ProfileDeleted => "profile_deleted",
+            Self::LeftOut => "left_out",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The cause in words.
+    #[must_use]
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Self::BeforeOptIn => "created before the namespace was opted in",
+            Self::ProfileCreated => "created before the profile",
+            Self::SwitchedOff => "injection was switched off",
+            Self::WebhookAway => "created while the webhook was away",
+            Self::NamespaceChanged => "the namespace has changed since",
+            Self::ProfileChanged => "the profile has changed since",
+            Self::ProfileDeleted => "the profile is gone",
+            Self::LeftOut => "the webhook left it out",
+            Self::Unknown => "not known",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.as_str())
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.sentence())
+    }
+}
+
+/// Why a pod is in a state. What explains it for certain comes first; that something has changed since is a hint only.
+#[must_use]
+pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
+    let Circumstances { created, is_recorded, silence, .. } = *circumstances;
+    // A pod whose age is not known was created before nothing.
+    let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + SEEN_WITHIN);
+    let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
+    match state {
+        State::Surplus if circumstances.profile_gone => Cause::ProfileDeleted,
+        State::Outdated | State::Surplus => Cause::ProfileChanged,
+        State::Missing if !is_recorded && precedes(circumstances.opted_in) => Cause::BeforeOptIn,
+        State::Missing if precedes(circumstances.profile_created) => Cause::ProfileCreated,
+        State::Missing if !is_recorded && silence == Some(Silence::SwitchedOff) => Cause::SwitchedOff,
+        State::Missing if !is_recorded && silence == Some(Silence::Away) => Cause::WebhookAway,
+        State::Missing if after(circumstances.namespace_changed) => Cause::NamespaceChanged,
+        State::Missing if after(circumstances.profile_changed) => Cause::ProfileChanged,
+        State::Missing if is_recorded => Cause::LeftOut,
+        State::Missing => Cause::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_place_is_the_one_of_its_name() {
+        for (place, state) in State::ALL.into_iter().enumerate() {
+            assert_eq!(state as usize, place);
+        }
+        for (place, cause) in Cause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, place);
+        }
+    }
+
+    #[test]
+    fn each_cause_has_its_case() {
+        let plain = Circumstances {
+            created: 1_000,
+            opted_in: Some(500),
+            namespace_changed: Some(600),
+            profile_created: Some(700),
+            profile_changed: Some(800),
+            ..Circumstances::default()
+        };
+        let away = Some(Silence::Away);
+        let cases = [
+            (State::Missing, plain, Cause::Unknown),
+            (State::Missing, Circumstances { opted_in: Some(1_001), ..plain }, Cause::BeforeOptIn),
+            (State::Missing, Circumstances { opted_in: Some(998), ..plain }, Cause::BeforeOptIn),
+            (State::Missing, Circumstances { opted_in: Some(997), ..plain }, Cause::Unknown),
+            (State::Missing, Circumstances { profile_created: Some(1_500), ..plain }, Cause::ProfileCreated),
+            (State::Missing, Circumstances { silence: Some(Silence::SwitchedOff), ..plain }, Cause::SwitchedOff),
+            (State::Missing, Circumstances { silence: away, ..plain }, Cause::WebhookAway),
+            (
+                State::Missing,
+                Circumstances { silence: away, profile_changed: Some(2_000), ..plain },
+                Cause::WebhookAway,
+            ),
+            (State::Missing, Circumstances { namespace_changed: Some(1_100), ..plain }, Cause::NamespaceChanged),
+            (State::Missing, Circumstances { profile_changed: Some(1_100), ..plain }, Cause::ProfileChanged),
+            (State::Missing, Circumstances { is_recorded: true, silence: away, ..plain }, Cause::LeftOut),
+            (
+                State::Missing,
+                Circumstances { is_recorded: true, profile_created: Some(1_001), ..plain },
+                Cause::ProfileCreated,
+            ),
+            (State::Missing, Circumstances::default(), Cause::Unknown),
+            (State::Outdated, plain, Cause::ProfileChanged),
+            (State::Surplus, plain, Cause::ProfileChanged),
+            (State::Surplus, Circumstances { profile_gone: true, ..plain }, Cause::ProfileDeleted),
+        ];
+        for (state, circumstances, expected) in cases {
+            assert_eq!(cause(state, &circumstances), expected, "{state}: {circumstances:?}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What is kept of a pod: a hundred bytes of the ten thousand that it has.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use pillion_engine::audit::{self, Injected, Standing};
+use pillion_engine::json::{OwnedTape, Value};
+
+use crate::change::Change;
+use crate::namespaces::{ANNOTATION_BYTES, LAST_APPLIED};
+
+/// The annotation by which a kubelet marks the mirror of a static pod.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Namespace and name of a pod.
+pub type PodKey = (Box<str>, Box<str>);
+/// What a watch of pods says.
+pub type PodChange = Change<PodKey, Seen>;
+
+/// A pod as it was seen, its metadata at least.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its namespace.
+    pub namespace: Box<str>,
+    /// Its name.
+    pub name: Box<str>,
+    /// Its uid; 0 if it is not one that can be read.
+    pub uid: u128,
+    /// When it was created, in seconds since 1970.
+    pub created: i64,
+    /// What controls it: `ReplicaSet/web-7c9d6f5b8`.
+    pub owner: Option<Box<str>>,
+    /// Labels and annotations as its author wrote them, and who controls it, else its name: an object with `metadata`, as
+    /// JSON.
+    pub metadata: Box<str>,
+    /// What its record lists.
+    pub has: Has,
+    /// Nobody injects into it, or it is on its way out.
+    pub is_exempt: bool,
+}
+
+/// What a record lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Has {
+    /// Whether there is a record that was written by Pillion.
+    pub is_recorded: bool,
+    /// Profiles as they are displayed, with their revisions.
+    pub profiles: Vec<(Box<str>, Box<str>)>,
+}
+
+/// What is kept of a pod.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) uid: u128,
+    pub(super) created: i64,
+    /// The list in which it was seen last.
+    pub(super) epoch: u32,
+    pub(super) owner: Option<Arc<Box<str>>>,
+    pub(super) metadata: Arc<Box<str>>,
+    pub(super) has: Arc<Has>,
+    pub(super) verdict: Arc<Vec<Judged>>,
+}
+
+/// What was found about one profile that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Judged {
+    pub(super) profile: Arc<Box<str>>,
+    pub(super) revision: Arc<Box<str>>,
+    pub(super) standing: Standing,
+    /// It was found by the whole pod, and holds as long as neither profile nor namespace changes.
+    pub(super) by_whole: bool,
+}
+
+impl Has {
+    /// The revision of a profile.
+    #[must_use]
+    pub fn revision(&self, profile: &str) -> Option<&str> {
+        self.profiles.iter().find(|(name, _)| **name == *profile).map(|(_, revision)| &**revision)
+    }
+}
+
+/// Takes a pod, or its metadata, apart. `None` if it has no name.
+#[must_use]
+pub fn read(pod: Value<'_>) -> Option<Seen> {
+    let metadata = pod.get("metadata")?;
+    let text = |key| metadata.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let record = audit::read(pod);
+    let authors = record.authors.as_ref().map_or(pod, OwnedTape::root);
+    let has = match record.injected {
+        Injected::Profiles(profiles) => Has { is_recorded: true, profiles },
+        Injected::Nothing | Injected::Foreign => Has::default(),
+    };
+    let created = text("creationTimestamp").and_then(|time| time.parse::<Timestamp>().ok());
+    let ended = |phase: Value<'_>| phase.is("Succeeded") || phase.is("Failed");
+    Some(Seen {
+        namespace: text("namespace")?.into(),
+        name: text("name")?.into(),
+        uid: text("uid").and_then(|uid| number(&uid)).unwrap_or_default(),
+        created: created.map_or(0, Timestamp::as_second),
+        owner: owner(metadata),
+        metadata: authors_metadata(authors),
+        has,
+        is_exempt: metadata.get("deletionTimestamp").is_some_and(|time| !time.is_null())
+            || pod.at(&["metadata", "annotations", MIRROR]).is_some()
+            || pod.at(&["status", "phase"]).is_some_and(ended),
+    })
+}
+
+/// A uid as the number that it is.
+fn number(uid: &str) -> Option<u128> {
+    let digits: String = uid.chars().filter(|c| *c != '-').collect();
+    u128::from_str_radix(&digits, 16).ok()
+}
+
+fn owner(metadata: Value<'_>) -> Option<Box<str>> {
+    let owner = controller(metadata.get("ownerReferences")?)?;
+    Some(format!("{}/{}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?).into())
+}
+
+/// Labels and annotations, without annotations that are larger than anything that asks for a profile, and whose pod it is:
+/// a rollout is by workload.
+fn authors_metadata(pod: Value<'_>) -> Box<str> {
+    let mut out = String::from(r#"{"metadata":{"labels":{"#);
+    write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);
+    out.push_str(r#"},"annotations":{"#);
+    let is_kept = |key: &str, value: &str| key != LAST_APPLIED && key.len() + value.len() <= ANNOTATION_BYTES;
+    write(&mut out, pod.at(&["metadata", "annotations"]), is_kept);
+    out.push('}');
+    let metadata = |field| pod.at(&["metadata", field]);
+    if let Some(owner) = metadata("ownerReferences").and_then(controller) {
+        out.push_str(r#","ownerReferences":["#);
+        out.push_str(owner.raw());
+        out.push(']');
+    } else {
+        let is_there = |value: &Value<'_>| value.as_str().is_some_and(|text| !text.is_empty());
+        let named = ["generateName", "name"].into_iter();
+        if let Some((field, value)) =
+            named.filter_map(|field| Some((field, metadata(field)?))).find(|(_, v)| is_there(v))
+        {
+            out.extend([",\"", field, "\":", value.raw()]);
+        }
+    }
+    out.push_str("}}");
+    out.into()
+}
+
+fn controller(owners: Value<'_>) -> Option<Value<'_>> {
+    owners.items().find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true))
+}
+
+fn write(out: &mut String, pairs: Option<Value<'_>>, is_kept: impl Fn(&str, &str) -> bool) {
+    let mut is_first = true;
+    for (key, value) in pairs.into_iter().flat_map(Value::members) {
+        let key = key.text();
+        if !is_kept(&key, value.raw()) {
+            continue;
+        }
+        if !std::mem::replace(&mut is_first, false) {
+            out.push(',');
+        }
+        out.push_str(&serde_json::Value::from(&*key).to_string());
+        out.push(':');
+        out.push_str(value.raw());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn seen(pod: &serde_json::Value) -> Option<Seen> {
+        read(OwnedTape::parse(pod.to_string()).unwrap().root())
+    }
+
+    #[test]
+    fn of_a_pod_that_is_kept_which_says_what_it_asks_for_and_what_it_has() {
+        let pod = json!({
+            "metadata": {
+                "namespace": "shop", "name": "web-1", "uid": "029dc23e-3de8-41af-ab3c-a95b34b82bf3",
+                "creationTimestamp": "2026-11-21T20:00:00Z", "labels": {"app": "we\"b"},
+                "annotations": {
+                    "example.com/ask": "yes", LAST_APPLIED: "{}", "example.com/large": "x".repeat(ANNOTATION_BYTES),
+                    "pillion.dev/injected":
+                        r#"{"version":1,"profiles":[{"profile":"nginx","revision":"r1","added":["/metadata/labels/ours"]}]}"#,
+                },
+                "managedFields": [{"fieldsV1": {}}],
+                "ownerReferences": [{"kind": "ReplicaSet", "name": "web", "controller": true}],
+            },
+            "spec": {"containers": [{"name": "app"}]},
+        });
+        let seen = seen(&pod).unwrap();
+        assert_eq!((&*seen.namespace, &*seen.name, seen.created), ("shop", "web-1", 1_795_291_200));
+        assert_eq!(seen.uid, 0x029d_c23e_3de8_41af_ab3c_a95b_34b8_2bf3);
+        assert_eq!(seen.owner.as_deref(), Some("ReplicaSet/web"));
+        assert_eq!(
+            &*seen.metadata,
+            concat!(
+                r#"{"metadata":{"labels":{"app":"we\"b"},"annotations":{"example.com/ask":"yes"},"#,
+                r#""ownerReferences":[{"kind":"ReplicaSet","name":"web","controller":true}]}}"#
+            )
+        );
+        assert!(seen.has.is_recorded && !seen.is_exempt);
+        assert_eq!(seen.has.revision("nginx"), Some("r1"));
+        let bare = self::seen(&json!({"metadata": {"namespace": "shop", "generateName": "", "name": "bare"}})).unwrap();
+        assert_eq!(&*bare.metadata, r#"{"metadata":{"labels":{},"annotations":{},"name":"bare"}}"#);
+    }
+
+    #[test]
+    fn mirrors_and_what_ends_are_exempt() {
+        let with = |what: serde_json::Value| {
+            let mut pod = json!({"metadata": {"namespace": "a", "name": "b"}});
+            json_patch(&mut pod, &what);
+            seen(&pod).unwrap().is_exempt
+        };
+        assert!(!with(json!({"status": {"phase": "Running"}})));
+        assert!(with(json!({"status": {"phase": "Failed"}})));
+        assert!(with(json!({"metadata": {"namespace": "a", "name": "b", "annotations": {MIRROR: "x"}}})));
+        assert!(with(
+            json!({"metadata": {"namespace": "a", "name": "b", "deletionTimestamp": "2026-11-21T20:00:00Z"}})
+        ));
+        assert_eq!(seen(&json!({"metadata": {"name": "b"}})), None);
+    }
+
+    fn json_patch(pod: &mut serde_json::Value, what: &serde_json::Value) {
+        for (key, value) in what.as_object().unwrap() {
+            pod[key] = value.clone();
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What the audit finds, as data: from it come metrics, the table of `pillion status` and the condition of each profile.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use pillion_engine::audit::Standing;
+use pillion_engine::profile::CompiledProfile;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+
+use super::cause::{Cause, Circumstances, State, cause};
+use super::kept::{Has, Judged, Kept};
+use super::surroundings::Surroundings;
+
+/// For how many namespaces, and for how many profiles, one report asks their age.
+const ASKED: usize = 64;
+
+/// Pods, by what the audit found. Each is in one of them: the first that fits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standings {
+    /// Something is missing.
+    pub missing: u64,
+    /// Something is at an older revision.
+    pub outdated: u64,
+    /// Something is there that should not be.
+    pub surplus: u64,
+    /// The whole pod is still to be looked at.
+    pub pending: u64,
+    /// What a profile reads is not known of a stored pod.
+    pub undecided: u64,
+    /// All that the profiles say is there.
+    pub injected: u64,
+    /// The author opted out.
+    pub opted_out: u64,
+    /// No profile is for it.
+    pub not_asked: u64,
+}
+
+/// Pods of one profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProfileAudit {
+    /// It is there, at the revision that is at work.
+    pub injected: u64,
+    /// It is for the pod, and is not there.
+    pub missing: u64,
+    /// It is there at another revision.
+    pub outdated: u64,
+    /// It is there, and should not be.
+    pub surplus: u64,
+    /// The whole pod is still to be looked at, or does not say.
+    pub undecided: u64,
+}
+
+/// A pod that is not as a profile says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Namespace of the pod.
+    pub namespace: Box<str>,
+    /// Name of the pod.
+    pub pod: Box<str>,
+    /// What controls it: `ReplicaSet/web-7c9d6f5b8`.
+    pub owner: Option<Box<str>>,
+    /// The profile, as it is displayed.
+    pub profile: Box<str>,
+    /// What is wrong.
+    pub state: State,
+    /// Why.
+    pub cause: Cause,
+    /// The revision that should be there.
+    pub want: Option<Box<str>>,
+    /// The one that is.
+    pub has: Option<Box<str>>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// All pods were listed, and nothing waits to be looked at.
+    pub is_complete: bool,
+    /// Pods of opted-in namespaces.
+    pub pods: Standings,
+    /// How many findings there are of each state and cause, in the order of their `ALL`.
+    pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
+    /// Pods with a finding, by namespace.
+    pub namespaces: BTreeMap<Box<str>, u64>,
+    /// Pods by profile. All that are at work are there.
+    pub profiles: BTreeMap<Box<str>, ProfileAudit>,
+    /// The first findings, by namespace and pod.
+    pub findings: Vec<Finding>,
+    /// Namespaces whose age would explain something.
+    pub asked_namespaces: BTreeSet<Box<str>>,
+    /// Profiles whose age would.
+    pub asked_profiles: BTreeSet<Box<str>>,
+}
+
+impl Report {
+    /// How many findings there are.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.counts.iter().flatten().sum()
+    }
+
+    /// How many of this state and cause.
+    #[must_use]
+    pub fn count(&self, state: State, cause: Cause) -> u64 {
+        self.counts.get(state as usize).and_then(|counts| counts.get(cause as usize)).copied().unwrap_or_default()
+    }
+}
+
+/// A profile, what is wrong with it, and the revisions that should be and are there.
+type Wrong = (Box<str>, State, Option<Box<str>>, Option<Box<str>>);
+
+/// What is found of a pod by its verdict and its record alone.
+#[derive(Clone, Debug, Default)]
+struct Comparison {
+    wrong: Vec<Wrong>,
+    right: Vec<Box<str>>,
+    undecided: Vec<Box<str>>,
+    is_pending: bool,
+    opted_out: bool,
+}
+
+/// Makes a report, pod by pod.
+pub(super) struct Reporter<'a> {
+    surroundings: &'a Surroundings,
+    at_work: HashMap<&'a str, &'a Arc<CompiledProfile>>,
+    /// By verdict and record, which many pods share.
+    compared: HashMap<(*const Vec<Judged>, *const Has), (Comparison, u64)>,
+    most: usize,
+    report: Report,
+}
+
+impl<'a> Reporter<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot, surroundings: &'a Surroundings, most: usize) -> Self {
+        let at_work: HashMap<_, _> =
+            snapshot.profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
+        let profiles = at_work.keys().map(|name| ((*name).into(), ProfileAudit::default())).collect();
+        let report = Report { profiles, ..Report::default() };
+        Self { surroundings, at_work, compared: HashMap::new(), most, report }
+    }
+
+    /// Adds a pod of a namespace that is known to have been opted in at `since` at the latest.
+    pub(super) fn add(&mut self, namespace: (&str, &Arc<Namespace>), since: i64, name: &str, pod: &Kept) {
+        let key = (Arc::as_ptr(&pod.verdict), Arc::as_ptr(&pod.has));
+        let (comparison, count) =
+            self.compared.entry(key).or_insert_with(|| (compare(&pod.verdict, &pod.has, &self.at_work), 0));
+        *count += 1;
+        let pods = &mut self.report.pods;
+        let has = |state| comparison.wrong.iter().any(|(_, found, ..)| *found == state);
+        let standing = match () {
+            () if has(State::Missing) => &mut pods.missing,
+            () if has(State::Outdated) => &mut pods.outdated,
+            () if has(State::Surplus) => &mut pods.surplus,
+            () if comparison.is_pending => &mut pods.pending,
+            () if !comparison.undecided.is_empty() => &mut pods.undecided,
+            () if !comparison.right.is_empty() => &mut pods.injected,
+            () if comparison.opted_out => &mut pods.opted_out,
+            () => &mut pods.not_asked,
+        };
+        *standing += 1;
+        if comparison.wrong.is_empty() {
+            return;
+        }
+        *self.report.namespaces.entry(namespace.0.into()).or_default() += 1;
+        let wrong = comparison.wrong.clone();
+        for (profile, state, want, has) in wrong {
+            let circumstances = self.circumstances(namespace, since, pod, &profile, state);
+            let cause = cause(state, &circumstances);
+            if let Some(count) =
+                self.report.counts.get_mut(state as usize).and_then(|counts| counts.get_mut(cause as usize))
+            {
+                *count += 1;
+            }
+            if self.report.findings.len() < self.most {
+                let owner = pod.owner.as_ref().map(|owner| owner.as_ref().clone());
+                let (namespace, pod) = (namespace.0.into(), name.into());
+                self.report.findings.push(Finding { namespace, pod, owner, profile, state, cause, want, has });
+            }
+        }
+    }
+
+    fn circumstances(
+        &mut self,
+        (name, namespace): (&str, &Arc<Namespace>),
+        since: i64,
+        pod: &Kept,
+        profile: &str,
+        state: State,
+    ) -> Circumstances {
+        let at_work = self.at_work.get(profile);
+        let mut circumstances = Circumstances {
+            created: pod.created,
+            is_recorded: pod.has.is_recorded,
+            profile_gone: at_work.is_none(),
+            silence: self.surroundings.silence(pod.created),
+            ..Circumstances::default()
+        };
+        if state != State::Missing {
+            return circumstances;
+        }
+        match self.surroundings.namespace(name, namespace) {
+            Some(age) => {
+                circumstances.opted_in = age.opted_in.map(|opted_in| opted_in.min(since));
+                circumstances.namespace_changed = age.changed;
+            }
+            None if self.report.asked_namespaces.len() < ASKED => {
+                self.report.asked_namespaces.insert(name.into());
+            }
+            None => {}
+        }
+        match at_work.and_then(|at_work| self.surroundings.profile(profile, at_work.revision())) {
+            Some(age) => {
+                circumstances.profile_created = age.created;
+                circumstances.profile_changed = age.changed;
+            }
+            None if self.report.asked_profiles.len() < ASKED => {
+                self.report.asked_profiles.insert(profile.into());
+            }
+            None => {}
+        }
+        circumstances
+    }
+
+    pub(super) fn finish(mut self, is_complete: bool) -> Report {
+        for (comparison, count) in self.compared.into_values() {
+            let profiles = &mut self.report.profiles;
+            for profile in comparison.right {
+                profiles.entry(profile).or_default().injected += count;
+            }
+            for profile in comparison.undecided {
+                profiles.entry(profile).or_default().undecided += count;
+            }
+            for (profile, state, ..) in comparison.wrong {
+                let of_profile = profiles.entry(profile).or_default();
+                match state {
+                    State::Missing => of_profile.missing += count,
+                    State::Outdated => of_profile.outdated += count,
+                    State::Surplus => of_profile.surplus += count,
+                }
+            }
+        }
+        Report { is_complete, ..self.report }
+    }
+}
+
+fn compare(verdict: &[Judged], has: &Has, at_work: &HashMap<&str, &Arc<CompiledProfile>>) -> Comparison {
+    let mut comparison = Comparison::default();
+    for Judged { profile, revision, standing, .. } in verdict {
+        let profile = || profile.as_ref().clone();
+        let revision: &str = revision;
+        match (standing, has.revision(&profile())) {
+            (Standing::Wanted, None) => {
+                comparison.wrong.push((profile(), State::Missing, Some(revision.into()), None));
+            }
+            (Standing::Wanted, Some(there)) if there != revision => {
+                comparison.wrong.push((profile(), State::Outdated, Some(revision.into()), Some(there.into())));
+            }
+            (Standing::Wanted, Some(_)) => comparison.right.push(profile()),
+            (Standing::Open | Standing::Undecided, _) => {
+                comparison.is_pending |= *standing == Standing::Open;
+                comparison.undecided.push(profile());
+            }
+            (Standing::OptedOut, _) => comparison.opted_out = true,
+            (Standing::NotWanted, _) => {}
+        }
+    }
+    for (profile, there) in &has.profiles {
+        let is_for = |judged: &&Judged| {
+            *judged.profile == *profile && !matches!(judged.standing, Standing::NotWanted | Standing::OptedOut)
+        };
+        if verdict.iter().any(|judged| is_for(&judged)) {
+            continue;
+        }
+        // One that is at work as it was is what the webhook found: what a stored pod shows later does not unsay it.
+        if at_work.get(&**profile).is_none_or(|at_work| at_work.revision() != &**there) {
+            comparison.wrong.push((profile.clone(), State::Surplus, None, Some(there.clone())));
+        }
+    }
+    comparison
+}

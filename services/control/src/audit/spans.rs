@@ -1,0 +1,65 @@
+//! Spans of time in which something was so, as far as somebody looked now and then.
+
+use std::collections::VecDeque;
+
+/// How many spans are remembered. Nobody asks about pods of a switch that was set a hundred times ago.
+const KEPT: usize = 64;
+
+/// When something was so, in seconds since 1970. A span begins when it was last seen not to be so, and ends when it is seen
+/// not to be so any more: what happened in between may have happened while it was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spans {
+    ended: VecDeque<(i64, i64)>,
+    began: Option<i64>,
+    /// When it was last seen not to be so.
+    last_not: Option<i64>,
+}
+
+impl Spans {
+    /// It is so now, or it is not. What is so at the first look may have been so for ever.
+    pub fn look(&mut self, now: i64, is_so: bool) {
+        if is_so {
+            let began = self.last_not.unwrap_or(i64::MIN);
+            self.began.get_or_insert(began);
+            return;
+        }
+        if let Some(began) = self.began.take() {
+            if self.ended.len() == KEPT {
+                self.ended.pop_front();
+            }
+            self.ended.push_back((began, now));
+        }
+        self.last_not = Some(now);
+    }
+
+    /// Whether it may have been so then.
+    #[must_use]
+    pub fn cover(&self, time: i64) -> bool {
+        self.began.is_some_and(|began| began <= time)
+            || self.ended.iter().any(|(began, ended)| (*began..=*ended).contains(&time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_reaches_from_look_to_look() {
+        let mut spans = Spans::default();
+        spans.look(10, false);
+        assert!(!spans.cover(10));
+        spans.look(20, true);
+        spans.look(30, true);
+        assert!(!spans.cover(9) && spans.cover(10) && spans.cover(25) && spans.cover(1_000));
+        spans.look(40, false);
+        assert!(spans.cover(40) && !spans.cover(41));
+        let mut since_ever = Spans::default();
+        since_ever.look(5, true);
+        assert!(since_ever.cover(-1));
+        for time in 0..1_000 {
+            spans.look(100 + time, time % 2 == 0);
+        }
+        assert_eq!(spans.ended.len(), KEPT);
+    }
+}

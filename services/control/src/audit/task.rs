@@ -1,0 +1,444 @@
+//! The audit as a task: one watch, one request at a time, one report a second at most.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures::{StreamExt, TryStreamExt, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{ListParams, PartialObjectMeta};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use pillion_api::{ClusterInjectionProfile, InjectionProfile};
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::LookedUp;
+use pillion_engine::profile::ProfileName;
+use pillion_engine::snapshot::Snapshot;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tracing::{debug, info, warn};
+
+use super::ages::{self, NamespaceAge, ProfileAge};
+use super::auditor::{Auditor, Errand};
+use super::kept::{PodChange, Seen, read};
+use super::metrics::AuditMetrics;
+use super::report::{ProfileAudit, Report};
+use super::surroundings::Surroundings;
+use crate::change::Change;
+use crate::index::Status;
+use crate::leading::Leading;
+use crate::lookups::Lookups;
+use crate::release::Release;
+use crate::watch::{WATCH_FOR, chain, described, pauses};
+
+/// Pods that have ended need nothing any more.
+pub(super) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
+/// Pods of one page of the watch's list: metadata alone.
+const METADATA_A_PAGE: u32 = 500;
+/// Pods of one page that are read whole.
+pub(super) const PODS_A_PAGE: u32 = 100;
+/// How many changes of pods are taken at a time.
+const BATCH: usize = 256;
+/// Pods that are judged again at a time; watching and serving go on in between.
+pub(super) const JUDGED_AT_ONCE: usize = 2_000;
+/// Ages that are asked for at a time.
+const AGES_AT_ONCE: usize = 16;
+
+/// How the audit goes about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditSettings {
+    /// How often it is looked whether there is anything new to report.
+    pub report_every: Duration,
+    /// How often it is looked whether the webhook is away, or switched off.
+    pub look_every: Duration,
+    /// The pause between two requests for whole pods, each of a hundred at most.
+    pub pause: Duration,
+    /// The pause after one that failed.
+    pub pause_after_failure: Duration,
+    /// How long a request may take.
+    pub request_limit: Duration,
+    /// Findings that are kept with all they say; all are counted.
+    pub most_findings: usize,
+}
+
+impl Default for AuditSettings {
+    /// A second, five seconds, a tenth of a second, three seconds, ten seconds, a thousand.
+    fn default() -> Self {
+        Self {
+            report_every: Duration::from_secs(1),
+            look_every: Duration::from_secs(5),
+            pause: Duration::from_millis(100),
+            pause_after_failure: Duration::from_secs(3),
+            request_limit: Duration::from_secs(10),
+            most_findings: 1_000,
+        }
+    }
+}
+
+/// What the audit knows of each profile, for the profiles' conditions, and all findings.
+#[derive(Clone, Debug, Default)]
+pub struct Audited {
+    /// The last report. Its `profiles` are by the name that is displayed: `nginx`, `team-a/logger`.
+    pub report: Arc<Report>,
+}
+
+impl Audited {
+    /// The pods of a profile.
+    #[must_use]
+    pub fn profile(&self, name: &ProfileName) -> Option<ProfileAudit> {
+        self.report.profiles.get(name.to_string().as_str()).copied()
+    }
+
+    /// The pods of all profiles.
+    #[must_use]
+    pub fn profiles(&self) -> &BTreeMap<Box<str>, ProfileAudit> {
+        &self.report.profiles
+    }
+}
+
+/// What the task runs with.
+struct Task {
+    client: Client,
+    release: Arc<Release>,
+    settings: AuditSettings,
+    metrics: AuditMetrics,
+    reads: Reads,
+    surroundings: Surroundings,
+    auditor: Auditor,
+    /// Something has changed since the last report.
+    is_stale: bool,
+}
+
+/// What profiles may read beside the pod and its namespace. What is not there leaves profiles that read it undecided.
+#[derive(Clone, Debug, Default)]
+pub struct Reads {
+    /// For service accounts, owners and declared objects.
+    pub lookups: Option<Lookups>,
+    /// What the platform says of the cluster.
+    pub cluster: Option<Arc<OwnedTape>>,
+}
+
+/// What the audit is given.
+#[derive(Debug)]
+pub struct Parts {
+    /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
+    pub published: Arc<ArcSwap<Snapshot>>,
+    /// The publisher's status: nothing is audited before its first snapshot.
+    pub status: watch::Receiver<Status>,
+    /// What profiles may read.
+    pub reads: Reads,
+    /// Where the last report is shown.
+    pub metrics: AuditMetrics,
+    /// Where it goes for the profiles' conditions. Only what the receiver sees changed is sent.
+    pub audited: watch::Sender<Audited>,
+}
+
+/// Audits as long as it leads. Nothing is written to the cluster.
+pub async fn run(leading: Leading, parts: Parts, settings: AuditSettings) {
+    let Leading { client, release, stop } = leading;
+    let Parts { published, mut status, reads, metrics, audited } = parts;
+    let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
+    let is_synced = stop.run_until_cancelled(synced).await;
+    if is_synced == Some(true) {
+        let auditor = Auditor::new(published.load_full(), now());
+        let surroundings = Surroundings::default();
+        let shown = metrics.clone();
+        let task = Task { client, release, settings, metrics, reads, surroundings, auditor, is_stale: true };
+        Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
+        // The next leader's are the ones that count.
+        shown.publish(Arc::default());
+    }
+}
+
+impl Task {
+    async fn follow(mut self, published: &ArcSwap<Snapshot>, audited: &watch::Sender<Audited>) {
+        let mut pods = watch_pods(&self.client).boxed().ready_chunks(BATCH);
+        let mut reports = tokio::time::interval(self.settings.report_every);
+        let mut looks = tokio::time::interval(self.settings.look_every);
+        for ticks in [&mut reports, &mut looks] {
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        }
+        let mut next_errand = Instant::now();
+        let mut errand = None;
+        let mut more_to_judge = false;
+        loop {
+            if errand.is_none() {
+                errand = self.auditor.next_errand();
+            }
+            tokio::select! {
+                // Cancel-safe: what is not in a batch stays in its stream, and an errand is not begun.
+                batch = pods.next() => {
+                    let Some(batch) = batch else { return };
+                    for change in batch {
+                        self.auditor.update(change);
+                        tokio::task::coop::consume_budget().await;
+                    }
+                    self.is_stale = true;
+                }
+                _ = reports.tick() => {
+                    let snapshot = published.load_full();
+                    if !Arc::ptr_eq(self.auditor.snapshot(), &snapshot) {
+                        more_to_judge |= self.auditor.set_snapshot(snapshot, now());
+                        self.is_stale = true;
+                    }
+                    if self.is_stale && !more_to_judge {
+                        self.report(audited).await;
+                    }
+                }
+                _ = looks.tick() => self.look().await,
+                () = tokio::time::sleep_until(next_errand), if errand.is_some() => {
+                    if let Some(errand) = errand.take() {
+                        let pause = self.go(errand).await;
+                        next_errand = Instant::now() + pause;
+                    }
+                }
+                () = tokio::task::yield_now(), if more_to_judge => {
+                    more_to_judge = self.auditor.judge(JUDGED_AT_ONCE);
+                }
+            }
+        }
+    }
+
+    /// Does an errand. How long to wait before the next one.
+    async fn go(&mut self, errand: Errand) -> Duration {
+        self.is_stale = true;
+        let limit = self.settings.request_limit;
+        let fetched = timeout(limit, fetch(&self.client, &errand))
+            .await
+            .unwrap_or_else(|_| Err(kube::Error::Service(format!("no answer within {limit:?}").into())));
+        self.metrics.requested(fetched.is_ok());
+        match fetched {
+            Ok((pods, next)) => {
+                for pod in &pods {
+                    take_whole(&mut self.auditor, &self.reads, pod).await;
+                    tokio::task::coop::consume_budget().await;
+                }
+                self.auditor.done(&errand, next, !pods.is_empty());
+                self.settings.pause
+            }
+            Err(error) => {
+                warn!(error = chain(&error), ?errand, "pods could not be read for the audit; trying again");
+                self.auditor.failed(errand);
+                self.settings.pause_after_failure
+            }
+        }
+    }
+
+    async fn report(&mut self, audited: &watch::Sender<Audited>) {
+        let mut report = self.auditor.report(&self.surroundings, self.settings.most_findings);
+        if ask_ages(&self.client, &self.auditor, &mut self.surroundings, &report, AGES_AT_ONCE).await {
+            report = self.auditor.report(&self.surroundings, self.settings.most_findings);
+        }
+        let asks = !report.asked_namespaces.is_empty() || !report.asked_profiles.is_empty();
+        self.is_stale = asks && report.total() > 0;
+        let report = Arc::new(report);
+        self.metrics.publish(Arc::clone(&report));
+        let before = Arc::clone(&audited.borrow().report);
+        if before == report {
+            return;
+        }
+        audited.send_replace(Audited { report: Arc::clone(&report) });
+        if before.is_complete != report.is_complete || before.counts != report.counts {
+            info!(
+                complete = report.is_complete,
+                findings = report.total(),
+                missing = report.pods.missing,
+                outdated = report.pods.outdated,
+                surplus = report.pods.surplus,
+                injected = report.pods.injected,
+                "pods were audited"
+            );
+        }
+    }
+
+    /// Looks whether the webhook is away. What could not be asked says nothing.
+    async fn look(&mut self) {
+        let looked = timeout(self.settings.request_limit, look(&self.client, &self.release)).await;
+        match looked {
+            Ok(Ok(Look { registered, has_endpoint, is_off })) => {
+                let now = now();
+                self.surroundings.away.look(now, registered.is_none() || !has_endpoint);
+                self.surroundings.off.look(now, is_off);
+                if self.surroundings.registered != registered && registered.is_some() {
+                    self.surroundings.registered = registered;
+                    self.is_stale = true;
+                }
+            }
+            Ok(Err(error)) => debug!(error = chain(&error), "whether the webhook is there is not known at present"),
+            Err(_) => debug!("whether the webhook is there is not known at present: no answer in time"),
+        }
+    }
+}
+
+/// Judges a whole pod, with what has to be looked up for it.
+pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &OwnedTape) {
+    let pod = pod.root();
+    let text = |key| pod.at(&["metadata", key]).and_then(pillion_engine::json::Value::as_str).unwrap_or_default();
+    let mut looked_up = LookedUp::default();
+    if let Some(lookups) = reads.lookups.as_ref().filter(|_| auditor.waits(&text("namespace"), &text("name"))) {
+        let wanted = auditor.needs(pod);
+        if wanted.service_account.is_some() || wanted.owners.is_some() || !wanted.objects.is_empty() {
+            looked_up = lookups.get(wanted).await;
+        }
+    }
+    looked_up.cluster.clone_from(&reads.cluster);
+    auditor.whole(pod, &looked_up);
+}
+
+/// The pods of an errand, and where the next page begins.
+pub(super) async fn fetch(client: &Client, errand: &Errand) -> kube::Result<(Vec<OwnedTape>, Option<String>)> {
+    // As whatever JSON they are: a field that this build does not know may be read by an expression.
+    let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
+    match errand {
+        Errand::Get { namespace, name } => {
+            let found = api(namespace).get_opt(name).await?;
+            Ok((found.as_ref().and_then(whole).into_iter().collect(), None))
+        }
+        Errand::List { namespace, from } => {
+            let mut parameters = ListParams::default().fields(NOT_ENDED).limit(PODS_A_PAGE);
+            parameters.continue_token.clone_from(from);
+            let list = api(namespace).list(&parameters).await?;
+            let next = list.metadata.continue_.filter(|token| !token.is_empty());
+            Ok((list.items.iter().filter_map(whole).collect(), next))
+        }
+    }
+}
+
+type PodAsFound = kube::api::DynamicObject;
+
+fn pod_resource() -> kube::api::ApiResource {
+    kube::api::ApiResource::erase::<Pod>(&())
+}
+
+fn whole(pod: &PodAsFound) -> Option<OwnedTape> {
+    OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()
+}
+
+fn seen(pod: &PartialObjectMeta<Pod>) -> Option<Seen> {
+    let tape = OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()?;
+    read(tape.root())
+}
+
+/// Metadata only, made small at once. Everybody's: which namespaces are opted in changes, and one watch is less to the API
+/// server than a thousand.
+fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
+    let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
+    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+    let config = watcher::Config::default().timeout(seconds).page_size(METADATA_A_PAGE).fields(NOT_ENDED);
+    // The event that announces a list is taken out, and told with the first of the list: it comes before each attempt, and
+    // any event resets the pause.
+    let begins = Arc::new(AtomicBool::new(false));
+    let announced = Arc::clone(&begins);
+    let events = watcher(api, config).try_filter(move |event| {
+        let is_init = matches!(event, Event::Init);
+        if is_init {
+            announced.store(true, Ordering::Relaxed);
+        }
+        std::future::ready(!is_init)
+    });
+    events.backoff(pauses()).flat_map(move |event| {
+        let (restarted, change) = match event {
+            Ok(Event::Init) => (true, None),
+            Ok(Event::InitApply(pod)) => (begins.swap(false, Ordering::Relaxed), seen(&pod).map(Change::Listed)),
+            Ok(Event::InitDone) => (begins.swap(false, Ordering::Relaxed), Some(Change::ListComplete)),
+            Ok(Event::Apply(pod)) => (false, seen(&pod).map(Change::Applied)),
+            Ok(Event::Delete(pod)) => {
+                let key = pod.metadata.namespace.zip(pod.metadata.name);
+                (false, key.map(|(namespace, name)| Change::Deleted((namespace.into(), name.into()))))
+            }
+            Err(error) => {
+                let error = described(&error);
+                warn!(error, "pods are not watched at present, what was last known stays; trying again");
+                (false, None)
+            }
+        };
+        stream::iter(restarted.then_some(Change::Restarted).into_iter().chain(change))
+    })
+}
+
+/// What is looked at now and then.
+pub(super) struct Look {
+    /// When the webhook configuration was created; `None` if there is none with an entry.
+    pub(super) registered: Option<i64>,
+    /// Whether a replica is ready.
+    pub(super) has_endpoint: bool,
+    /// Whether injection is switched off.
+    pub(super) is_off: bool,
+}
+
+pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Look> {
+    let configuration =
+        Api::<MutatingWebhookConfiguration>::all(client.clone()).get_opt(release.configuration()).await?;
+    let registered = configuration
+        .filter(|configuration| configuration.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
+        .map(|configuration| configuration.metadata.creation_timestamp.as_ref().map_or(0, ages::seconds));
+    let slices = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&slices).await?;
+    let has_endpoint = slices
+        .items
+        .iter()
+        .flat_map(|slice| slice.endpoints.iter().flatten())
+        .any(|endpoint| endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready.unwrap_or(true)));
+    let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
+    let is_off = switch
+        .and_then(|switch| switch.data?.get("injection").cloned())
+        .is_some_and(|value| value.trim().eq_ignore_ascii_case("disabled"));
+    Ok(Look { registered, has_endpoint, is_off })
+}
+
+/// Asks for the ages that would explain something. Whether any is known now.
+pub(super) async fn ask_ages(
+    client: &Client,
+    auditor: &Auditor,
+    surroundings: &mut Surroundings,
+    report: &Report,
+    most: usize,
+) -> bool {
+    let at_work: BTreeMap<_, _> =
+        auditor.snapshot().profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
+    surroundings.keep(|name| auditor.namespace(name).is_some(), |name| at_work.contains_key(name));
+    let mut is_new = false;
+    for name in report.asked_namespaces.iter().take(most) {
+        let Some(namespace) = auditor.namespace(name) else { continue };
+        let api = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
+        match api.get_metadata_opt(name).await {
+            Ok(found) => {
+                let age = found.map(|found| NamespaceAge::of(&found.metadata)).unwrap_or_default();
+                surroundings.set_namespace(name, namespace, age);
+                is_new = true;
+            }
+            Err(error) => debug!(namespace = %name, error = chain(&error), "its age is not known at present"),
+        }
+    }
+    for name in report.asked_profiles.iter().take(most) {
+        let Some(profile) = at_work.get(&**name) else { continue };
+        let ProfileName { namespace, name: short } = profile.name();
+        let found = if let Some(namespace) = namespace {
+            let api = Api::<InjectionProfile>::namespaced(client.clone(), namespace);
+            api.get_metadata_opt(short).await.map(|found| found.map(|found| found.metadata))
+        } else {
+            let api = Api::<ClusterInjectionProfile>::all(client.clone());
+            api.get_metadata_opt(short).await.map(|found| found.map(|found| found.metadata))
+        };
+        match found {
+            Ok(found) => {
+                let age = found.map(|metadata| ProfileAge::of(&metadata)).unwrap_or_default();
+                surroundings.set_profile(name, profile.revision(), age);
+                is_new = true;
+            }
+            Err(error) => debug!(profile = %name, error = chain(&error), "its age is not known at present"),
+        }
+    }
+    is_new
+}
+
+/// Seconds since 1970, by the clock on the wall: the API server's times are of the same kind.
+pub(super) fn now() -> i64 {
+    Timestamp::now().as_second()
+}

@@ -1,0 +1,383 @@
+//! The book of the audit: pods, profiles and namespaces come and change, and each finding has its cause.
+
+use std::sync::Arc;
+
+use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::LookedUp;
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::change::Change;
+
+/// When the audit begins.
+const START: i64 = 1_000;
+
+fn profiles(profiles: &[(&str, Value)]) -> ProfileSet {
+    let compiled = profiles.iter().map(|(name, spec)| {
+        let mut spec = spec.clone();
+        if spec.get("template").is_none() {
+            spec["template"] = json!({"metadata": {"annotations": {"example.com/there": "1"}}});
+        }
+        Arc::new(compile(&ProfileName::cluster(*name), &serde_json::from_value(spec).unwrap()).unwrap())
+    });
+    ProfileSet::new(compiled)
+}
+
+fn always() -> Value {
+    json!({"activation": "Always"})
+}
+
+/// For pods with one container.
+fn conditional() -> Value {
+    json!({"activation": "Always",
+        "matchConditions": [{"name": "one", "expression": "object.spec.containers.size() == 1"}]})
+}
+
+fn revision(snapshot: &Snapshot, name: &str) -> String {
+    let found = snapshot.profiles().iter().find(|profile| profile.display_name() == name).unwrap();
+    found.revision().to_owned()
+}
+
+fn shop(set: ProfileSet) -> Snapshot {
+    Snapshot::new(set).with_namespace("shop", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+}
+
+#[derive(Clone)]
+struct Pod {
+    value: Value,
+}
+
+fn pod(name: &str) -> Pod {
+    Pod {
+        value: json!({
+            "metadata": {"namespace": "shop", "name": name, "creationTimestamp": "1970-01-01T00:30:00Z",
+                "uid": format!("029dc23e-3de8-41af-ab3c-{:012}", name.len()),
+                "managedFields": [{"fieldsV1": {"f:spec": {}}}],
+                "ownerReferences": [{"kind": "ReplicaSet", "name": "web", "controller": true}]},
+            "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+        }),
+    }
+}
+
+impl Pod {
+    fn with(mut self, profile: &str, revision: &str) -> Self {
+        let entry = json!({"profile": profile, "revision": revision, "added": []});
+        let record = &mut self.value["metadata"]["annotations"]["pillion.dev/injected"];
+        let mut read: Value =
+            record.as_str().map_or(json!({"version": 1, "profiles": []}), |text| serde_json::from_str(text).unwrap());
+        read["profiles"].as_array_mut().unwrap().push(entry);
+        *record = read.to_string().into();
+        self
+    }
+
+    fn label(mut self, key: &str, value: &str) -> Self {
+        self.value["metadata"]["labels"][key] = value.into();
+        self
+    }
+
+    fn containers(mut self, count: usize) -> Self {
+        let container = |number| json!({"name": format!("c{number}"), "image": "app:1"});
+        self.value["spec"]["containers"] = (0..count).map(container).collect();
+        self
+    }
+
+    fn whole(&self) -> OwnedTape {
+        OwnedTape::parse(self.value.to_string()).unwrap()
+    }
+
+    /// As the watch shows it: without its spec.
+    fn seen(&self) -> Seen {
+        let mut value = self.value.clone();
+        value.as_object_mut().unwrap().remove("spec");
+        read(OwnedTape::parse(value.to_string()).unwrap().root()).unwrap()
+    }
+}
+
+fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
+    let mut auditor = Auditor::new(Arc::new(snapshot), START);
+    auditor.update(Change::Restarted);
+    for pod in pods {
+        auditor.update(Change::Listed(pod.seen()));
+    }
+    auditor.update(Change::ListComplete);
+    auditor
+}
+
+/// Everything known of the past, as of a cluster that was set up long before the pods.
+fn known(auditor: &Auditor) -> Surroundings {
+    let mut surroundings = Surroundings::default();
+    surroundings.away.look(START, false);
+    surroundings.off.look(START, false);
+    surroundings.registered = Some(1);
+    for (name, namespace) in auditor.snapshot().namespaces() {
+        surroundings.set_namespace(name, namespace, NamespaceAge { opted_in: Some(10), changed: Some(10) });
+    }
+    for profile in auditor.snapshot().profiles().iter() {
+        let age = ProfileAge { created: Some(20), changed: Some(20) };
+        surroundings.set_profile(profile.display_name(), profile.revision(), age);
+    }
+    surroundings
+}
+
+fn findings(auditor: &Auditor, surroundings: &Surroundings) -> Vec<(String, String, State, Cause)> {
+    let report = auditor.report(surroundings, 100);
+    assert_eq!(report.total(), report.findings.len() as u64);
+    let told = |finding: Finding| (finding.pod.into(), finding.profile.into(), finding.state, finding.cause);
+    report.findings.into_iter().map(told).collect()
+}
+
+fn one(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, String, State, Cause)> {
+    vec![(pod.to_owned(), profile.to_owned(), state, cause)]
+}
+
+/// Does the errands that are due with these pods; how many there were.
+fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
+    let mut count = 0;
+    while let Some(errand) = auditor.next_errand() {
+        count += 1;
+        assert!(count < 1_000, "no end: {errand:?}");
+        let is_asked = |pod: &&Pod| {
+            let text = |key: &str| pod.value["metadata"][key].as_str().unwrap().to_owned();
+            match &errand {
+                Errand::Get { namespace, name } => text("namespace") == **namespace && text("name") == **name,
+                Errand::List { namespace, .. } => text("namespace") == **namespace,
+            }
+        };
+        let found: Vec<_> = pods.iter().filter(is_asked).collect();
+        for pod in &found {
+            auditor.whole(pod.whole().root(), &LookedUp::default());
+        }
+        auditor.done(&errand, None, !found.is_empty());
+    }
+    count
+}
+
+#[test]
+fn a_pod_that_has_what_its_profile_says_is_none_of_the_findings() {
+    let snapshot = shop(profiles(&[("a", always())]));
+    let right = pod("right").with("a", &revision(&snapshot, "a"));
+    let out = pod("out").label("pillion.dev/inject", "false");
+    let auditor = listed(snapshot, &[right, out]);
+    let report = auditor.report(&known(&auditor), 10);
+    assert_eq!(report.total(), 0, "{report:?}");
+    assert_eq!((report.pods.injected, report.pods.opted_out), (1, 1));
+    assert_eq!(report.profiles["a"], ProfileAudit { injected: 1, ..ProfileAudit::default() });
+    assert!(report.is_complete);
+}
+
+#[test]
+fn each_finding_has_its_cause() {
+    let snapshot = shop(profiles(&[("a", always())]));
+    let auditor = listed(snapshot.clone(), &[pod("p")]);
+    let plain = known(&auditor);
+    let missing = |cause| one("p", "a", State::Missing, cause);
+    assert_eq!(findings(&auditor, &plain), missing(Cause::Unknown));
+
+    let mut away = plain.clone();
+    away.away.look(1_900, true);
+    assert_eq!(findings(&auditor, &away), missing(Cause::WebhookAway));
+    let mut unregistered = plain.clone();
+    unregistered.registered = Some(2_000);
+    assert_eq!(findings(&auditor, &unregistered), missing(Cause::WebhookAway));
+    let mut off = plain.clone();
+    off.off.look(1_900, true);
+    assert_eq!(findings(&auditor, &off), missing(Cause::SwitchedOff));
+
+    let mut young = plain.clone();
+    let revision = revision(&snapshot, "a");
+    young.set_profile("a", &revision, ProfileAge { created: Some(2_000), changed: None });
+    assert_eq!(findings(&auditor, &young), missing(Cause::ProfileCreated));
+    let mut edited = plain.clone();
+    edited.set_profile("a", &revision, ProfileAge { created: Some(20), changed: Some(2_000) });
+    assert_eq!(findings(&auditor, &edited), missing(Cause::ProfileChanged));
+
+    let namespace = snapshot.namespace("shop").unwrap();
+    let mut late = plain.clone();
+    late.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(5_000), changed: None });
+    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "it was seen to be opted in before");
+    let mut asked = plain;
+    asked.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(10), changed: Some(5_000) });
+    assert_eq!(findings(&auditor, &asked), missing(Cause::NamespaceChanged));
+
+    let left_out = listed(snapshot, &[pod("p").with("b", "r")]);
+    let found = findings(&left_out, &known(&left_out));
+    assert!(found.contains(&("p".into(), "a".into(), State::Missing, Cause::LeftOut)), "{found:?}");
+    assert!(found.contains(&("p".into(), "b".into(), State::Surplus, Cause::ProfileDeleted)), "{found:?}");
+}
+
+#[test]
+fn ages_are_asked_for_what_they_would_explain_and_only_once() {
+    let auditor = listed(shop(profiles(&[("a", always())])), &[pod("p")]);
+    let report = auditor.report(&Surroundings::default(), 10);
+    assert_eq!(report.asked_namespaces.iter().map(|name| &**name).collect::<Vec<_>>(), ["shop"]);
+    assert_eq!(report.asked_profiles.iter().map(|name| &**name).collect::<Vec<_>>(), ["a"]);
+    let report = auditor.report(&known(&auditor), 10);
+    assert!(report.asked_namespaces.is_empty() && report.asked_profiles.is_empty());
+}
+
+#[test]
+fn a_namespace_that_opts_in_later_has_its_pods_listed() {
+    let set = profiles(&[("a", always())]);
+    let before = Snapshot::new(set).with_namespace("shop", Some(Namespace::default()));
+    let mut auditor = listed(before.clone(), &[pod("p")]);
+    assert_eq!(auditor.pods(), 0, "nothing is kept of others");
+    let label = [(INJECTION_LABEL, "enabled")];
+    auditor.set_snapshot(Arc::new(before.with_namespace("shop", Some(Namespace::new(label, [])))), 5_000);
+    assert_eq!(auditor.next_errand(), Some(Errand::List { namespace: "shop".into(), from: None }));
+    assert!(!auditor.report(&Surroundings::default(), 1).is_complete);
+    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1);
+    let mut surroundings = known(&auditor);
+    let namespace = auditor.namespace("shop").unwrap();
+    surroundings.set_namespace("shop", namespace, NamespaceAge { opted_in: Some(4_990), changed: None });
+    assert_eq!(findings(&auditor, &surroundings), one("p", "a", State::Missing, Cause::BeforeOptIn));
+
+    auditor.set_snapshot(Arc::new(before), 6_000);
+    assert_eq!(auditor.pods(), 0);
+}
+
+#[test]
+fn a_profile_that_changes_makes_its_pods_outdated_and_nothing_is_read() {
+    let first = shop(profiles(&[("a", conditional())]));
+    let old = revision(&first, "a");
+    let mut auditor = listed(first.clone(), &[pod("p").with("a", &old)]);
+    assert_eq!(auditor.next_errand(), None, "who has it was decided about");
+    assert!(findings(&auditor, &known(&auditor)).is_empty());
+
+    let mut edited = conditional();
+    edited["template"] = json!({"metadata": {"annotations": {"example.com/there": "2"}}});
+    let second = Arc::new(first.with_profiles(profiles(&[("a", edited)])));
+    assert!(auditor.set_snapshot(Arc::clone(&second), 2_000));
+    assert!(!auditor.judge(100));
+    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Outdated, Cause::ProfileChanged));
+    let finding = auditor.report(&known(&auditor), 1).findings.remove(0);
+    assert_eq!((finding.has.as_deref(), finding.want), (Some(&*old), Some(revision(&second, "a").into())));
+    assert_eq!(finding.owner.as_deref(), Some("ReplicaSet/web"));
+
+    auditor.set_snapshot(Arc::new(second.with_profiles(profiles(&[]))), 3_000);
+    auditor.judge(100);
+    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Surplus, Cause::ProfileDeleted));
+}
+
+#[test]
+fn whole_pods_are_read_of_those_that_lack_a_profile_with_conditions_and_once_for_each_revision() {
+    let first = shop(profiles(&[("a", conditional())]));
+    let pods = [pod("1").containers(1), pod("22").containers(2)];
+    let mut auditor = listed(first.clone(), &pods);
+    assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 2);
+    assert_eq!(run_errands(&mut auditor, &pods), 2);
+    let missing = one("1", "a", State::Missing, Cause::Unknown);
+    assert_eq!(findings(&auditor, &known(&auditor)), missing);
+    assert_eq!(auditor.report(&known(&auditor), 1).pods.not_asked, 1);
+
+    // Its status changes: what was found holds.
+    auditor.update(Change::Applied(pods[1].seen()));
+    assert_eq!(run_errands(&mut auditor, &pods), 0);
+    // So it does when another profile changes.
+    let other = Arc::new(first.with_profiles(profiles(&[("a", conditional()), ("b", json!({}))])));
+    auditor.set_snapshot(other, 2_000);
+    auditor.judge(100);
+    assert_eq!(run_errands(&mut auditor, &pods), 0);
+    // Another namespace, or another revision, is another question.
+    let annotated = Namespace::new([(INJECTION_LABEL, "enabled"), ("team", "red")], []);
+    let renamed = Arc::new(first.with_namespace("shop", Some(annotated)));
+    auditor.set_snapshot(Arc::clone(&renamed), 2_000);
+    auditor.judge(100);
+    assert_eq!(run_errands(&mut auditor, &pods), 2);
+    assert_eq!(findings(&auditor, &known(&auditor)), missing);
+    let mut edited = conditional();
+    edited["order"] = 7.into();
+    auditor.set_snapshot(Arc::new(renamed.with_profiles(profiles(&[("a", edited)]))), 2_000);
+    auditor.judge(100);
+    assert_eq!(run_errands(&mut auditor, &pods), 2);
+}
+
+#[test]
+fn many_pods_are_read_by_lists_and_a_failure_is_tried_again() {
+    let pods: Vec<_> = (0..100).map(|number| pod(&format!("p{number:03}"))).collect();
+    let mut auditor = listed(shop(profiles(&[("a", conditional())])), &pods);
+    let errand = auditor.next_errand().unwrap();
+    assert_eq!(errand, Errand::List { namespace: "shop".into(), from: None });
+    auditor.failed(errand);
+    let errand = auditor.next_errand().unwrap();
+    for pod in &pods[..50] {
+        auditor.whole(pod.whole().root(), &LookedUp::default());
+    }
+    auditor.done(&errand, Some("more".to_owned()), true);
+    let errand = auditor.next_errand().unwrap();
+    assert_eq!(errand, Errand::List { namespace: "shop".into(), from: Some("more".to_owned()) });
+    // One goes while the next page, which still shows it, is on its way.
+    auditor.update(Change::Deleted(("shop".into(), "p099".into())));
+    for pod in &pods[50..] {
+        auditor.whole(pod.whole().root(), &LookedUp::default());
+    }
+    auditor.done(&errand, None, true);
+    assert_eq!(auditor.next_errand(), None);
+    let report = auditor.report(&known(&auditor), 10);
+    assert_eq!((report.pods.missing, auditor.pods()), (99, 99));
+    assert_eq!(report.findings.len(), 10, "all are counted, some are told");
+    assert_eq!(report.namespaces["shop"], 99);
+}
+
+#[test]
+fn pods_go_with_their_deletion_and_with_a_list_that_lacks_them() {
+    let snapshot = shop(profiles(&[("a", always())]));
+    let mut auditor = listed(snapshot, &[pod("a"), pod("bb"), pod("ccc")]);
+    auditor.update(Change::Deleted(("shop".into(), "a".into())));
+    assert_eq!(auditor.pods(), 2);
+    auditor.update(Change::Restarted);
+    auditor.update(Change::Listed(pod("bb").seen()));
+    assert_eq!(auditor.pods(), 2, "what was known stays until the list is complete");
+    auditor.update(Change::ListComplete);
+    assert_eq!(auditor.pods(), 1);
+    let mut ending = pod("bb").seen();
+    ending.is_exempt = true;
+    auditor.update(Change::Applied(ending));
+    assert_eq!(auditor.pods(), 0);
+}
+
+#[test]
+fn what_a_stored_pod_does_not_tell_is_no_finding() {
+    let spec = json!({"activation": "Always",
+        "matchConditions": [{"name": "me", "expression": "request.userInfo.username == 'me'"}]});
+    let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
+    run_errands(&mut auditor, &[pod("p")]);
+    let report = auditor.report(&known(&auditor), 10);
+    assert_eq!((report.total(), report.pods.undecided, report.profiles["a"].undecided), (0, 1, 1));
+    auditor.update(Change::Applied(pod("p").label("x", "y").seen()));
+    assert!(auditor.next_errand().is_some(), "it has become another");
+}
+
+#[test]
+fn profiles_of_one_group_are_told_apart_by_what_whole_pods_say() {
+    let group = |mut spec: Value, order: i32| {
+        spec["exclusiveGroup"] = "g".into();
+        spec["order"] = order.into();
+        spec
+    };
+    let set = profiles(&[("a", group(conditional(), 1)), ("b", group(always(), 2))]);
+    let pods = [pod("1").containers(1), pod("22").containers(2)];
+    let mut auditor = listed(shop(set), &pods);
+    run_errands(&mut auditor, &pods);
+    let found = findings(&auditor, &known(&auditor));
+    let expected = [one("1", "a", State::Missing, Cause::Unknown), one("22", "b", State::Missing, Cause::Unknown)];
+    assert_eq!(found, expected.concat());
+}
+
+#[test]
+fn what_the_webhook_found_is_not_unsaid_by_the_pod_but_by_another_text_of_the_profile() {
+    let first = shop(profiles(&[("a", always())]));
+    let old = revision(&first, "a");
+    // It was given its label after it was created.
+    let out = pod("p").with("a", &old).label("pillion.dev/inject", "false");
+    let mut auditor = listed(first.clone(), &[out]);
+    assert!(findings(&auditor, &known(&auditor)).is_empty());
+
+    let asked = profiles(&[("a", json!({"request": {"annotation": "example.com/ask"}}))]);
+    auditor.set_snapshot(Arc::new(first.with_profiles(asked)), 2_000);
+    auditor.judge(100);
+    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Surplus, Cause::ProfileChanged));
+}

@@ -1,0 +1,141 @@
+//! What an API server's answer means.
+
+use pillion_api::canary::WEBHOOK;
+
+use crate::rotation::{Generation, Propagation};
+
+/// What is known of one API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It called, and trusted the leaf.
+    Proven,
+    /// It called, and did not trust the leaf.
+    Behind,
+    /// Neither is known.
+    Silent(Silence),
+}
+
+/// Why nothing is known of an API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// No connection, or it broke off.
+    Unreachable,
+    /// No answer in time.
+    Timeout,
+    /// It answered yes without a call: it does not know the entry yet, or nobody wrote it.
+    NotCalled,
+    /// It called, and another leaf was shown: the canary's was changed meanwhile.
+    OtherLeaf,
+    /// It refused for another reason, which is this.
+    Refused(String),
+    /// The canary has no leaf of the newest authority to show.
+    NoLeaf,
+}
+
+/// An answer, as far as it matters.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Said<'a> {
+    /// The dry run succeeded.
+    Yes,
+    /// It was refused, with this message.
+    No(&'a str),
+    /// There was no answer.
+    Nothing(&'a Silence),
+}
+
+impl Outcome {
+    /// The labels of all outcomes.
+    pub const LABELS: [&str; 3] = ["proven", "behind", "silent"];
+
+    /// As it stands in metrics.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Proven => "proven",
+            Self::Behind => "behind",
+            Self::Silent(_) => "silent",
+        }
+    }
+}
+
+/// What is known after an answer, if the canary was called with the request's name on a connection on which it had shown a
+/// leaf of `shown`.
+pub(super) fn outcome(said: Said<'_>, shown: Option<Generation>, newest: Generation) -> Outcome {
+    match (said, shown) {
+        (Said::Yes, Some(shown)) if shown == newest => Outcome::Proven,
+        (Said::Yes, Some(_)) => Outcome::Silent(Silence::OtherLeaf),
+        (Said::Yes, None) => Outcome::Silent(Silence::NotCalled),
+        (Said::No(message), _) if is_mistrust(message) => Outcome::Behind,
+        (Said::No(message), _) => Outcome::Silent(Silence::Refused(message.to_owned())),
+        (Said::Nothing(silence), _) => Outcome::Silent(silence.clone()),
+    }
+}
+
+/// Whether a refusal is for the canary's certificate. Every error of Go's package of that name begins with it: an unknown
+/// authority, another name, another time.
+fn is_mistrust(message: &str) -> bool {
+    message.contains(WEBHOOK) && message.contains("x509: ")
+}
+
+/// What is known of all: of `servers` at least, of whom some may never have been asked.
+pub(super) fn fold<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>, servers: usize) -> Propagation {
+    let (mut proven, mut behind, mut silent) = (0, 0, 0);
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Proven => proven += 1,
+            Outcome::Behind => behind += 1,
+            Outcome::Silent(_) => silent += 1,
+        }
+    }
+    // Nobody at all would be nobody who is silent.
+    let unasked = servers.max(1).saturating_sub(proven + behind + silent);
+    Propagation { proven, behind, silent: silent + unasked }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEWEST: Generation = Generation(2);
+    const MISTRUST: &str = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
+                            Post \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": tls: failed to verify \
+                            certificate: x509: certificate signed by unknown authority";
+
+    #[test]
+    fn only_a_call_that_was_seen_is_a_proof() {
+        assert_eq!(outcome(Said::Yes, Some(NEWEST), NEWEST), Outcome::Proven);
+        assert_eq!(outcome(Said::Yes, None, NEWEST), Outcome::Silent(Silence::NotCalled));
+        assert_eq!(outcome(Said::Yes, Some(Generation(1)), NEWEST), Outcome::Silent(Silence::OtherLeaf));
+        // It called and went on to say no, or nothing: for whatever reason, that is no proof.
+        assert!(matches!(outcome(Said::No("quota"), Some(NEWEST), NEWEST), Outcome::Silent(Silence::Refused(_))));
+        let silence = outcome(Said::Nothing(&Silence::Timeout), Some(NEWEST), NEWEST);
+        assert_eq!(silence, Outcome::Silent(Silence::Timeout));
+    }
+
+    #[test]
+    fn mistrust_is_told_from_other_failures() {
+        assert_eq!(outcome(Said::No(MISTRUST), None, NEWEST), Outcome::Behind);
+        let other_webhook = MISTRUST.replace("canary.pillion.dev", "somebody.else.dev");
+        let refused = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: Post \
+                       \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": dial tcp 10.0.0.1:8444: \
+                       connect: connection refused";
+        for message in [other_webhook.as_str(), refused, "injectioncanaries.pillion.dev is forbidden", ""] {
+            let silent = Outcome::Silent(Silence::Refused(message.to_owned()));
+            assert_eq!(outcome(Said::No(message), None, NEWEST), silent);
+        }
+    }
+
+    #[test]
+    fn whoever_was_not_asked_is_silent() {
+        let silent = Outcome::Silent(Silence::Timeout);
+        let told = |outcomes: &[Outcome], servers| {
+            let Propagation { proven, behind, silent } = fold(outcomes, servers);
+            (proven, behind, silent)
+        };
+        assert_eq!(told(&[Outcome::Proven, Outcome::Proven], 2), (2, 0, 0));
+        assert_eq!(told(&[Outcome::Proven, silent.clone()], 2), (1, 0, 1));
+        assert_eq!(told(&[Outcome::Proven, Outcome::Behind, silent.clone()], 1), (1, 1, 1));
+        assert_eq!(told(&[Outcome::Proven], 3), (1, 0, 2), "three behind one address");
+        assert_eq!(told(&[], 0), (0, 0, 1), "nobody is not everybody");
+    }
+}

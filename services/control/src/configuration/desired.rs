@@ -1,0 +1,108 @@
+//! What ought to be there: a pure function of settings, rules, bundle and epoch.
+
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::webhook_configuration::{self, mutating_rules, rules_of};
+use pillion_engine::profile::ProfileSet;
+
+use super::bundle::Bundle;
+use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
+use crate::release::Release;
+
+/// What the API server calls for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    /// On the mutating paths. Pods when they are created, at least.
+    pub mutating: Vec<RuleWithOperations>,
+    /// On the validating paths; empty if no profile validates.
+    pub validating: Vec<RuleWithOperations>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self::of(&ProfileSet::default())
+    }
+}
+
+impl Rules {
+    /// What these profiles are for. They are compiled, so their targets are such as profiles may have.
+    #[must_use]
+    pub fn of(profiles: &ProfileSet) -> Self {
+        let injecting = profiles.iter().filter(|profile| profile.injects());
+        let validating = profiles.iter().filter(|profile| profile.validates());
+        Self {
+            mutating: mutating_rules(injecting.map(|profile| profile.target())),
+            validating: rules_of(validating.map(|profile| profile.target())),
+        }
+    }
+}
+
+/// All that the configurations are made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// The settings, with the bundle of authorities in them.
+    pub settings: webhook_configuration::Settings,
+    /// What is called for.
+    pub rules: Rules,
+    /// The epoch of the rotation's record that this is for.
+    pub epoch: u64,
+}
+
+/// Both configurations.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Desired {
+    pub(super) mutating: MutatingWebhookConfiguration,
+    pub(super) validating: Option<ValidatingWebhookConfiguration>,
+}
+
+/// The settings of a release, without a bundle and with all else at its default.
+#[must_use]
+pub fn settings_of(release: &Release) -> webhook_configuration::Settings {
+    webhook_configuration::Settings {
+        name: release.configuration().to_owned(),
+        service_name: release.service().to_owned(),
+        ..webhook_configuration::Settings::new(release.namespace(), Vec::new())
+    }
+}
+
+impl Target {
+    /// The same settings with a bundle and an epoch.
+    #[must_use]
+    pub fn new(settings: webhook_configuration::Settings, rules: Rules, ca_bundle: Vec<u8>, epoch: u64) -> Self {
+        Self { settings: webhook_configuration::Settings { ca_bundle, ..settings }, rules, epoch }
+    }
+
+    /// Whether its bundle is one that may be written. An empty one would mean the system's roots to the API server.
+    #[must_use]
+    pub fn has_authorities(&self) -> bool {
+        Bundle::read(&self.settings.ca_bundle).clean
+    }
+
+    pub(super) fn desired(&self, release: &Release, written: Timestamp) -> Desired {
+        let mut mutating = webhook_configuration::mutating_with(&self.settings, &self.rules.mutating);
+        mark(&mut mutating.metadata, release, self.epoch, Some(written));
+        let validating = webhook_configuration::validating(&self.settings, &self.rules.validating);
+        let validating = validating.map(|mut validating| {
+            mark(&mut validating.metadata, release, self.epoch, Some(written));
+            validating
+        });
+        Desired { mutating, validating }
+    }
+}
+
+/// Marks a configuration as the release's. What others wrote there stays.
+pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, written: Option<Timestamp>) {
+    let annotations = metadata.annotations.get_or_insert_default();
+    annotations.insert(EPOCH_ANNOTATION.to_owned(), epoch.to_string());
+    annotations.insert(RELEASE_ANNOTATION.to_owned(), owner(release));
+    annotations.extend(written.map(|written| (WRITTEN_ANNOTATION.to_owned(), written.to_string())));
+    metadata.labels.get_or_insert_default().insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
+}
+
+/// How a configuration says whose it is.
+pub(super) fn owner(release: &Release) -> String {
+    format!("{}/{}", release.namespace(), release.name())
+}

@@ -1,0 +1,161 @@
+//! How many pods wait for their injection, what was done about them, and whether the policies are in place.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::pod::OwnerKind;
+
+/// Whether the policies of `held` namespaces are in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policies {
+    /// They are as they ought to be.
+    InPlace,
+    /// They are switched off.
+    Off,
+    /// This API server has no mutating policies.
+    Unsupported,
+    /// They could not be written.
+    Failing,
+}
+
+impl Policies {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::InPlace, Self::Off, Self::Unsupported, Self::Failing];
+
+    /// As it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InPlace => "in_place",
+            Self::Off => "off",
+            Self::Unsupported => "unsupported",
+            Self::Failing => "failing",
+        }
+    }
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// It was deleted, so that its owner makes a new one.
+    Recreated,
+    /// The gate was taken away; it runs as it is.
+    LetGo,
+    /// It was told to people, since nobody makes a new one.
+    Reported,
+    /// It had changed or gone meanwhile; nothing was done.
+    Changed,
+    /// The API server refused or did not answer.
+    Failed,
+}
+
+impl Released {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Recreated, Self::LetGo, Self::Reported, Self::Changed, Self::Failed];
+
+    /// As it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Recreated => "recreated",
+            Self::LetGo => "let_go",
+            Self::Reported => "reported",
+            Self::Changed => "changed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OwnerLabel {
+    owner: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+/// Gauges and counters of `held` namespaces. Clones share them.
+#[derive(Clone, Debug)]
+pub struct HeldMetrics {
+    policies: [Gauge; Policies::ALL.len()],
+    repairs: Counter,
+    waiting: [Gauge; OwnerKind::ALL.len()],
+    released: [Counter; Released::ALL.len()],
+}
+
+impl HeldMetrics {
+    /// Registers them.
+    pub fn register(registry: &mut Registry) -> Self {
+        let policies = Family::<StateLabel, Gauge>::default();
+        let waiting = Family::<OwnerLabel, Gauge>::default();
+        let released = Family::<ResultLabel, Counter>::default();
+        let repairs = Counter::default();
+        registry.register(
+            "pillion_controller_held_policies",
+            "Whether the policies of held namespaces are in this state: 1 for one of them",
+            policies.clone(),
+        );
+        registry.register(
+            "pillion_controller_held_policy_repairs",
+            "Policies of held namespaces that were written since they were not as they ought to be",
+            repairs.clone(),
+        );
+        registry.register(
+            "pillion_controller_held_pods",
+            "Pods that wait by the gate of held namespaces, by the kind of their owner",
+            waiting.clone(),
+        );
+        registry.register(
+            "pillion_controller_held_pods_released",
+            "What was done about pods that wait by the gate of held namespaces",
+            released.clone(),
+        );
+        Self {
+            policies: Policies::ALL.map(|state| policies.get_or_create_owned(&StateLabel { state: state.as_str() })),
+            repairs,
+            waiting: OwnerKind::ALL.map(|owner| waiting.get_or_create_owned(&OwnerLabel { owner: owner.as_str() })),
+            released: Released::ALL
+                .map(|result| released.get_or_create_owned(&ResultLabel { result: result.as_str() })),
+        }
+    }
+
+    pub(super) fn policies(&self, state: Policies) {
+        for (gauge, each) in self.policies.iter().zip(Policies::ALL) {
+            gauge.set(i64::from(each == state));
+        }
+    }
+
+    pub(super) fn repaired(&self) {
+        self.repairs.inc();
+    }
+
+    pub(super) fn waiting(&self, kinds: impl Iterator<Item = OwnerKind>) {
+        let mut counts = [0_i64; OwnerKind::ALL.len()];
+        for kind in kinds {
+            for (count, each) in counts.iter_mut().zip(OwnerKind::ALL) {
+                *count += i64::from(each == kind);
+            }
+        }
+        for (gauge, count) in self.waiting.iter().zip(counts) {
+            gauge.set(count);
+        }
+    }
+
+    pub(super) fn released(&self, result: Released) {
+        for (counter, each) in self.released.iter().zip(Released::ALL) {
+            if each == result {
+                counter.inc();
+            }
+        }
+    }
+}

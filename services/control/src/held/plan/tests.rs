@@ -1,0 +1,196 @@
+use super::*;
+
+const HELD: Place = Place::OptedIn(InjectionLevel::Held);
+
+fn key(name: &str) -> Key {
+    Key { namespace: "shop".into(), name: name.into() }
+}
+
+/// Pods by name, owner and the second since when they are known.
+fn pods(start: Instant, all: &[(&str, &str, u64)]) -> BTreeMap<Key, Waiting> {
+    all.iter()
+        .map(|(name, owner, since)| {
+            let pod = HeldPod {
+                uid: format!("uid-{name}").into(),
+                resource_version: "1".into(),
+                owner_kind: if owner.is_empty() { OwnerKind::Nobody } else { OwnerKind::ReplicaSet },
+                owner: (*owner).into(),
+                other_gates: Vec::new(),
+                finalizers: Vec::new(),
+            };
+            (key(name), Waiting { pod, since: start + Duration::from_secs(*since) })
+        })
+        .collect()
+}
+
+fn recreated(plan: &Plan) -> Vec<&str> {
+    plan.steps
+        .iter()
+        .map(|step| match step {
+            Step::Recreate(key) => &*key.name,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn what_becomes_of_a_pod() {
+    use Injection::{Answering, Silent, SwitchedOff};
+    use InjectionLevel::{Enabled, Held, Required};
+    use Verdict::{LetGo, Recreate, Report, Wait};
+    let by_owner = |injection, place| {
+        let of = |owner| verdict(injection, place, owner);
+        for kind in OwnerKind::ALL.into_iter().filter(|kind| kind.makes_new_ones()) {
+            assert_eq!(of(kind), of(OwnerKind::ReplicaSet));
+        }
+        assert_eq!(of(OwnerKind::Other), of(OwnerKind::Nobody));
+        (of(OwnerKind::ReplicaSet), of(OwnerKind::Nobody))
+    };
+    let at = |level| Place::OptedIn(level);
+    for (injection, place, expected) in [
+        (Answering, at(Held), (Recreate, Report)),
+        (Answering, at(Required), (Recreate, Report)),
+        (Answering, at(Enabled), (Recreate, LetGo)),
+        (Answering, Place::NotOptedIn, (LetGo, LetGo)),
+        (Answering, Place::Unknown, (Wait, Wait)),
+        (Silent, at(Held), (Wait, Wait)),
+        (Silent, at(Required), (Wait, Wait)),
+        (Silent, at(Enabled), (LetGo, LetGo)),
+        (Silent, Place::NotOptedIn, (LetGo, LetGo)),
+        (Silent, Place::Unknown, (Wait, Wait)),
+        (SwitchedOff, at(Held), (LetGo, LetGo)),
+        (SwitchedOff, at(Required), (LetGo, LetGo)),
+        (SwitchedOff, Place::Unknown, (Wait, Wait)),
+    ] {
+        assert_eq!(by_owner(injection, place), expected, "{injection:?} {place:?}");
+    }
+}
+
+#[test]
+fn nothing_is_touched_while_nobody_answers_and_all_at_once_then() {
+    let now = Instant::now();
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let waiting = pods(now, &[("a", "web", 0), ("b", "web", 0), ("c", "db", 0)]);
+    assert_eq!(planner.plan(now, Injection::Silent, &waiting, |_| HELD).steps, []);
+    let later = now + Duration::from_mins(10);
+    let plan = planner.plan(later, Injection::Answering, &waiting, |_| HELD);
+    let mut all = recreated(&plan);
+    all.sort_unstable();
+    assert_eq!(all, ["a", "b", "c"]);
+    // The watch has not said yet that they are gone: they are not deleted again at once.
+    let plan = planner.plan(later + Duration::from_secs(1), Injection::Answering, &waiting, |_| HELD);
+    assert_eq!(plan, Plan { steps: vec![], again: Some(later + Duration::from_secs(5)) });
+}
+
+#[test]
+fn so_many_a_second_and_the_rest_in_time() {
+    let start = Instant::now();
+    let names: Vec<String> = (0..600).map(|number| format!("p{number:03}")).collect();
+    let all: Vec<_> = names.iter().map(|name| (name.as_str(), "web", 0)).collect();
+    let mut waiting = pods(start, &all);
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let mut now = start;
+    let mut released = Vec::new();
+    for _ in 0..10_000 {
+        let plan = planner.plan(now, Injection::Answering, &waiting, |_| HELD);
+        for name in recreated(&plan) {
+            waiting.remove(&key(name));
+            released.push(now.duration_since(start));
+        }
+        let Some(again) = plan.again else { break };
+        now = again;
+    }
+    assert_eq!(released.len(), 600);
+    assert!(released.last().unwrap() <= &Duration::from_secs(30), "{:?}", released.last());
+    for window in released.windows(41) {
+        assert!(window[40].abs_diff(window[0]) >= Duration::from_millis(990), "more than 40 within a second");
+    }
+}
+
+#[test]
+fn an_owner_whose_new_pods_wait_again_is_tried_less_and_less_often() {
+    let start = Instant::now();
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let mut tried = Vec::new();
+    let mut since = 0;
+    // Each time it is deleted, its owner makes a new one, which waits again a second later.
+    for second in 0..2_000_u64 {
+        let name = format!("p{since}");
+        let waiting = pods(start, &[(&name, "web", since)]);
+        let now = start + Duration::from_secs(second);
+        if since <= second && !planner.plan(now, Injection::Answering, &waiting, |_| HELD).steps.is_empty() {
+            tried.push(second);
+            since = second + 1;
+        }
+    }
+    let pauses: Vec<u64> = tried.windows(2).map(|two| two[1] - two[0]).collect();
+    assert_eq!(pauses.get(..6).unwrap(), [11, 21, 41, 81, 161, 301]);
+    assert!(pauses.iter().skip(5).all(|pause| *pause == 301), "{pauses:?}");
+}
+
+#[test]
+fn after_a_failure_one_pod_goes_first_and_the_others_when_it_went_well() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let plan = |planner: &mut Planner, second, all: &[(&str, &str, u64)]| {
+        let plan = planner.plan(at(second), Injection::Answering, &pods(start, all), |_| HELD);
+        recreated(&plan).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(plan(&mut planner, 0, &[("a", "web", 0), ("b", "web", 0)]), ["a", "b"]);
+    let again = [("c", "web", 1), ("d", "web", 1), ("e", "web", 1)];
+    assert_eq!(plan(&mut planner, 1, &again), [""; 0]);
+    assert_eq!(plan(&mut planner, 10, &again), [""; 0]);
+    assert_eq!(plan(&mut planner, 11, &again), ["c"]);
+    assert_eq!(plan(&mut planner, 12, &again[1..]), [""; 0]);
+    assert_eq!(plan(&mut planner, 16, &again[1..]), ["d", "e"]);
+}
+
+#[test]
+fn an_outage_is_no_owners_fault() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let first = pods(start, &[("a", "web", 0)]);
+    assert_eq!(planner.plan(at(0), Injection::Answering, &first, |_| HELD).steps.len(), 1);
+    let second = pods(start, &[("b", "web", 20), ("c", "web", 21)]);
+    assert_eq!(planner.plan(at(21), Injection::Silent, &second, |_| HELD).steps.len(), 0);
+    assert_eq!(planner.plan(at(30), Injection::Answering, &second, |_| HELD).steps.len(), 2);
+}
+
+#[test]
+fn a_failing_owner_does_not_keep_others_back() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let one = pods(start, &[("a", "web", 0)]);
+    planner.plan(at(0), Injection::Answering, &one, |_| HELD);
+    let two = pods(start, &[("b", "web", 1), ("c", "db", 1)]);
+    let plan = planner.plan(at(2), Injection::Answering, &two, |_| HELD);
+    assert_eq!(recreated(&plan), ["c"]);
+}
+
+#[test]
+fn what_nobody_makes_again_is_told_once() {
+    let now = Instant::now();
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let waiting = pods(now, &[("bare", "", 0)]);
+    let report = vec![Step::Report(key("bare"))];
+    assert_eq!(planner.plan(now, Injection::Answering, &waiting, |_| HELD).steps, report);
+    assert_eq!(planner.plan(now, Injection::Answering, &waiting, |_| HELD).steps, []);
+    assert_eq!(planner.plan(now, Injection::Answering, &BTreeMap::new(), |_| HELD), Plan::default());
+    assert_eq!(
+        planner.plan(now, Injection::Answering, &waiting, |_| HELD).steps,
+        report,
+        "another one of the same name"
+    );
+}
+
+#[test]
+fn a_namespace_without_the_label_frees_its_pods_also_while_nobody_answers() {
+    let now = Instant::now();
+    let mut planner = Planner::new(ReleaseSettings::default());
+    let waiting = pods(now, &[("bare", "", 0), ("web", "web", 0)]);
+    let plan = planner.plan(now, Injection::Silent, &waiting, |_| Place::NotOptedIn);
+    assert_eq!(plan.steps, [Step::LetGo(key("bare")), Step::LetGo(key("web"))]);
+}

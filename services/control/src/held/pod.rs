@@ -1,0 +1,262 @@
+//! What is kept of a pod that waits by the gate of `held` namespaces. All else of it is dropped as it is read.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Resource;
+use pillion_api::names::INJECTION_GATE;
+use serde::Deserialize;
+
+/// The finalizer by which the controller of Jobs sees to it that it counts each of a Job's pods.
+pub const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
+
+/// A pod as it is read off a watch: what says whether it waits, and nothing of its containers.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct StoredPod {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: StoredSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredSpec {
+    #[serde(default)]
+    node_name: String,
+    #[serde(default)]
+    scheduling_gates: Vec<Gate>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Gate {
+    name: String,
+}
+
+impl Resource for StoredPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Pod::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Pod::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Pod::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Pod::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// Namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The namespace.
+    pub namespace: Arc<str>,
+    /// The name.
+    pub name: Arc<str>,
+}
+
+impl StoredPod {
+    /// Which pod it is.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+        Key { namespace: text(&self.metadata.namespace), name: text(&self.metadata.name) }
+    }
+}
+
+/// Who makes a new pod when one is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OwnerKind {
+    /// A `ReplicaSet`, most often a Deployment's.
+    ReplicaSet,
+    /// A `ReplicationController`.
+    ReplicationController,
+    /// A `StatefulSet`.
+    StatefulSet,
+    /// A `DaemonSet`.
+    DaemonSet,
+    /// A `Job`.
+    Job,
+    /// Something else, of which it is not known what it makes of a pod that is gone.
+    Other,
+    /// Nobody.
+    Nobody,
+}
+
+impl OwnerKind {
+    /// All kinds.
+    pub const ALL: [Self; 7] = [
+        Self::ReplicaSet,
+        Self::ReplicationController,
+        Self::StatefulSet,
+        Self::DaemonSet,
+        Self::Job,
+        Self::Other,
+        Self::Nobody,
+    ];
+
+    /// The kind as it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ReplicaSet => "replicaset",
+            Self::ReplicationController => "replicationcontroller",
+            Self::StatefulSet => "statefulset",
+            Self::DaemonSet => "daemonset",
+            Self::Job => "job",
+            Self::Other => "other",
+            Self::Nobody => "nobody",
+        }
+    }
+
+    /// Whether it is known to make a new pod in place of one that is gone, and to take no harm from it.
+    #[must_use]
+    pub const fn makes_new_ones(self) -> bool {
+        !matches!(self, Self::Other | Self::Nobody)
+    }
+
+    fn of(owner: &OwnerReference) -> Self {
+        let group = owner.api_version.rsplit_once('/').map_or("", |(group, _)| group);
+        match (group, owner.kind.as_str()) {
+            ("apps", "ReplicaSet") => Self::ReplicaSet,
+            ("", "ReplicationController") => Self::ReplicationController,
+            ("apps", "StatefulSet") => Self::StatefulSet,
+            ("apps", "DaemonSet") => Self::DaemonSet,
+            ("batch", "Job") => Self::Job,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A pod that waits for its injection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldPod {
+    /// Its id.
+    pub uid: Arc<str>,
+    /// The version that was read. Nothing is done to another one.
+    pub resource_version: Arc<str>,
+    /// What kind of owner it has.
+    pub owner_kind: OwnerKind,
+    /// The id of its controlling owner; its own if it has none.
+    pub owner: Arc<str>,
+    /// The gates that are not ours.
+    pub other_gates: Vec<String>,
+    /// Its finalizers.
+    pub finalizers: Vec<String>,
+}
+
+impl HeldPod {
+    /// What is kept of a pod; `None` if it does not wait by our gate, has a node, or is going away already.
+    ///
+    /// The record of injection is not looked at: an author can write one, and the gate alone says that nobody decided.
+    #[must_use]
+    pub fn read(pod: StoredPod) -> Option<Self> {
+        let StoredPod { metadata, spec } = pod;
+        let is_ours = |gate: &Gate| gate.name == INJECTION_GATE;
+        if metadata.deletion_timestamp.is_some()
+            || !spec.node_name.is_empty()
+            || !spec.scheduling_gates.iter().any(is_ours)
+        {
+            return None;
+        }
+        let uid: Arc<str> = metadata.uid?.into();
+        let owners = metadata.owner_references.unwrap_or_default();
+        let owner = owners.iter().find(|owner| owner.controller == Some(true));
+        Some(Self {
+            resource_version: metadata.resource_version?.into(),
+            owner_kind: owner.map_or(OwnerKind::Nobody, OwnerKind::of),
+            owner: owner.map_or_else(|| Arc::clone(&uid), |owner| owner.uid.as_str().into()),
+            other_gates: spec
+                .scheduling_gates
+                .into_iter()
+                .filter(|gate| !is_ours(gate))
+                .map(|gate| gate.name)
+                .collect(),
+            finalizers: metadata.finalizers.unwrap_or_default(),
+            uid,
+        })
+    }
+
+    /// Whether the controller of Jobs would count it as failed when it is deleted as it is.
+    #[must_use]
+    pub fn is_tracked(&self) -> bool {
+        self.finalizers.iter().any(|finalizer| finalizer == JOB_TRACKING)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(pod: serde_json::Value) -> Option<HeldPod> {
+        HeldPod::read(serde_json::from_value(pod).unwrap())
+    }
+
+    fn pod(spec: &serde_json::Value, owner: Option<(&str, &str)>) -> serde_json::Value {
+        let owners: Vec<_> = owner
+            .into_iter()
+            .map(|(api_version, kind)| {
+                json!({"apiVersion": api_version, "kind": kind, "name": "o", "uid": "owner", "controller": true})
+            })
+            .collect();
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "ownerReferences": owners,
+                "managedFields": [{"manager": "x"}]}, "spec": spec, "status": {"phase": "Pending"}})
+    }
+
+    #[test]
+    fn only_what_waits_by_our_gate_without_a_node_is_kept() {
+        let ours = json!({"name": INJECTION_GATE});
+        let other = json!({"name": "example.com/quota"});
+        for (spec, expected) in [
+            (json!({}), None),
+            (json!({"schedulingGates": [other]}), None),
+            (json!({"schedulingGates": [ours]}), Some(vec![])),
+            (json!({"schedulingGates": [other, ours]}), Some(vec!["example.com/quota".to_owned()])),
+            (json!({"schedulingGates": [ours], "nodeName": "n1"}), None),
+        ] {
+            assert_eq!(read(pod(&spec, None)).map(|pod| pod.other_gates), expected, "{spec}");
+        }
+        let mut going = pod(&json!({"schedulingGates": [ours]}), None);
+        going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(read(going), None);
+    }
+
+    #[test]
+    fn owners_are_told_by_group_and_kind() {
+        let spec = json!({"schedulingGates": [{"name": INJECTION_GATE}]});
+        for (owner, kind, id) in [
+            (None, OwnerKind::Nobody, "u"),
+            (Some(("apps/v1", "ReplicaSet")), OwnerKind::ReplicaSet, "owner"),
+            (Some(("v1", "ReplicationController")), OwnerKind::ReplicationController, "owner"),
+            (Some(("apps/v1", "StatefulSet")), OwnerKind::StatefulSet, "owner"),
+            (Some(("apps/v1", "DaemonSet")), OwnerKind::DaemonSet, "owner"),
+            (Some(("batch/v1", "Job")), OwnerKind::Job, "owner"),
+            (Some(("apps.kruise.io/v1beta1", "StatefulSet")), OwnerKind::Other, "owner"),
+            (Some(("argoproj.io/v1alpha1", "Workflow")), OwnerKind::Other, "owner"),
+        ] {
+            let read = read(pod(&spec, owner)).unwrap();
+            assert_eq!((read.owner_kind, &*read.owner), (kind, id), "{owner:?}");
+        }
+    }
+}

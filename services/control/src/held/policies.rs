@@ -1,0 +1,400 @@
+//! Keeps the policies of `held` namespaces in the API server as they ought to be, or away.
+//!
+//! What is stored is compared with what was meant, field by field: server-side apply alone would leave standing what others
+//! added. What differs is written again, at once, but not more often than a pause that grows while somebody else keeps
+//! writing too.
+
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream, StreamExt};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, PartialObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client, Resource};
+use pillion_api::held;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::metrics::{HeldMetrics, Policies};
+use crate::leading::{FIELD_MANAGER, Leading};
+use crate::watch::chain;
+
+/// The API group in which the policies are.
+const GROUP: &str = "admissionregistration.k8s.io/v1";
+
+/// The resources that have to be there.
+const RESOURCES: [&str; 4] = [
+    "mutatingadmissionpolicies",
+    "mutatingadmissionpolicybindings",
+    "validatingadmissionpolicies",
+    "validatingadmissionpolicybindings",
+];
+
+/// Which policies are kept, and how.
+#[derive(Clone, Debug)]
+pub struct PolicySettings {
+    /// What the policies depend on.
+    pub policies: held::Settings,
+    /// Who is to take the policies along when it is deleted; nobody if `None`.
+    pub owner: Option<OwnerReference>,
+    /// How often they are looked at although the watches say nothing.
+    pub recheck: Duration,
+    /// How long after a repair the next one is made at the earliest. It doubles while repairs follow one another.
+    pub first_pause: Duration,
+    /// The longest that it doubles to.
+    pub longest_pause: Duration,
+}
+
+impl PolicySettings {
+    /// The settings of a release with everything else at its default.
+    #[must_use]
+    pub const fn new(policies: held::Settings) -> Self {
+        Self {
+            policies,
+            owner: None,
+            recheck: Duration::from_mins(1),
+            first_pause: Duration::from_millis(200),
+            longest_pause: Duration::from_secs(30),
+        }
+    }
+}
+
+/// One of the objects as it ought to be.
+struct Wanted {
+    api: Api<DynamicObject>,
+    object: Value,
+    name: String,
+    kind: &'static str,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    AsMeant,
+    Absent,
+    Different,
+}
+
+/// Keeps the policies while this process leads: in place or away, as `wanted` says. While it says neither, which is how a
+/// term begins, they stay as the last leader left them.
+pub async fn run(
+    leading: Leading,
+    settings: PolicySettings,
+    mut wanted: watch::Receiver<Option<bool>>,
+    metrics: HeldMetrics,
+) {
+    let Leading { client, stop, .. } = leading;
+    let all = match all(&client, &settings) {
+        Ok(all) => all,
+        Err(error) => {
+            // These are our own types: that they cannot be written is a mistake of this program.
+            warn!(%error, "the policies of held namespaces cannot be written as JSON");
+            return;
+        }
+    };
+    let mut watched = changes(&client, &settings.policies.name);
+    let mut was_supported = None;
+    let mut pause = settings.first_pause;
+    let mut last_repair: Option<Instant> = None;
+    let mut is_given = true;
+    loop {
+        let said = *wanted.borrow_and_update();
+        let Some(is_wanted) = said else {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = wanted.changed() => if changed.is_err() { return },
+            }
+            continue;
+        };
+        let (state, repaired) = match is_supported(&client).await {
+            Ok(true) => keep(&all, is_wanted, &metrics).await,
+            Ok(false) => {
+                if was_supported != Some(false) {
+                    warn!(
+                        group = GROUP,
+                        "this API server has no MutatingAdmissionPolicy of version v1, which Kubernetes has from 1.36 on: \
+                         namespaces with the label value held behave as those with enabled, so pods run without their \
+                         sidecar when Pillion cannot answer; use required there, or a newer Kubernetes"
+                    );
+                }
+                was_supported = Some(false);
+                (Policies::Unsupported, false)
+            }
+            Err(error) => {
+                warn!(error = chain(&error), "it cannot be told whether the API server has mutating policies");
+                (Policies::Failing, false)
+            }
+        };
+        if state != Policies::Unsupported && state != Policies::Failing {
+            was_supported = Some(true);
+        }
+        metrics.policies(state);
+        let now = Instant::now();
+        if repaired {
+            pause = (pause * 2).min(settings.longest_pause);
+            last_repair = Some(now);
+        } else if last_repair.is_none_or(|repair| now.duration_since(repair) > settings.longest_pause) {
+            // What was written comes back by the watch: that it is as it was meant then says nothing of a fight.
+            pause = settings.first_pause;
+        }
+        let not_before = now + pause;
+        let recheck = if state == Policies::Failing { pause.max(Duration::from_secs(1)) } else { settings.recheck };
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = wanted.changed(), if is_given => is_given = changed.is_ok(),
+            event = watched.next() => if event.is_none() { return },
+            () = tokio::time::sleep(recheck) => {}
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep_until(not_before) => {}
+        }
+    }
+}
+
+/// The four objects, in the order in which they are put in place: first what guards the gate, then what adds it.
+fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
+    let policies = &settings.policies;
+    Ok([
+        one::<ValidatingAdmissionPolicy>(client, settings, &held::guarding(policies), "ValidatingAdmissionPolicy")?,
+        one::<ValidatingAdmissionPolicyBinding>(
+            client,
+            settings,
+            &held::guarding_binding(policies),
+            "ValidatingAdmissionPolicyBinding",
+        )?,
+        one::<MutatingAdmissionPolicy>(client, settings, &held::gating(policies), "MutatingAdmissionPolicy")?,
+        one::<MutatingAdmissionPolicyBinding>(
+            client,
+            settings,
+            &held::gating_binding(policies),
+            "MutatingAdmissionPolicyBinding",
+        )?,
+    ])
+}
+
+fn one<K>(client: &Client, settings: &PolicySettings, object: &K, kind: &'static str) -> serde_json::Result<Wanted>
+where
+    K: Resource<DynamicType = ()> + Serialize,
+{
+    let mut object = serde_json::to_value(object)?;
+    let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+    if let (Some(owner), Some(metadata)) = (&settings.owner, metadata) {
+        metadata.insert("ownerReferences".to_owned(), json!([owner]));
+    }
+    let api = Api::all_with(client.clone(), &ApiResource::erase::<K>(&()));
+    Ok(Wanted { api, object, name: settings.policies.name.clone(), kind })
+}
+
+async fn is_supported(client: &Client) -> kube::Result<bool> {
+    let found = match client.list_api_group_resources(GROUP).await {
+        Ok(found) => found.resources,
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    Ok(RESOURCES.iter().all(|wanted| found.iter().any(|found| found.name == *wanted)))
+}
+
+/// Takes the policies of a release away for good, in the order in which no gate is added that nobody guards. Whether any was
+/// there.
+///
+/// # Errors
+/// The API server does not answer, or not to us.
+pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, RemoveError> {
+    if !is_supported(client).await? {
+        return Ok(false);
+    }
+    let mut removed = false;
+    for each in all(client, settings)?.iter().rev() {
+        removed |= take_away(each).await? != Found::AsMeant;
+    }
+    Ok(removed)
+}
+
+/// Why the policies were not taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    /// The API server did not do it.
+    #[error(transparent)]
+    Client(#[from] kube::Error),
+    /// Ours cannot be written as JSON: a mistake of this program.
+    #[error(transparent)]
+    Text(#[from] serde_json::Error),
+}
+
+/// Puts the objects in place or away. What became of it, and whether something had to be written.
+async fn keep(all: &[Wanted; 4], is_wanted: bool, metrics: &HeldMetrics) -> (Policies, bool) {
+    let mut repaired = false;
+    // Away in the other order: as long as gates are added, they are guarded.
+    let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
+    for each in order {
+        let done = if is_wanted { put(each).await } else { take_away(each).await };
+        match done {
+            Ok(Found::AsMeant) => {}
+            Ok(found) => {
+                repaired = true;
+                if is_wanted && found == Found::Different {
+                    metrics.repaired();
+                }
+                info!(kind = each.kind, name = each.name, ?found, is_wanted, "a policy of held namespaces was written");
+            }
+            Err(error) => {
+                let error = chain(&error);
+                warn!(kind = each.kind, name = each.name, error, "a policy of held namespaces could not be written");
+                return (Policies::Failing, true);
+            }
+        }
+    }
+    (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
+}
+
+/// Sees to it that an object is as it was meant; what it was before.
+async fn put(wanted: &Wanted) -> kube::Result<Found> {
+    let before = wanted.api.get_opt(&wanted.name).await?;
+    let found = match &before {
+        None => Found::Absent,
+        Some(before) if is_as_meant(before, &wanted.object) => return Ok(Found::AsMeant),
+        Some(_) => Found::Different,
+    };
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&wanted.object)).await?;
+    if !is_as_meant(&applied, &wanted.object) {
+        // Somebody added what we never wrote, so applying leaves it there.
+        let replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
+        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        wanted.api.replace(&wanted.name, &parameters, &replaced).await?;
+    }
+    Ok(found)
+}
+
+async fn take_away(wanted: &Wanted) -> kube::Result<Found> {
+    if wanted.api.get_metadata_opt(&wanted.name).await?.is_none() {
+        return Ok(Found::AsMeant);
+    }
+    match wanted.api.delete(&wanted.name, &DeleteParams::default()).await {
+        Ok(_) => Ok(Found::Different),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Found::AsMeant),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_as_meant(stored: &DynamicObject, meant: &Value) -> bool {
+    stored.data.get("spec") == meant.get("spec") && stored.metadata.deletion_timestamp.is_none()
+}
+
+/// Something for each change of one of the objects.
+fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
+    fn of<K>(client: &Client, name: &str) -> BoxStream<'static, ()>
+    where
+        K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
+        PartialObjectMeta<K>: Resource<DynamicType = ()>,
+    {
+        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let events = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config).default_backoff();
+        events
+            .filter_map(|event| async {
+                match event {
+                    Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => Some(()),
+                    Ok(_) => None,
+                    Err(error) => {
+                        debug!(error = chain(&error), "a policy of held namespaces is not watched at present");
+                        None
+                    }
+                }
+            })
+            .boxed()
+    }
+    stream::select_all([
+        of::<MutatingAdmissionPolicy>(client, name),
+        of::<MutatingAdmissionPolicyBinding>(client, name),
+        of::<ValidatingAdmissionPolicy>(client, name),
+        of::<ValidatingAdmissionPolicyBinding>(client, name),
+    ])
+    .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response, StatusCode};
+    use http_body_util::Full;
+    use kube::client::Body;
+    use prometheus_client::registry::Registry;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::release::{DEFAULT_CLUSTER_DOMAIN, Release};
+
+    type Asked = Arc<Mutex<Vec<(Method, String)>>>;
+
+    /// An API server that knows these resources of the group, and nothing else; and what was asked of it.
+    fn api_server(resources: &[&str]) -> (Client, Asked) {
+        let resources: Vec<_> = resources
+            .iter()
+            .map(|name| json!({"name": name, "singularName": "", "namespaced": false, "kind": "K", "verbs": ["get"]}))
+            .collect();
+        let group = json!({"kind": "APIResourceList", "groupVersion": GROUP, "resources": resources}).to_string();
+        let asked = Asked::default();
+        let seen = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let path = request.uri().path().to_owned();
+            let (status, body) = if path == format!("/apis/{GROUP}") {
+                (StatusCode::OK, group.clone())
+            } else {
+                let status =
+                    json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": ""});
+                (StatusCode::NOT_FOUND, status.to_string())
+            };
+            seen.lock().unwrap().push((request.method().clone(), path));
+            let response = Response::builder().status(status).body(Full::new(bytes::Bytes::from(body)));
+            std::future::ready(response)
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    async fn state_with(resources: &[&str]) -> (String, bool) {
+        let (client, asked) = api_server(resources);
+        let release = Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
+        let stop = CancellationToken::new();
+        let leading = Leading { client, release: Arc::new(release), stop: stop.clone() };
+        let mut registry = Registry::default();
+        let metrics = HeldMetrics::register(&mut registry);
+        let settings = PolicySettings::new(held::Settings::new("pillion", "pillion-system"));
+        let (_wanted, wanted) = watch::channel(Some(true));
+        let running = tokio::spawn(run(leading, settings, wanted, metrics));
+        let mut state = None;
+        for _ in 0..1000 {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let is_set = |each: &Policies| {
+                text.contains(&format!("pillion_controller_held_policies{{state=\"{}\"}} 1", each.as_str()))
+            };
+            state = Policies::ALL.into_iter().find(is_set);
+            if state.is_some() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        stop.cancel();
+        running.await.unwrap();
+        let wrote = asked.lock().unwrap().iter().any(|(method, _)| *method != Method::GET);
+        (state.map_or("none", Policies::as_str).to_owned(), wrote)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_mutating_policies_nothing_is_written_and_it_is_told() {
+        let old = ["validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingwebhookconfigurations"];
+        assert_eq!(state_with(&old).await, ("unsupported".to_owned(), false));
+        // Here, writing is tried, and fails.
+        assert_eq!(state_with(&RESOURCES).await, ("failing".to_owned(), true));
+    }
+}

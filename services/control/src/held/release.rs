@@ -1,0 +1,360 @@
+//! Watches for pods that wait by the gate of `held` namespaces and does what the plan says about them.
+//!
+//! Every write names the version of the pod that the plan was made for, so nothing is done to a pod that has changed since:
+//! one that was scheduled, say, or is another of the same name.
+//!
+//! A Job's pod is deleted in two steps, as the controller of Jobs itself does when a Job is suspended: first the finalizer
+//! goes by which that controller counts the pod, then the pod. So it is not counted as failed, and a Job with
+//! `backoffLimit: 0` goes on. Should this process end in between, the pod waits as before and is deleted by the next one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::pending;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::events::{Event as Told, EventType, Recorder, Reporter};
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client};
+use pillion_api::names::{INJECTION_GATE, INJECTION_LABEL, InjectionLevel, SYSTEM_NAMESPACES};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::metrics::{HeldMetrics, Released};
+use super::plan::{Injection, Place, Planner, ReleaseSettings, Step, Waiting};
+use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
+use crate::change::Change;
+use crate::leading::{FIELD_MANAGER, Leading};
+use crate::release::Release;
+use crate::watch::chain;
+
+/// Pods without a node are few; this many come in one page of a list.
+const A_PAGE: u32 = 250;
+
+/// Changes that are taken before the next plan at most.
+const BATCH: usize = 1024;
+
+/// Steps that are under way at once.
+const AT_ONCE: usize = 8;
+
+/// A change that brings others with it: they are waited for so long before a plan is made.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// Which pods of the watch can wait: those that have no node.
+const UNSCHEDULED: &str = "spec.nodeName=";
+
+type Changes = Change<Key, (Key, Option<HeldPod>)>;
+
+/// Releases pods for as long as this process leads. `injection` says whether pods that are created now are injected.
+pub async fn run(
+    leading: Leading,
+    settings: ReleaseSettings,
+    mut injection: watch::Receiver<Injection>,
+    metrics: HeldMetrics,
+) {
+    let Leading { client, release, stop } = leading;
+    let config = watcher::Config::default().fields(UNSCHEDULED).page_size(A_PAGE);
+    let events = watcher(Api::<StoredPod>::all(client.clone()), config).default_backoff().filter_map(|event| async {
+        match event {
+            Ok(event) => Some(Change::from_event(event, read, |pod| pod.key())),
+            Err(error) => {
+                warn!(error = chain(&error), "pods that wait are not watched at present; trying again");
+                None
+            }
+        }
+    });
+    let mut batches = pin!(events.ready_chunks(BATCH));
+    let mut store = Store::default();
+    let mut planner = Planner::new(settings.clone());
+    let executor = Executor::new(client, &release, metrics.clone());
+    let mut places = Places::new(&release, settings.recheck);
+    let mut again = None;
+    let mut is_given = true;
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            changed = injection.changed(), if is_given => is_given = changed.is_ok(),
+            batch = batches.next() => match batch {
+                Some(batch) => {
+                    for change in batch {
+                        store.take(change, Instant::now());
+                    }
+                    // At most so late, whatever else was to be done.
+                    let gathered = Instant::now() + GATHER;
+                    again = Some(again.map_or(gathered, |again: Instant| again.min(gathered)));
+                    metrics.waiting(store.pods.values().map(|waiting| waiting.pod.owner_kind));
+                    continue;
+                }
+                None => return,
+            },
+            () = at(again) => {}
+        }
+        let state = *injection.borrow_and_update();
+        if !store.is_complete {
+            again = None;
+            continue;
+        }
+        places.look(&executor.client, store.pods.keys()).await;
+        let plan = planner.plan(Instant::now(), state, &store.pods, |namespace| places.of(namespace));
+        again = plan.again;
+        executor.carry_out(&plan.steps, &store.pods).await;
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+fn read(pod: StoredPod) -> (Key, Option<HeldPod>) {
+    (pod.key(), HeldPod::read(pod))
+}
+
+/// The pods that wait, as the watch tells of them.
+#[derive(Debug, Default)]
+struct Store {
+    pods: BTreeMap<Key, Waiting>,
+    /// Those of a list that is not complete yet.
+    listed: BTreeMap<Key, Waiting>,
+    is_complete: bool,
+}
+
+impl Store {
+    fn take(&mut self, change: Changes, now: Instant) {
+        match change {
+            Change::Restarted => self.listed.clear(),
+            Change::Listed((_, None)) => {}
+            Change::Listed((key, Some(pod))) => {
+                let waiting = self.known(&key, pod, now);
+                self.listed.insert(key, waiting);
+            }
+            Change::ListComplete => {
+                self.pods = std::mem::take(&mut self.listed);
+                self.is_complete = true;
+            }
+            Change::Applied((key, Some(pod))) => {
+                let waiting = self.known(&key, pod, now);
+                self.pods.insert(key, waiting);
+            }
+            Change::Applied((key, None)) | Change::Deleted(key) => {
+                self.pods.remove(&key);
+            }
+        }
+    }
+
+    /// A pod that was known before keeps its time.
+    fn known(&self, key: &Key, pod: HeldPod, now: Instant) -> Waiting {
+        let before = self.pods.get(key).filter(|before| before.pod.uid == pod.uid);
+        Waiting { since: before.map_or(now, |before| before.since), pod }
+    }
+}
+
+/// The namespaces of pods that wait, looked at from time to time: there are few.
+#[derive(Debug)]
+struct Places {
+    excluded: Vec<String>,
+    fresh_for: Duration,
+    known: HashMap<Arc<str>, (Instant, Place)>,
+}
+
+impl Places {
+    fn new(release: &Release, fresh_for: Duration) -> Self {
+        let excluded = SYSTEM_NAMESPACES.into_iter().chain([release.namespace()]).map(str::to_owned).collect();
+        Self { excluded, fresh_for, known: HashMap::new() }
+    }
+
+    fn of(&self, namespace: &str) -> Place {
+        self.known.get(namespace).map_or(Place::Unknown, |(_, place)| *place)
+    }
+
+    async fn look(&mut self, client: &Client, keys: impl Iterator<Item = &Key>) {
+        let now = Instant::now();
+        let mut wanted: Vec<&Arc<str>> = keys.map(|key| &key.namespace).collect();
+        wanted.dedup();
+        self.known.retain(|name, _| wanted.contains(&name));
+        let stale = wanted.into_iter().filter(|name| {
+            let known = self.known.get(*name);
+            known.is_none_or(|(looked, _)| now.duration_since(*looked) >= self.fresh_for)
+        });
+        let api: &Api<Namespace> = &Api::all(client.clone());
+        let excluded = &self.excluded;
+        let looked: Vec<_> = stream::iter(stale.cloned().collect::<Vec<_>>())
+            .map(async |name| {
+                let place = match api.get_metadata_opt(&name).await {
+                    Ok(found) => place(&name, excluded, found.map(|found| found.metadata.labels.unwrap_or_default())),
+                    Err(error) => {
+                        debug!(namespace = &*name, error = chain(&error), "the namespace could not be looked at");
+                        Place::Unknown
+                    }
+                };
+                (name, (now, place))
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        self.known.extend(looked);
+    }
+}
+
+/// What a namespace with these labels is. One that is gone takes its pods with it.
+fn place(name: &str, excluded: &[String], labels: Option<BTreeMap<String, String>>) -> Place {
+    let Some(labels) = labels else { return Place::Unknown };
+    if excluded.iter().any(|excluded| excluded == name) {
+        return Place::NotOptedIn;
+    }
+    let level = labels.get(INJECTION_LABEL).and_then(|value| InjectionLevel::from_label_value(value));
+    level.map_or(Place::NotOptedIn, Place::OptedIn)
+}
+
+struct Executor {
+    client: Client,
+    recorder: Recorder,
+    metrics: HeldMetrics,
+}
+
+impl Executor {
+    fn new(client: Client, release: &Release, metrics: HeldMetrics) -> Self {
+        let reporter = Reporter { controller: format!("{}-controller", release.name()), instance: None };
+        Self { recorder: Recorder::new(client.clone(), reporter), client, metrics }
+    }
+
+    async fn carry_out(&self, steps: &[Step], pods: &BTreeMap<Key, Waiting>) {
+        stream::iter(steps)
+            .for_each_concurrent(AT_ONCE, |step| async move {
+                let (Step::Recreate(key) | Step::LetGo(key) | Step::Report(key)) = step;
+                let Some(pod) = pods.get(key).map(|waiting| &waiting.pod) else { return };
+                let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+                let done = match step {
+                    Step::Recreate(_) => recreate(&api, key, pod).await.map(|()| Released::Recreated),
+                    Step::LetGo(_) => let_go(&api, key, pod).await.map(|()| Released::LetGo),
+                    Step::Report(_) => self.report(key, pod).await.map(|()| Released::Reported),
+                };
+                let (namespace, name) = (&*key.namespace, &*key.name);
+                let result = match done {
+                    Ok(done) => {
+                        let (owner, result) = (pod.owner_kind.as_str(), done.as_str());
+                        info!(namespace, name, owner, result, "a pod that waited for its injection");
+                        done
+                    }
+                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Released::Changed,
+                    Err(error) => {
+                        let error = chain(&error);
+                        warn!(namespace, name, error, "a pod that waits for its injection could not be released");
+                        Released::Failed
+                    }
+                };
+                self.metrics.released(result);
+            })
+            .await;
+    }
+
+    async fn report(&self, key: &Key, pod: &HeldPod) -> kube::Result<()> {
+        let note = format!(
+            "The pod was created while Pillion could not answer, and waits by the scheduling gate {INJECTION_GATE}, since \
+             it has no sidecar. It has no owner that is known to make a new one: delete it and create it again."
+        );
+        let told = Told {
+            type_: EventType::Warning,
+            reason: "InjectionHeld".to_owned(),
+            note: Some(note),
+            action: "Inject".to_owned(),
+            secondary: None,
+        };
+        let pod = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(key.namespace.to_string()),
+            name: Some(key.name.to_string()),
+            uid: Some(pod.uid.to_string()),
+            ..ObjectReference::default()
+        };
+        self.recorder.publish(&told, &pod).await
+    }
+}
+
+async fn recreate(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> {
+    let mut version = pod.resource_version.to_string();
+    if pod.is_tracked() {
+        let others: Vec<_> = pod.finalizers.iter().filter(|finalizer| *finalizer != JOB_TRACKING).collect();
+        let patch = json!({"metadata": {"uid": *pod.uid, "resourceVersion": version, "finalizers": others}});
+        let patched = api.patch_metadata(&key.name, &parameters(), &Patch::Merge(patch)).await?;
+        version = patched.metadata.resource_version.unwrap_or(version);
+    }
+    let preconditions = Preconditions { uid: Some(pod.uid.to_string()), resource_version: Some(version) };
+    api.delete(&key.name, &DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() }).await?;
+    Ok(())
+}
+
+async fn let_go(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> {
+    let gates: Vec<_> = pod.other_gates.iter().map(|name| json!({"name": name})).collect();
+    let patch = json!({
+        "metadata": {"uid": *pod.uid, "resourceVersion": *pod.resource_version},
+        "spec": {"schedulingGates": gates},
+    });
+    api.patch(&key.name, &parameters(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+fn parameters() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str) -> HeldPod {
+        let stored = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid, "resourceVersion": "1"},
+                            "spec": {"schedulingGates": [{"name": INJECTION_GATE}]}});
+        HeldPod::read(serde_json::from_value(stored).unwrap()).unwrap()
+    }
+
+    fn key() -> Key {
+        Key { namespace: "n".into(), name: "p".into() }
+    }
+
+    #[test]
+    fn a_pod_keeps_the_time_since_when_it_is_known_and_another_of_its_name_does_not() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(9);
+        let mut store = Store::default();
+        store.take(Change::Listed((key(), Some(pod("a")))), start);
+        assert!(store.pods.is_empty() && !store.is_complete, "half a list says nothing");
+        store.take(Change::ListComplete, start);
+        store.take(Change::Applied((key(), Some(pod("a")))), later);
+        assert_eq!(store.pods.get(&key()).unwrap().since, start);
+        store.take(Change::Restarted, later);
+        store.take(Change::Listed((key(), Some(pod("a")))), later);
+        store.take(Change::ListComplete, later);
+        assert_eq!(store.pods.get(&key()).unwrap().since, start);
+        store.take(Change::Applied((key(), Some(pod("b")))), later);
+        assert_eq!(store.pods.get(&key()).unwrap().since, later);
+        store.take(Change::Applied((key(), None)), later);
+        assert!(store.pods.is_empty(), "its gate is gone");
+    }
+
+    #[test]
+    fn what_a_namespace_is_stands_in_its_label() {
+        let excluded = ["kube-system".to_owned()];
+        let labelled = |value: &str| Some(BTreeMap::from([(INJECTION_LABEL.to_owned(), value.to_owned())]));
+        for (name, labels, expected) in [
+            ("shop", labelled("held"), Place::OptedIn(InjectionLevel::Held)),
+            ("shop", labelled("enabled"), Place::OptedIn(InjectionLevel::Enabled)),
+            ("shop", labelled("nonsense"), Place::NotOptedIn),
+            ("shop", Some(BTreeMap::new()), Place::NotOptedIn),
+            ("shop", None, Place::Unknown),
+            ("kube-system", labelled("held"), Place::NotOptedIn),
+        ] {
+            assert_eq!(place(name, &excluded, labels), expected);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Whether pods are to wait, and whether those that wait can be released: what the other tasks of the leader know of it.
+
+use pillion_api::names::InjectionLevel;
+use tokio::sync::watch;
+
+use super::Injection;
+use crate::configuration::Live;
+use crate::probe::Found;
+
+/// What others know.
+#[derive(Debug)]
+pub struct Known {
+    /// What probing the endpoints found.
+    pub found: watch::Receiver<Option<Found>>,
+    /// The webhook configurations.
+    pub live: watch::Receiver<Option<Live>>,
+    /// Whether the kill switch is off.
+    pub off: watch::Receiver<bool>,
+}
+
+/// Tells both, whenever they are something else, until whoever knows is gone.
+pub async fn follow(mut known: Known, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
+    loop {
+        let (wanted, now) = {
+            let (found, live) = (known.found.borrow_and_update(), known.live.borrow_and_update());
+            let answering = found.as_ref().is_some_and(|found| found.endpoints.answering > 0);
+            judge(*known.off.borrow_and_update(), live.as_ref(), answering)
+        };
+        policies.send_if_modified(|told| std::mem::replace(told, wanted) != wanted);
+        injection.send_if_modified(|told| std::mem::replace(told, now) != now);
+        let changed = tokio::select! {
+            changed = known.found.changed() => changed,
+            changed = known.live.changed() => changed,
+            changed = known.off.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+/// `None`: it is not known what is wanted, as nobody has looked yet. Pods wait only where the webhook is called that lets them go, and only while injection is wanted at all.
+fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
+    let Some(live) = live else { return (None, Injection::Silent) };
+    if off || live.disarmed {
+        return (Some(false), Injection::SwitchedOff);
+    }
+    let path = InjectionLevel::Held.path();
+    let mut entries = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
+    let is_called = entries
+        .any(|entry| entry.client_config.service.as_ref().is_some_and(|service| service.path.as_deref() == Some(path)));
+    (Some(is_called), if answering { Injection::Answering } else { Injection::Silent })
+}
+
+#[cfg(test)]
+mod tests {
+    use pillion_api::webhook_configuration::{Settings, mutating};
+
+    use super::*;
+
+    fn live(levels: &[InjectionLevel], disarmed: bool) -> Live {
+        let settings = Settings { levels: levels.to_vec(), ..Settings::new("pillion-system", "") };
+        Live { mutating: Some(mutating(&settings)), disarmed, ..Live::default() }
+    }
+
+    #[test]
+    fn pods_wait_only_for_somebody_who_is_called() {
+        let all = live(&InjectionLevel::ALL, false);
+        assert_eq!(judge(false, Some(&all), true), (Some(true), Injection::Answering));
+        // That nobody answers is what they wait for.
+        assert_eq!(judge(false, Some(&all), false), (Some(true), Injection::Silent));
+        assert_eq!(
+            judge(false, Some(&live(&[InjectionLevel::Enabled], false)), true),
+            (Some(false), Injection::Answering)
+        );
+        assert_eq!(judge(false, Some(&Live::default()), true), (Some(false), Injection::Answering));
+        assert_eq!(judge(false, None, true), (None, Injection::Silent));
+    }
+
+    #[test]
+    fn nobody_waits_where_nothing_is_to_be_injected() {
+        let (all, disarmed) = (live(&InjectionLevel::ALL, false), live(&InjectionLevel::ALL, true));
+        assert_eq!(judge(true, Some(&all), true), (Some(false), Injection::SwitchedOff));
+        assert_eq!(judge(false, Some(&disarmed), true), (Some(false), Injection::SwitchedOff));
+    }
+}

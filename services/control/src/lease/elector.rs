@@ -1,0 +1,448 @@
+//! The election as it is done: reads, writes and watches of the one Lease, and the terms of the leader.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, ObjectMeta, PostParams, WatchEvent, WatchParams};
+use kube::{Client, ResourceExt};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{debug, info, warn};
+
+use super::decide::{Action, Loss, View, decide, transitions};
+use super::metrics::{End, Operation};
+use super::{Held, LeaseMetrics, Settings, SettingsError};
+use crate::leading::{FIELD_MANAGER, Leading};
+use crate::random;
+use crate::release::Release;
+use crate::watch::WATCH_FOR;
+
+/// A term of leadership, as the leader's tasks have it.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    stop: CancellationToken,
+    until: Arc<Mutex<Instant>>,
+}
+
+/// One candidate.
+pub struct Elector {
+    leases: Api<Lease>,
+    name: String,
+    identity: String,
+    settings: Settings,
+    metrics: LeaseMetrics,
+    view: View,
+    /// The object as it was read last, for its `resourceVersion`; `None` if there is none.
+    lease: Option<Lease>,
+    /// Whether the object has to be read before it can be written: it was never read, or a write failed.
+    stale: bool,
+    /// Whether the Lease may be held without this candidate's knowing: a write was sent, and its answer never came.
+    unsure: bool,
+    changes: Option<Changes>,
+}
+
+/// A watch of the Lease.
+struct Changes {
+    stream: BoxStream<'static, kube::Result<WatchEvent<Lease>>>,
+    since: Instant,
+}
+
+/// Why a request had no good end.
+#[derive(Debug, thiserror::Error)]
+enum RequestError {
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    #[error("somebody else wrote the Lease in between")]
+    Conflict,
+    #[error("the watch of the Lease ended")]
+    Ended,
+    #[error(transparent)]
+    Client(#[from] kube::Error),
+}
+
+impl Claim {
+    /// Cancelled when the term is over.
+    #[must_use]
+    pub const fn stop(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// What the leader's tasks are given.
+    #[must_use]
+    pub fn leading(&self, client: Client, release: Arc<Release>) -> Leading {
+        Leading { client, release, stop: self.stop.clone() }
+    }
+
+    /// Whether the term goes on, by the clock: `false` also in the moment after a process went on that had been stopped
+    /// for long, when nobody has got round to cancelling [`Claim::stop`].
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        !self.stop.is_cancelled() && Instant::now() < *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, until: Instant) {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+}
+
+impl fmt::Debug for Elector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Elector")
+            .field("identity", &self.identity)
+            .field("view", &self.view)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Elector {
+    /// A candidate for the release's Lease. `pod` is told to people, in the Lease's `holderIdentity`; what tells the candidate
+    /// from all others, also from an earlier process of the same pod, is added to it.
+    ///
+    /// # Errors
+    /// Under the settings, two could lead.
+    pub fn new(
+        client: Client,
+        release: &Release,
+        pod: &str,
+        settings: Settings,
+        metrics: LeaseMetrics,
+    ) -> Result<Self, SettingsError> {
+        settings.check()?;
+        Ok(Self {
+            leases: Api::namespaced(client, release.namespace()),
+            name: release.lease(),
+            identity: format!("{pod}_{}", random::token()),
+            settings,
+            metrics,
+            view: View::unknown(Instant::now()),
+            lease: None,
+            stale: true,
+            unsure: false,
+            changes: None,
+        })
+    }
+
+    /// What stands in the Lease when this candidate holds it.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Takes part until `stop`. Each time it becomes the leader it runs what `lead` makes of the [`Claim`], as a task of its
+    /// own; when the term is over, the claim's token is cancelled, and the task has [`Settings::grace`] to end. At `stop`, the
+    /// Lease is held until the task has ended, and then released.
+    ///
+    /// A task that ends by itself gives the leadership back.
+    pub async fn run<F, Fut>(mut self, stop: CancellationToken, mut lead: F)
+    where
+        F: FnMut(Claim) -> Fut,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        while let Some(claim) = self.acquire(&stop).await {
+            info!(identity = self.identity, lease = self.name, "this controller leads");
+            self.metrics.began();
+            let task = AbortOnDropHandle::new(tokio::spawn(lead(claim.clone())));
+            let end = self.term(&stop, &claim, task).await;
+            info!(identity = self.identity, reason = end.as_str(), "this controller does not lead any more");
+            self.metrics.ended(end);
+            if matches!(end, End::Stopped | End::Finished) {
+                self.release().await;
+            }
+            self.view.claim = None;
+            // Whatever ended the term so soon: another one may do better.
+            if end != End::Stopped {
+                rest(self.settings.retry_period, &stop).await;
+            }
+        }
+        if self.unsure {
+            self.release().await;
+        }
+    }
+
+    /// One term, until it is over and the leader's task has ended.
+    async fn term(&mut self, stop: &CancellationToken, claim: &Claim, mut task: AbortOnDropHandle<()>) -> End {
+        let grace = self.settings.grace;
+        let keep = self.keep(claim);
+        tokio::pin!(keep);
+        let end = tokio::select! {
+            biased;
+            loss = &mut keep => loss.into(),
+            () = stop.cancelled() => End::Stopped,
+            ended = &mut task => {
+                if let Err(error) = ended {
+                    warn!(%error, "the leader's task broke off");
+                }
+                claim.stop.cancel();
+                return End::Finished;
+            }
+        };
+        claim.stop.cancel();
+        let ending = timeout(grace, &mut task);
+        let ended = if end == End::Stopped {
+            // While the tasks come to their ends, nobody else may begin.
+            tokio::select! {
+                ended = ending => ended,
+                loss = keep => {
+                    debug!(?loss, "the Lease was lost while the leader's tasks ended");
+                    return loss.into();
+                }
+            }
+        } else {
+            ending.await
+        };
+        if ended.is_err() {
+            warn!(?grace, "the leader's task did not end in time and is cut off");
+            task.abort();
+        }
+        end
+    }
+
+    /// Becomes the leader; `None` once it is to stop.
+    async fn acquire(&mut self, stop: &CancellationToken) -> Option<Claim> {
+        loop {
+            let attempt = self.attempt(stop);
+            let outcome = tokio::select! {
+                biased;
+                () = stop.cancelled() => return None,
+                outcome = attempt => outcome,
+            };
+            match outcome {
+                Ok(Some(claim)) => return Some(claim),
+                Ok(None) => {}
+                Err((operation, error)) => {
+                    self.failed(operation, &error);
+                    rest(self.settings.retry_period, stop).await;
+                }
+            }
+        }
+    }
+
+    /// One round of a candidate: reads what it does not know, and does what is to be done.
+    async fn attempt(&mut self, stop: &CancellationToken) -> Result<Option<Claim>, (Operation, RequestError)> {
+        if self.stale {
+            self.read().await.map_err(|error| (Operation::Read, error))?;
+        }
+        match decide(&self.settings, &self.identity, &self.view, Instant::now()) {
+            Action::Wait { until } => {
+                // Not all candidates at once.
+                let until = until + random::up_to(self.settings.retry_period);
+                self.wait(until).await.map_err(|error| (Operation::Read, error))?;
+                Ok(None)
+            }
+            Action::Create | Action::Acquire | Action::Renew => {
+                self.changes = None;
+                self.write().await.map_err(|error| (Operation::Acquire, error))?;
+                let until = self.view.deadline(&self.settings).unwrap_or_else(Instant::now);
+                Ok(Some(Claim { stop: stop.child_token(), until: Arc::new(Mutex::new(until)) }))
+            }
+            Action::Lost(_) => {
+                self.view.claim = None;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Keeps the Lease until it is lost.
+    async fn keep(&mut self, claim: &Claim) -> Loss {
+        let mut next = Instant::now() + self.settings.retry_period;
+        loop {
+            let Some(deadline) = self.view.deadline(&self.settings) else { return Loss::Deadline };
+            sleep_until(next.min(deadline)).await;
+            let now = Instant::now();
+            let action = decide(&self.settings, &self.identity, &self.view, now);
+            let outcome = match action {
+                Action::Lost(loss) => return loss,
+                // Not while leading.
+                Action::Wait { .. } => return Loss::Taken,
+                // What became of the last write is not known.
+                _ if self.stale => {
+                    let left = deadline.saturating_duration_since(now);
+                    timeout(left, self.read()).await.map(|read| read.map_err(|error| (Operation::Read, error)))
+                }
+                Action::Create | Action::Acquire | Action::Renew => {
+                    let left = deadline.saturating_duration_since(now);
+                    timeout(left, self.write()).await.map(|write| write.map_err(|error| (Operation::Renew, error)))
+                }
+            };
+            let retry = self.settings.retry_period;
+            next = match outcome {
+                // The time is up, which the next round sees.
+                Err(_) => now,
+                // After a read comes the write at once.
+                Ok(Ok(())) if self.view.claim.is_none_or(|sent| sent < now) => now,
+                Ok(Ok(())) => now + retry,
+                Ok(Err((operation, error))) => {
+                    self.failed(operation, &error);
+                    let soon = matches!(error, RequestError::Conflict);
+                    now + if soon { retry / 8 } else { retry / 2 + random::up_to(retry / 2) }
+                }
+            };
+            if let Some(deadline) = self.view.deadline(&self.settings) {
+                claim.set(deadline);
+            }
+        }
+    }
+
+    /// Reads the Lease.
+    async fn read(&mut self) -> Result<(), RequestError> {
+        let lease = limited(self.settings.request_timeout, self.leases.get_opt(&self.name)).await?;
+        self.see(lease);
+        self.stale = false;
+        Ok(())
+    }
+
+    fn see(&mut self, lease: Option<Lease>) {
+        self.view.see(lease.as_ref().map(Held::of), Instant::now());
+        self.lease = lease;
+    }
+
+    /// Writes the Lease as its holder: a conflict if it is not as it was read.
+    async fn write(&mut self) -> Result<(), RequestError> {
+        let clock = Timestamp::now();
+        let before = self.view.held.clone().unwrap_or_default();
+        let stays = before.holder.as_deref() == Some(self.identity.as_str());
+        let held = Held {
+            holder: Some(self.identity.clone()),
+            duration: self.settings.lease_duration,
+            acquired: before.acquired.filter(|_| stays).or(Some(clock)),
+            renewed: Some(clock),
+            // A Lease that was not there has had no holder before.
+            transitions: if self.lease.is_some() { transitions(&before, &self.identity) } else { 0 },
+        };
+        let sent = Instant::now();
+        let lease = self.put(&held).await?;
+        self.view.wrote(Held::of(&lease), sent, Instant::now());
+        self.lease = Some(lease);
+        self.stale = false;
+        Ok(())
+    }
+
+    async fn put(&mut self, held: &Held) -> Result<Lease, RequestError> {
+        // Until its answer has come, what became of the write is not known.
+        (self.stale, self.unsure) = (true, true);
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let mut lease = self.lease.clone().unwrap_or_else(|| Lease {
+            metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+            spec: None,
+        });
+        held.write_to(&mut lease);
+        // Of a server's making, and larger than all the rest.
+        lease.metadata.managed_fields = None;
+        let limit = self.settings.request_timeout;
+        let outcome = if self.lease.is_some() {
+            limited(limit, self.leases.replace(&self.name, &params, &lease)).await
+        } else {
+            limited(limit, self.leases.create(&params, &lease)).await
+        };
+        self.unsure = !matches!(outcome, Ok(_) | Err(RequestError::Conflict));
+        outcome
+    }
+
+    /// Lets go of the Lease, if it is still held. Tried twice, since what became of the last write may not be known; and not
+    /// for long, since others can do without.
+    async fn release(&mut self) {
+        let limit = self.settings.request_timeout * 2;
+        let tries = async {
+            for _ in 0..2 {
+                let outcome = self.release_once().await;
+                match outcome {
+                    Ok(()) => break,
+                    Err(error) => self.failed(Operation::Release, &error),
+                }
+            }
+        };
+        if timeout(limit, tries).await.is_err() {
+            warn!(lease = self.name, "the Lease was not released in time: others wait until it runs out");
+        }
+        self.unsure = false;
+    }
+
+    async fn release_once(&mut self) -> Result<(), RequestError> {
+        if self.stale {
+            self.read().await?;
+        }
+        let Some(held) = self.view.held.clone() else { return Ok(()) };
+        if held.holder.as_deref() != Some(self.identity.as_str()) {
+            return Ok(());
+        }
+        let released = Held { holder: None, duration: Duration::from_secs(1), ..held };
+        let lease = self.put(&released).await?;
+        self.see(Some(lease));
+        self.stale = false;
+        Ok(())
+    }
+
+    /// Waits until then, or until the Lease changes.
+    async fn wait(&mut self, until: Instant) -> Result<(), RequestError> {
+        let next = tokio::time::timeout_at(until, self.next_change());
+        // Not in time: it is the clock's turn.
+        let Ok(change) = next.await else { return Ok(()) };
+        match change {
+            Ok(lease) => {
+                self.see(lease);
+                Ok(())
+            }
+            Err(error) => {
+                let lived = self.changes.take().map(|changes| changes.since.elapsed());
+                self.stale = true;
+                // A watch has an end, and what changed since is read.
+                let is_old = lived.is_some_and(|lived| lived > self.settings.retry_period);
+                if is_old && matches!(error, RequestError::Ended) { Ok(()) } else { Err(error) }
+            }
+        }
+    }
+
+    /// The Lease as it is after its next change; `None` if it was deleted.
+    async fn next_change(&mut self) -> Result<Option<Lease>, RequestError> {
+        if self.changes.is_none() {
+            let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+            let params = WatchParams::default().fields(&format!("metadata.name={}", self.name)).timeout(seconds);
+            let version = self.lease.as_ref().and_then(ResourceExt::resource_version).unwrap_or_default();
+            let stream = limited(self.settings.request_timeout, self.leases.watch(&params, &version)).await?.boxed();
+            self.changes = Some(Changes { stream, since: Instant::now() });
+        }
+        let Some(changes) = &mut self.changes else { return Err(RequestError::Ended) };
+        loop {
+            match changes.stream.try_next().await? {
+                Some(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => return Ok(Some(lease)),
+                Some(WatchEvent::Deleted(_)) => return Ok(None),
+                Some(WatchEvent::Bookmark(_)) => {}
+                Some(WatchEvent::Error(status)) => return Err(kube::Error::Api(status).into()),
+                None => return Err(RequestError::Ended),
+            }
+        }
+    }
+
+    fn failed(&self, operation: Operation, error: &RequestError) {
+        self.metrics.failed(operation);
+        let operation = operation.as_str();
+        if matches!(error, RequestError::Conflict) {
+            debug!(operation, lease = self.name, "the Lease was written by somebody else");
+        } else {
+            warn!(operation, lease = self.name, %error, "a request for the Lease failed");
+        }
+    }
+}
+
+async fn limited<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
+    match timeout(limit, request).await {
+        Err(_) => Err(RequestError::Timeout(limit)),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(RequestError::Conflict),
+        Ok(outcome) => Ok(outcome?),
+    }
+}
+
+async fn rest(retry: Duration, stop: &CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = sleep(retry / 2 + random::up_to(retry / 2)) => {}
+    }
+}

@@ -1,0 +1,110 @@
+//! Which of the controllers leads: an election by a Lease.
+//!
+//! A holder writes into the Lease every few seconds, and whoever else wants it watches. Nobody's clock is compared with
+//! anybody's: a Lease is lost by its holder when what stands in it has not changed for as long as it promises, *as the
+//! watcher's own monotonic clock measures it*. A clock that is fast steals nothing.
+//!
+//! The holder gives up on its own, earlier than the others may take it: [`Settings::renew_deadline`] after it *sent* its
+//! last write that went through. [`Claim::holds`] asks the clock, and so knows it at once also in a process that was
+//! stopped and goes on. Each write names the `resourceVersion` of what was read, so that of two that take the Lease at one
+//! time one gets a conflict. None of it is a fence for what the leader writes elsewhere: those writes guard themselves.
+//!
+//! At the end of a term the tasks of the leader end first, and then the Lease is released: its holder is taken out, and
+//! the next takes over at once, since it watches.
+//!
+//! [`decide`](decide::decide) is the decision, pure; [`elector`] does it. Roles needed: `get`, `update` and `watch` on the
+//! one Lease by name, and `create`.
+
+pub mod decide;
+pub mod elector;
+pub mod metrics;
+mod record;
+
+use std::time::Duration;
+
+pub use elector::{Claim, Elector};
+pub use metrics::LeaseMetrics;
+pub use record::Held;
+
+/// How long things take. All scale down for tests; the Lease itself tells others whole seconds, rounded up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Others may take a Lease that has not changed for so long.
+    pub lease_duration: Duration,
+    /// The holder gives up when it could not write for so long. Shorter than the above.
+    pub renew_deadline: Duration,
+    /// How often the holder writes, and how often anybody tries again after an error.
+    pub retry_period: Duration,
+    /// How long one request may take.
+    pub request_timeout: Duration,
+    /// How long the leader's tasks may take to end before they are cut off.
+    pub grace: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+            request_timeout: Duration::from_secs(4),
+            grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The settings are no election.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "of an election's settings, renewDeadline ({renew_deadline:?}) has to be shorter than leaseDuration \
+     ({lease_duration:?}) and longer than retryPeriod ({retry_period:?}): else two lead, or nobody for long"
+)]
+pub struct SettingsError {
+    lease_duration: Duration,
+    renew_deadline: Duration,
+    retry_period: Duration,
+}
+
+impl Settings {
+    /// All durations divided by so much: for tests.
+    #[must_use]
+    pub fn scaled_down(&self, by: u32) -> Self {
+        let by = by.max(1);
+        Self {
+            lease_duration: self.lease_duration / by,
+            renew_deadline: self.renew_deadline / by,
+            retry_period: self.retry_period / by,
+            request_timeout: self.request_timeout / by,
+            grace: self.grace / by,
+        }
+    }
+
+    /// Whether an election with them can work.
+    ///
+    /// # Errors
+    /// The holder would not give up before others may take the Lease, or would give up before it tries again.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        let Self { lease_duration, renew_deadline, retry_period, .. } = *self;
+        if renew_deadline < lease_duration && retry_period < renew_deadline {
+            return Ok(());
+        }
+        Err(SettingsError { lease_duration, renew_deadline, retry_period })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_that_would_outstay_its_lease_is_refused() {
+        assert_eq!(Settings::default().check(), Ok(()));
+        assert_eq!(Settings::default().scaled_down(10).check(), Ok(()));
+        let outstays = Settings { renew_deadline: Duration::from_secs(15), ..Settings::default() };
+        let error = outstays.check().unwrap_err().to_string();
+        assert!(error.contains("renewDeadline (15s)"), "{error}");
+        let hasty = Settings { retry_period: Duration::from_secs(10), ..Settings::default() };
+        assert!(hasty.check().is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! What is counted of probes.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::registry::{Registry, Unit};
+
+use super::{Probed, Verdict};
+use crate::rotation::Endpoints;
+
+/// How a round ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every endpoint serves what it ought to.
+    Passed,
+    /// Some does not, or there is none.
+    Failed,
+    /// It is not known which endpoints there are.
+    Error,
+}
+
+/// Gauges and counters of probes. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct ProbeMetrics {
+    endpoints: Family<ResultLabel, Gauge>,
+    rounds: Family<OutcomeLabel, Counter>,
+    passed: Gauge,
+    expiry: Expiry,
+}
+
+/// When the first leaf of an endpoint ends. How far that is, is known when it is asked for.
+#[derive(Clone, Debug, Default)]
+struct Expiry(Arc<Mutex<Option<Timestamp>>>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Passed, Self::Failed, Self::Error];
+
+    /// As it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "failed",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl ProbeMetrics {
+    /// Makes them and registers them with the prefix `pillion_controller`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let registry = registry.sub_registry_with_prefix("pillion_controller");
+        let text = "Endpoints of the webhook by what the last round of TLS probes found: a leaf of the newest authority, of \
+                    an older one, one that is trusted though nobody of ours signed it, of a stranger, one that ends soon, \
+                    one that will not do, or no answer";
+        registry.register("endpoints", text, metrics.endpoints.clone());
+        let text = "Rounds of TLS probes of all endpoints, by outcome: passed if each serves a leaf that will do";
+        registry.register("probe_rounds", text, metrics.rounds.clone());
+        let text = "Rounds in a row that found every endpoint with a leaf of the newest authority";
+        registry.register("probe_rounds_in_a_row", text, metrics.passed.clone());
+        registry.register_collector(Box::new(metrics.expiry.clone()));
+        metrics.forget();
+        for outcome in Outcome::ALL {
+            drop(metrics.rounds.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }));
+        }
+        metrics
+    }
+
+    /// A round has ended.
+    pub(super) fn found(&self, probed: &[Probed], folded: Endpoints) {
+        for result in Verdict::LABELS {
+            let number = probed.iter().filter(|each| each.verdict.as_str() == result).count();
+            self.endpoints.get_or_create_owned(&ResultLabel { result }).set(i64::try_from(number).unwrap_or(i64::MAX));
+        }
+        self.passed.set(i64::from(folded.rounds));
+        self.expiry.set(probed.iter().filter_map(|each| each.not_after).min());
+        let good = |each: &Probed| matches!(each.verdict, Verdict::Newest | Verdict::Trusted);
+        let passed = !probed.is_empty() && probed.iter().all(good);
+        self.ended(if passed { Outcome::Passed } else { Outcome::Failed });
+    }
+
+    pub(super) fn ended(&self, outcome: Outcome) {
+        self.rounds.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }).inc();
+    }
+
+    /// Nobody probes any more: what was found is no news of today.
+    pub(super) fn forget(&self) {
+        for result in Verdict::LABELS {
+            self.endpoints.get_or_create_owned(&ResultLabel { result }).set(0);
+        }
+        self.passed.set(0);
+        self.expiry.set(None);
+    }
+}
+
+impl Expiry {
+    fn set(&self, time: Option<Timestamp>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = time;
+    }
+}
+
+impl Collector for Expiry {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(time) = *self.0.lock().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
+        let text = "Time until the first leaf that an endpoint serves ends, negative once it has";
+        let seconds = time.duration_since(Timestamp::now()).as_secs_f64();
+        let family =
+            encoder.encode_descriptor("endpoints_earliest_expiry", text, Some(&Unit::Seconds), MetricType::Gauge)?;
+        ConstGauge::new(seconds).encode(family)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::Endpoint;
+    use super::super::fold::UNKNOWN;
+    use super::*;
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn endpoints_are_counted_by_result_and_the_earliest_end_is_told() {
+        let mut registry = Registry::default();
+        let metrics = ProbeMetrics::register(&mut registry);
+        assert!(!text(&registry).contains("earliest_expiry_seconds "), "nothing was found yet");
+        let probed = |verdict, days: u64| Probed {
+            endpoint: Endpoint { address: "10.0.0.1".to_owned(), port: Some(1) },
+            verdict,
+            trusted: true,
+            not_after: Some(Timestamp::now() + Duration::from_hours(24 * days)),
+        };
+        let all = [probed(Verdict::Newest, 7), probed(Verdict::Newest, 3), probed(Verdict::Stranger, 9)];
+        metrics.found(&all, Endpoints { rounds: 2, ..UNKNOWN });
+        let page = text(&registry);
+        for line in [
+            "pillion_controller_endpoints{result=\"newest\"} 2",
+            "pillion_controller_endpoints{result=\"stranger\"} 1",
+            "pillion_controller_endpoints{result=\"unreachable\"} 0",
+            "pillion_controller_probe_rounds_total{outcome=\"failed\"} 1",
+            "pillion_controller_probe_rounds_total{outcome=\"passed\"} 0",
+            "pillion_controller_probe_rounds_in_a_row 2",
+        ] {
+            assert!(page.lines().any(|each| each == line), "{line} is not in\n{page}");
+        }
+        let left = page
+            .lines()
+            .find_map(|line| line.strip_prefix("pillion_controller_endpoints_earliest_expiry_seconds "))
+            .unwrap();
+        let left: f64 = left.parse().unwrap();
+        assert!((left - 3.0 * 86_400.0).abs() < 60.0, "{left}");
+
+        metrics.forget();
+        assert!(text(&registry).contains("pillion_controller_endpoints{result=\"newest\"} 0"));
+    }
+}

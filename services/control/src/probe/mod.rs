@@ -1,0 +1,72 @@
+//! Which leaf every endpoint of the webhook serves, as it is found by connecting to it.
+//!
+//! What stands in the Secret is not what a replica serves, and a replica that is ready need not be one that the API server
+//! trusts. So each address behind the Service gets a TLS connection of its own, ready or not and also while it ends, and
+//! the leaf that it shows is judged: against the *bundle* that the API servers have, and against the *newest* authority
+//! alone. The replica proves in the handshake that it has the leaf's key.
+//!
+//! [`targets`] says who is probed, [`dial`] connects, [`judge`] is the verdict, [`fold`] makes of many verdicts what
+//! the rotation observes, and [`run`] does it again and again. With certificates of somebody else's making (cert-manager's,
+//! say) nothing is rotated, and probing is the same: [`Expected::of_strangers`] knows nobody but the bundle.
+//!
+//! Roles needed: `list` on endpoint slices in the release's namespace; on pods, if [`Settings::pods`] is set; and
+//! `get` on the webhook configuration for [`report`].
+
+pub mod dial;
+pub mod fold;
+pub mod judge;
+pub mod metrics;
+mod run;
+pub mod targets;
+
+use std::time::Duration;
+
+pub use fold::{Key, Rounds};
+pub use judge::{Expected, Judge, Known, Unfit, Verdict};
+pub use metrics::ProbeMetrics;
+pub use run::{Found, Prober, report, run};
+pub use targets::{Endpoint, Selected};
+
+/// How probing is done. All durations scale down for tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Between two rounds. Rounds that are nearer to each other count as one.
+    pub gap: Duration,
+    /// How long one endpoint may take, connection and handshake together.
+    pub timeout: Duration,
+    /// How many endpoints are probed at one time.
+    pub parallel: usize,
+    /// How long a leaf has to be good for, at least.
+    pub least_left: Duration,
+    /// The Service's port that is probed, by name; the only one of a slice that has one port.
+    pub port: String,
+    /// Pods that are probed beside the Service's endpoints, if any: those that match this label selector, at this port.
+    pub pods: Option<(String, u16)>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            gap: Duration::from_secs(10),
+            timeout: Duration::from_secs(3),
+            parallel: 16,
+            least_left: Duration::from_hours(24),
+            port: "https".to_owned(),
+            pods: None,
+        }
+    }
+}
+
+/// One endpoint, and what was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// Where.
+    pub endpoint: Endpoint,
+    /// What it serves.
+    pub verdict: Verdict,
+    /// Whether API servers with the bundle would call it.
+    pub trusted: bool,
+    /// When its leaf ends, if it shows one that can be read.
+    pub not_after: Option<jiff::Timestamp>,
+}

@@ -1,0 +1,207 @@
+//! Probing, round after round.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use super::fold::UNKNOWN;
+use super::judge::{Judgement, certificates};
+use super::metrics::Outcome;
+use super::{Expected, Judge, ProbeMetrics, Probed, Rounds, Selected, Settings, Verdict, dial};
+use crate::leading::Leading;
+use crate::release::Release;
+use crate::rotation::Endpoints;
+
+/// What one round found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What endpoints were judged by.
+    pub expected: Arc<Expected>,
+    /// What the rotation observes.
+    pub endpoints: Endpoints,
+    /// Every endpoint, for people.
+    pub probed: Vec<Probed>,
+    /// When the round began: what came to be after that was not seen.
+    pub began: Instant,
+}
+
+/// Makes rounds of probes, and remembers how many were passed.
+#[derive(Debug)]
+pub struct Prober {
+    settings: Settings,
+    metrics: ProbeMetrics,
+    rounds: Rounds,
+}
+
+impl Found {
+    /// What the rotation observes when it expects this: nothing at all, if this was not what was looked for.
+    #[must_use]
+    pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
+        found.filter(|found| *found.expected == *expected).map_or(UNKNOWN, |found| found.endpoints)
+    }
+}
+
+impl Prober {
+    /// One that has passed no round.
+    #[must_use]
+    pub fn new(settings: Settings, metrics: ProbeMetrics) -> Self {
+        Self { settings, metrics, rounds: Rounds::default() }
+    }
+
+    /// One round: every endpoint that there is now, each within [`Settings::timeout`].
+    ///
+    /// # Errors
+    /// It is not known which endpoints there are.
+    pub async fn round(&mut self, client: &Client, release: &Release, expected: &Arc<Expected>) -> kube::Result<Found> {
+        let began = Instant::now();
+        let listed = tokio::time::timeout(self.settings.timeout, Selected::list(client, release, &self.settings)).await;
+        let selected = match listed {
+            Ok(Ok(selected)) => selected,
+            failed => {
+                self.metrics.ended(Outcome::Error);
+                return Err(match failed {
+                    Ok(Err(error)) => error,
+                    _ => kube::Error::Service("the endpoint slices were not listed in time".into()),
+                });
+            }
+        };
+        let probed = self.probe(selected, expected).await;
+        let endpoints = self.rounds.add((&**expected).into(), &probed, began, self.settings.gap);
+        self.metrics.found(&probed, endpoints);
+        Ok(Found { expected: Arc::clone(expected), endpoints, probed, began })
+    }
+
+    async fn probe(&self, selected: Selected, expected: &Expected) -> Vec<Probed> {
+        let judge = Judge::new(expected, Timestamp::now(), self.settings.least_left);
+        let judge = &judge;
+        let limit = self.settings.timeout;
+        let all = selected.endpoints.into_iter().map(|endpoint| async move {
+            let shown = match endpoint.socket() {
+                Some(socket) => dial::dial(socket, expected.server_name.clone(), limit).await,
+                None => Err(dial::Unreachable::NoAddress),
+            };
+            let Judgement { verdict, trusted, not_after } = match shown {
+                Ok(chain) => judge.judge(&chain),
+                Err(why) => Judgement { verdict: Verdict::Unreachable(why), trusted: false, not_after: None },
+            };
+            Probed { endpoint, verdict, trusted, not_after }
+        });
+        futures::stream::iter(all).buffered(self.settings.parallel.max(1)).collect().await
+    }
+}
+
+/// Probes while it leads: at once when something else is expected, and then every [`Settings::gap`]. While nothing is
+/// expected, or nobody knows which endpoints there are, nothing is found.
+pub async fn run(
+    leading: Leading,
+    settings: Settings,
+    metrics: ProbeMetrics,
+    mut expected: watch::Receiver<Option<Arc<Expected>>>,
+    found: watch::Sender<Option<Found>>,
+) {
+    let gap = settings.gap;
+    let mut prober = Prober::new(settings, metrics.clone());
+    let mut told = Vec::new();
+    loop {
+        let began = Instant::now();
+        let wanted = expected.borrow_and_update().clone();
+        let round = async {
+            if let Some(wanted) = &wanted {
+                let round = prober.round(&leading.client, &leading.release, wanted).await;
+                tell(&mut told, round.as_ref());
+                found.send_replace(round.ok());
+            } else {
+                found.send_replace(None);
+            }
+            sleep_until(began + gap).await;
+        };
+        tokio::select! {
+            biased;
+            () = leading.stop.cancelled() => break,
+            // What is going on, and what was found, is for something that nobody wants to know any more.
+            changed = expected.wait_for(|now| *now != wanted) => {
+                if changed.is_err() {
+                    break;
+                }
+                found.send_replace(None);
+            }
+            () = round => {}
+        }
+    }
+    found.send_replace(None);
+    metrics.forget();
+}
+
+/// Probes endpoints whose certificates are of somebody else's making, and changes nothing: the leaves that they serve, against
+/// the `caBundle`s of the webhook configuration.
+pub async fn report(leading: Leading, settings: Settings, metrics: ProbeMetrics) {
+    let gap = settings.gap;
+    let mut prober = Prober::new(settings, metrics.clone());
+    let mut told = Vec::new();
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(leading.client.clone());
+    let rounds = async {
+        loop {
+            let began = Instant::now();
+            let round = async {
+                let configuration = configurations.get_opt(leading.release.configuration()).await?;
+                let bundle = configuration.as_ref().map(bundle).unwrap_or_default();
+                let Some(expected) = Expected::of_strangers(&leading.release, bundle).map(Arc::new) else {
+                    return Err(kube::Error::Service("the release's name is no DNS name".into()));
+                };
+                prober.round(&leading.client, &leading.release, &expected).await
+            };
+            let round = round.await;
+            tell(&mut told, round.as_ref());
+            sleep_until(began + gap).await;
+        }
+    };
+    tokio::select! {
+        () = leading.stop.cancelled() => {}
+        () = rounds => {}
+    }
+    metrics.forget();
+}
+
+/// All certificates that any entry trusts.
+fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<rustls_pki_types::CertificateDer<'static>> {
+    let entries = configuration.webhooks.iter().flatten();
+    let mut all: Vec<_> = entries
+        .filter_map(|entry| entry.client_config.ca_bundle.as_ref())
+        .flat_map(|pem| certificates(&pem.0))
+        .collect();
+    all.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
+    all.dedup();
+    all
+}
+
+/// Tells the log what is not as it was in the round before.
+fn tell(told: &mut Vec<Probed>, round: Result<&Found, &kube::Error>) {
+    let found = match round {
+        Ok(found) => found,
+        Err(error) => {
+            warn!(%error, "it is not known which endpoints there are");
+            return;
+        }
+    };
+    for now in &found.probed {
+        let before = told.iter().find(|before| before.endpoint == now.endpoint);
+        if before.is_some_and(|before| before.verdict == now.verdict) {
+            continue;
+        }
+        let endpoint = &now.endpoint;
+        match now.verdict {
+            Verdict::Newest | Verdict::Trusted => info!(%endpoint, verdict = now.verdict.as_str(), "endpoint"),
+            Verdict::Unreachable(why) => warn!(%endpoint, why = why.as_str(), "an endpoint cannot be probed"),
+            verdict => {
+                warn!(%endpoint, ?verdict, trusted = now.trusted, "an endpoint serves another leaf than it ought to");
+            }
+        }
+    }
+    told.clone_from(&found.probed);
+}

@@ -1,0 +1,48 @@
+//! What must not be guessed, and what must not be the same for everybody.
+
+use std::fmt::Write as _;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+/// 128 random bits as 32 hexadecimal digits: nobody guesses them, and no two processes have the same.
+pub(crate) fn token() -> String {
+    let mut bytes = [0_u8; 16];
+    if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
+        // The operating system gives none: the standard library's own source, which does not fail, has 64 bits a key.
+        let (first, second) = (RandomState::new().hash_one(0_u8), RandomState::new().hash_one(1_u8));
+        bytes = ((u128::from(first) << 64) | u128::from(second)).to_ne_bytes();
+    }
+    bytes.iter().fold(String::with_capacity(32), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// A duration from nothing up to this one.
+pub(crate) fn up_to(limit: Duration) -> Duration {
+    let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
+    Duration::from_nanos(RandomState::new().hash_one(0_u8) % nanoseconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_are_the_same() {
+        let mut tokens: Vec<_> = (0..100).map(|_| token()).collect();
+        tokens.sort();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 100);
+        assert!(tokens.iter().all(|token| token.len() == 32 && pillion_api::names::is_dns_label(token)));
+    }
+
+    #[test]
+    fn jitter_spreads_and_stays_below_its_limit() {
+        let limit = Duration::from_secs(2);
+        let all: Vec<_> = (0..200).map(|_| up_to(limit)).collect();
+        assert!(all.iter().all(|each| *each < limit));
+        assert!(all.iter().any(|each| *each < limit / 4) && all.iter().any(|each| *each > limit * 3 / 4));
+        assert_eq!(up_to(Duration::ZERO), Duration::ZERO);
+    }
+}

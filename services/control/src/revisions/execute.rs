@@ -1,0 +1,400 @@
+//! Doing what was planned.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client};
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::names::{API_VERSION, PROFILE_LABEL};
+use pillion_api::revision::{RevisionSpec, label_value, object_name};
+use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
+use pillion_engine::profile::ProfileName;
+use serde_json::json;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::observe::{self, Profile, World};
+use super::plan::{News, Plan, plan};
+use super::{Metrics, Settings};
+use crate::leading::{FIELD_MANAGER, Leading};
+use crate::watch::chain;
+
+/// How many changes are taken at a time.
+const BATCH: usize = 1024;
+/// How many profiles are written about at one time.
+const AT_ONCE: usize = 8;
+/// How often what follows from what was done is looked at in a row: a revision, then the status that publishes it.
+const ROUNDS: usize = 3;
+/// Bytes of what an event says; the API server takes 1 KiB.
+const NOTE_BYTES: usize = 1_000;
+/// So many events at once, and then one for each pause.
+const EVENTS: u32 = 25;
+const EVENT_PAUSE: Duration = Duration::from_secs(2);
+
+/// What was done about a profile.
+enum Done {
+    Made(Box<ObjectMeta>),
+    Written(ProfileName, Box<ObjectMeta>, Box<ProfileStatus>, Vec<Box<str>>),
+    /// It has to be looked at again.
+    InVain,
+    Nothing,
+}
+
+/// Accepts and publishes for as long as this one leads.
+pub async fn run(leading: Leading, settings: Settings, metrics: Metrics) {
+    let stop = leading.stop.clone();
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = lead(leading.client, settings, metrics) => {}
+    }
+}
+
+async fn lead(client: Client, settings: Settings, metrics: Metrics) {
+    let mut world = loop {
+        match World::begin(&client).await {
+            Ok(world) => break world,
+            Err(error) => {
+                let error = chain(&error);
+                warn!(error, "what was accepted of profiles before cannot be read; trying again");
+                tokio::time::sleep(settings.retry).await;
+            }
+        }
+    };
+    let writer = Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(Teller::new(&client)) };
+    let mut seen = observe::seen(&client).ready_chunks(BATCH);
+    // Nothing is looked at before all first lists are complete.
+    let mut look_at: Option<Instant> = None;
+    let mut counted_at: Option<Instant> = None;
+    loop {
+        let look = async {
+            match look_at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            batch = seen.next() => {
+                let Some(batch) = batch else { return };
+                for seen in batch {
+                    world.take(seen);
+                    tokio::task::coop::consume_budget().await;
+                }
+                if world.is_complete() {
+                    look_at = Some(look_at.unwrap_or_else(|| Instant::now() + settings.settle));
+                }
+            }
+            () = look => {
+                let count_again = counted_at.map(|at| at + settings.count_every);
+                look_at = None;
+                if world.namespaces_changed() {
+                    if count_again.is_none_or(|at| at <= Instant::now()) {
+                        counted_at = Some(Instant::now());
+                        world.count_anew();
+                    } else {
+                        look_at = count_again;
+                    }
+                }
+                if !look_at_all(&mut world, &writer, settings).await {
+                    let again = Instant::now() + settings.retry;
+                    look_at = Some(look_at.map_or(again, |at| at.min(again)));
+                }
+                metrics.rejected.set(i64::try_from(world.rejected()).unwrap_or(i64::MAX));
+            }
+        }
+    }
+}
+
+/// Looks at all profiles, and does what is to be done. Whether nothing was in vain.
+async fn look_at_all(world: &mut World, writer: &Writer, settings: Settings) -> bool {
+    for _ in 0..ROUNDS {
+        let mut work = Vec::new();
+        world.tidy();
+        let all: Vec<_> = world.profiles.iter().map(|(name, profile)| (name.clone(), profile.clone())).collect();
+        for (name, profile) in all {
+            let namespaces = world.count(&name);
+            let existing = world.existing(&name, &profile.uid);
+            let Some(observed) = world.observe(&name, &profile, &existing, namespaces) else { continue };
+            let plan = plan(&observed, settings.keep);
+            let revision = match observed.accepted.as_ref().filter(|_| plan.create) {
+                None => None,
+                Some(accepted) => {
+                    let whole = world.index.whole(&name);
+                    let kept = whole.map(|(whole, source)| whole.to_revision(&name, profile.generation, Some(&source)));
+                    let mut kept = match kept {
+                        Some(Ok(kept)) => kept,
+                        Some(Err(fault)) => {
+                            let revision = accepted.revision.clone();
+                            world.refuse(name, revision, fault);
+                            continue;
+                        }
+                        None => continue,
+                    };
+                    kept.revision = accepted.revision.to_string();
+                    Some(kept)
+                }
+            };
+            let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
+            if !is_idle {
+                work.push((name, profile, plan, revision));
+            }
+        }
+        if work.is_empty() {
+            return true;
+        }
+        let done = stream::iter(work).map(|(name, profile, plan, revision)| writer.act(name, profile, plan, revision));
+        let done: Vec<_> = done.buffer_unordered(AT_ONCE).collect().await;
+        let mut in_vain = false;
+        for done in done {
+            match done {
+                Done::Made(metadata) => world.made(*metadata),
+                Done::Written(name, metadata, status, deleted) => {
+                    for revision in deleted {
+                        world.unmade(&name, &revision);
+                    }
+                    world.written(&name, *metadata, *status);
+                }
+                Done::InVain => in_vain = true,
+                Done::Nothing => {}
+            }
+        }
+        if in_vain {
+            return false;
+        }
+    }
+    // There is more to do than is done in a row: soon.
+    false
+}
+
+/// Writes.
+#[derive(Clone)]
+struct Writer {
+    client: Client,
+    metrics: Metrics,
+    teller: Arc<Teller>,
+}
+
+impl Writer {
+    async fn act(&self, name: ProfileName, profile: Profile, plan: Plan, revision: Option<RevisionSpec>) -> Done {
+        if let Some(revision) = revision {
+            return match self.make(&name, &profile, revision).await {
+                Ok(Some(metadata)) => Done::Made(Box::new(metadata)),
+                Ok(None) => Done::InVain,
+                Err(error) => {
+                    let error = chain(&error);
+                    warn!(profile = %name, error, "the accepted text could not be kept as a revision; trying again");
+                    Done::InVain
+                }
+            };
+        }
+        let Plan { status, news, delete, .. } = plan;
+        let (metadata, status) = match status {
+            None => (
+                ObjectMeta { resource_version: profile.resource_version.clone(), ..ObjectMeta::default() },
+                profile.status.clone(),
+            ),
+            Some(status) => match self.publish(&name, &profile, status).await {
+                Ok((metadata, status)) => {
+                    self.metrics.write("written").inc();
+                    (metadata, status)
+                }
+                Err(kube::Error::Api(answer)) if answer.code == 404 => return Done::Nothing,
+                Err(kube::Error::Api(answer)) if answer.code == 409 => {
+                    self.metrics.write("conflict").inc();
+                    return Done::InVain;
+                }
+                Err(error) => {
+                    self.metrics.write("failed").inc();
+                    let error = chain(&error);
+                    warn!(profile = %name, error, "the status of the profile could not be written; trying again");
+                    return Done::InVain;
+                }
+            },
+        };
+        for news in news {
+            info!(profile = %name, ?news, "told");
+            if !self.teller.tell(&name, &profile.uid, news).await {
+                self.metrics.events_dropped.inc();
+            }
+        }
+        let mut deleted = Vec::new();
+        for revision in delete {
+            match self.delete(&name, &revision).await {
+                Ok(()) => {
+                    self.metrics.deleted.inc();
+                    deleted.push(revision);
+                }
+                Err(error) => {
+                    let error = chain(&error);
+                    warn!(profile = %name, %revision, error, "a revision that is not kept any longer could not be deleted");
+                }
+            }
+        }
+        Done::Written(name, Box::new(metadata), Box::new(status), deleted)
+    }
+
+    /// Makes a revision; `None` if it has to be tried again.
+    async fn make(
+        &self,
+        name: &ProfileName,
+        profile: &Profile,
+        spec: RevisionSpec,
+    ) -> kube::Result<Option<ObjectMeta>> {
+        let object = object_name(&name.name, &spec.revision);
+        let metadata = ObjectMeta {
+            name: Some(object.clone()),
+            namespace: name.namespace.as_deref().map(str::to_owned),
+            labels: Some([(PROFILE_LABEL.to_owned(), label_value(&name.name))].into()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: API_VERSION.to_owned(),
+                kind: kind(name).to_owned(),
+                name: name.name.to_string(),
+                uid: profile.uid.to_string(),
+                controller: Some(true),
+                block_owner_deletion: None,
+            }]),
+            ..ObjectMeta::default()
+        };
+        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let (api, resource) = self.revisions(name);
+        let body = DynamicObject::new(&object, &resource).data(json!({"spec": spec}));
+        let body = DynamicObject { metadata, ..body };
+        match api.create(&parameters, &body).await {
+            Ok(made) => {
+                self.metrics.created.inc();
+                info!(profile = %name, revision = %spec.revision, "a generation is accepted");
+                Ok(Some(made.metadata))
+            }
+            Err(kube::Error::Api(answer)) if answer.code == 409 => {
+                let Some(there) = api.get_metadata_opt(&object).await? else { return Ok(None) };
+                let owners = there.metadata.owner_references.iter().flatten();
+                if owners.into_iter().any(|owner| *owner.uid == *profile.uid) {
+                    // The same text has the same name: it is what was to be made.
+                    return Ok(Some(there.metadata));
+                }
+                // Of a profile of this name that is deleted, and which it goes after.
+                let preconditions = Preconditions { uid: there.metadata.uid, resource_version: None };
+                let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+                let _ = api.delete(&object, &parameters).await?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes the status, if nobody changed the profile since it was observed.
+    async fn publish(
+        &self,
+        name: &ProfileName,
+        profile: &Profile,
+        mut status: ProfileStatus,
+    ) -> kube::Result<(ObjectMeta, ProfileStatus)> {
+        let now = Timestamp::now();
+        for condition in &mut status.conditions {
+            if condition.last_transition_time.0 == Timestamp::UNIX_EPOCH {
+                condition.last_transition_time = Time(now);
+            }
+        }
+        let body = json!({
+            "apiVersion": API_VERSION,
+            "kind": kind(name),
+            "metadata": {"name": name.name, "resourceVersion": profile.resource_version},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let resource = match name.namespace {
+            Some(_) => ApiResource::erase::<InjectionProfile>(&()),
+            None => ApiResource::erase::<ClusterInjectionProfile>(&()),
+        };
+        let api = self.api(name, &resource);
+        let mut written = api.patch_status(&name.name, &parameters, &Patch::Apply(&body)).await?;
+        let status = written.data.get_mut("status").map_or(serde_json::Value::Null, serde_json::Value::take);
+        Ok((written.metadata, serde_json::from_value(status).unwrap_or_default()))
+    }
+
+    async fn delete(&self, name: &ProfileName, revision: &str) -> kube::Result<()> {
+        let (api, _) = self.revisions(name);
+        match api.delete(&object_name(&name.name, revision), &DeleteParams::default()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn revisions(&self, name: &ProfileName) -> (Api<DynamicObject>, ApiResource) {
+        let resource = match name.namespace {
+            Some(_) => ApiResource::erase::<ProfileRevision>(&()),
+            None => ApiResource::erase::<ClusterProfileRevision>(&()),
+        };
+        (self.api(name, &resource), resource)
+    }
+
+    fn api(&self, name: &ProfileName, resource: &ApiResource) -> Api<DynamicObject> {
+        match &name.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
+            None => Api::all_with(self.client.clone(), resource),
+        }
+    }
+}
+
+/// The kind of a profile.
+fn kind(name: &ProfileName) -> &'static str {
+    if name.namespace.is_some() { InjectionProfile::KIND } else { ClusterInjectionProfile::KIND }
+}
+
+/// Tells by Events, as many as people read.
+struct Teller {
+    recorder: Recorder,
+    left: Mutex<(u32, Instant)>,
+}
+
+impl Teller {
+    fn new(client: &Client) -> Self {
+        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
+        let recorder = Recorder::new(client.clone(), reporter);
+        Self { recorder, left: Mutex::new((EVENTS, Instant::now())) }
+    }
+
+    /// Whether it was told.
+    async fn tell(&self, name: &ProfileName, uid: &str, news: News) -> bool {
+        {
+            let mut left = self.left.lock().await;
+            let gained = left.1.elapsed().as_secs() / EVENT_PAUSE.as_secs();
+            if gained > 0 {
+                *left = (EVENTS.min(left.0.saturating_add(u32::try_from(gained).unwrap_or(EVENTS))), Instant::now());
+            }
+            let Some(rest) = left.0.checked_sub(1) else { return false };
+            left.0 = rest;
+        }
+        let (type_, reason, action, mut note) = match news {
+            News::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),
+            News::Published(note) => (EventType::Normal, "Published", "Publish", note),
+            News::RolledBack(note) => (EventType::Normal, "RolledBack", "Publish", note),
+        };
+        note.truncate(note.floor_char_boundary(NOTE_BYTES));
+        let reference = ObjectReference {
+            api_version: Some(API_VERSION.to_owned()),
+            kind: Some(kind(name).to_owned()),
+            name: Some(name.name.to_string()),
+            namespace: name.namespace.as_deref().map(str::to_owned),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        let event =
+            Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None };
+        match self.recorder.publish(&event, &reference).await {
+            Ok(()) => true,
+            Err(error) => {
+                let error = chain(&error);
+                warn!(profile = %name, error, "an event could not be told");
+                false
+            }
+        }
+    }
+}

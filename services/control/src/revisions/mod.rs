@@ -1,0 +1,91 @@
+//! Acceptance: the leader compiles each generation of a profile, keeps what compiles as an immutable revision, and
+//! publishes it in the profile's status. Replicas serve what is published ([`crate::served`]).
+//!
+//! * `plan`: what is to be done about one profile, as a pure function of what is observed.
+//! * `observe`: the watches, and all that is known of profiles and their revisions.
+//! * `execute`: doing it.
+//!
+//! Everything is level-triggered: after a change all profiles are looked at again, and what is as it ought to be costs
+//! a comparison. What was accepted before stands in the cluster, so whoever leads next goes on where the last one was:
+//! before the watches begin, the accepted texts are read, and are the last good ones of profiles that are broken now.
+//!
+//! A revision is written before its profile's status names it, and deleted after its status does not any more. Writes of
+//! the status carry the `resourceVersion` of what was observed: a leader that was paused meanwhile loses by conflict.
+
+mod execute;
+mod observe;
+mod plan;
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+pub use execute::run;
+
+/// How revisions are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How many of the latest revisions of a profile are kept, besides those that are published.
+    pub keep: usize,
+    /// How long changes are gathered before all profiles are looked at.
+    pub settle: Duration,
+    /// How often the namespaces that profiles match are counted, at most.
+    pub count_every: Duration,
+    /// How long after a write in vain it is tried again.
+    pub retry: Duration,
+}
+
+impl Default for Settings {
+    /// Ten revisions; a tenth of a second, five seconds, two seconds.
+    fn default() -> Self {
+        Self {
+            keep: 10,
+            settle: Duration::from_millis(100),
+            count_every: Duration::from_secs(5),
+            retry: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What the task tells of itself. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    rejected: Gauge,
+    created: Counter,
+    deleted: Counter,
+    writes: Family<WriteLabels, Counter>,
+    pub(crate) events_dropped: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WriteLabels {
+    outcome: &'static str,
+}
+
+impl Metrics {
+    /// Makes them and registers them with the prefix `pillion_controller`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let registry = registry.sub_registry_with_prefix("pillion_controller");
+        let text = "Profiles whose latest generation was not accepted; what was accepted before is at work, or nothing";
+        registry.register("rejected_profiles", text, metrics.rejected.clone());
+        registry.register("revisions_created", "Revisions that were made", metrics.created.clone());
+        registry.register("revisions_deleted", "Revisions that were not kept any longer", metrics.deleted.clone());
+        let text = "Writes of the status of profiles, by how they ended";
+        registry.register("profile_status_writes", text, metrics.writes.clone());
+        let text = "Events that were not told, because there were too many or the API server did not take them";
+        registry.register("events_dropped", text, metrics.events_dropped.clone());
+        for outcome in ["written", "conflict", "failed"] {
+            drop(metrics.write(outcome));
+        }
+        metrics
+    }
+
+    fn write(&self, outcome: &'static str) -> Counter {
+        self.writes.get_or_create_owned(&WriteLabels { outcome })
+    }
+}

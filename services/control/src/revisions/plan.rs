@@ -1,0 +1,295 @@
+//! What is to be done about one profile, decided from what is observed of it. Pure: it writes nothing and knows no time.
+//!
+//! * A generation that was accepted becomes a revision, and is published; one that was not changes nothing that is
+//!   published, and the profile's status says why.
+//! * A rollout that is not complete leaves the promoted revision as it is. Complete, the newest is promoted.
+//! * `pillion.dev/rollback-to` publishes a revision that is kept instead of the last accepted one, to everybody.
+//!   `pillion.dev/rollback-from` says which one is rolled back: once another one is accepted, that one is published.
+//! * The latest revisions are kept, and whatever is published.
+//!
+//! What is published stands in the profile's status and is written at once, with the list of what is kept: nobody sees
+//! half of it.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use pillion_api::profile::Rollout;
+use pillion_api::revision::RevisionBounds;
+use pillion_engine::profile::Diagnostic;
+
+/// Bytes of what is wrong with a profile in its status. The schema takes 32 KiB; people read less.
+const MESSAGE_BYTES: usize = 2_000;
+
+/// Whether the latest generation is at work, as a condition.
+pub(super) const ACCEPTED: &str = "Accepted";
+/// Whether anything of the profile is served.
+pub(super) const READY: &str = "Ready";
+
+/// A generation that compiles.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Accepted {
+    /// The revision that it is.
+    pub(super) revision: Box<str>,
+    pub(super) rollout: Option<Rollout>,
+}
+
+/// What is observed of one profile.
+#[derive(Clone, Debug)]
+pub(super) struct Observed<'o> {
+    pub(super) generation: Option<i64>,
+    /// The last generation that compiles, merged with its parents as they are now.
+    pub(super) accepted: Option<Accepted>,
+    /// What is wrong with the generation that is stored, if anything is.
+    pub(super) rejected: Option<&'o [Diagnostic]>,
+    /// What bounds what is published.
+    pub(super) bounds: Option<RevisionBounds>,
+    pub(super) status: &'o ProfileStatus,
+    pub(super) rollback: Option<Rollback<'o>>,
+    /// The revisions that are there, with the time of their making.
+    pub(super) existing: &'o BTreeMap<Box<str>, Timestamp>,
+    /// How many namespaces it may act in.
+    pub(super) namespaces: i64,
+}
+
+/// What the annotations ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rollback<'o> {
+    pub(super) to: &'o str,
+    pub(super) from: Option<&'o str>,
+}
+
+/// What is told of a profile as an Event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// A generation does not compile.
+    Rejected(String),
+    /// A generation is published.
+    Published(String),
+    /// Another revision is published than the last accepted one.
+    RolledBack(String),
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Plan {
+    /// The accepted generation has no revision yet. Nothing else is done before it is there.
+    pub(super) create: bool,
+    /// The status as it ought to be, if it is not. The times of its conditions are those of what did not change; others
+    /// are the epoch.
+    pub(super) status: Option<ProfileStatus>,
+    pub(super) news: Vec<News>,
+    /// Revisions that are not kept any longer.
+    pub(super) delete: Vec<Box<str>>,
+}
+
+/// What is published, and why.
+struct Publication<'o> {
+    newest: Option<&'o str>,
+    promoted: Option<&'o str>,
+    rollout: Option<&'o Rollout>,
+    rolled_back: bool,
+}
+
+/// Decides. `keep` is how many of the latest revisions are kept.
+pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
+    let Observed { accepted, status, existing, .. } = observed;
+    if let Some(accepted) = accepted
+        && !existing.contains_key(&accepted.revision)
+    {
+        return Plan { create: true, status: None, news: Vec::new(), delete: Vec::new() };
+    }
+    let accepted_revision = match accepted {
+        Some(accepted) => Some(&*accepted.revision),
+        // Nothing compiles: what was accepted before stays, unless it was the platform's to give and is given no more.
+        None if observed.bounds == Some(RevisionBounds::Parent) => None,
+        None => status.accepted_revision.as_deref(),
+    };
+    let publication = publish(observed, accepted_revision);
+    let (kept, delete) = keep_latest(observed, &publication, accepted_revision, keep);
+    let mut wanted = ProfileStatus {
+        conditions: Vec::new(),
+        observed_generation: observed.generation,
+        revision: publication.newest.map(str::to_owned),
+        promoted_revision: publication.promoted.map(str::to_owned),
+        accepted_revision: accepted_revision.map(str::to_owned),
+        rollout: publication.rollout.cloned(),
+        revisions: kept,
+        namespaces_matched: Some(observed.namespaces),
+    };
+    wanted.conditions = conditions(observed, &publication);
+    let news = news(observed, &wanted, &publication);
+    // Conditions of others are theirs.
+    let mut known = (*status).clone();
+    known.conditions.retain(|condition| [ACCEPTED, READY].contains(&&*condition.type_));
+    let changed = wanted != known;
+    Plan { create: false, status: changed.then_some(wanted), news, delete }
+}
+
+fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publication<'o> {
+    let Observed { status, existing, .. } = observed;
+    if let Some(to) = accepted.and_then(|accepted| rollback_target(observed, accepted)) {
+        return Publication { newest: Some(to), promoted: Some(to), rollout: None, rolled_back: true };
+    }
+    let rollout = match &observed.accepted {
+        // The text of a revision has no rollout: what is at work while the profile is broken stays as it was.
+        Some(accepted) => {
+            accepted.rollout.as_ref().or_else(|| status.rollout.as_ref().filter(|_| observed.rejected.is_some()))
+        }
+        None => status.rollout.as_ref(),
+    };
+    let is_partial = |rollout: &&Rollout| rollout.percent.unwrap_or(100) < 100 || rollout.namespace_selector.is_some();
+    let rollout = rollout.filter(is_partial);
+    let promoted = match rollout {
+        None => accepted,
+        // What was promoted last; before the first rollout that is what everybody had.
+        Some(_) => status.promoted_revision.as_deref().filter(|promoted| existing.contains_key(*promoted)),
+    };
+    let rollout = rollout.filter(|_| accepted.is_some() && promoted != accepted);
+    Publication { newest: accepted, promoted, rollout, rolled_back: false }
+}
+
+/// The revision that the annotations ask for, if they ask for one that is there and is not rolled forward since.
+fn rollback_target<'o>(observed: &'o Observed<'_>, accepted: &str) -> Option<&'o str> {
+    let Rollback { to, from } = observed.rollback?;
+    let is_current = from.is_none_or(|from| !from.is_empty() && accepted.starts_with(from));
+    if !is_current || to.is_empty() {
+        return None;
+    }
+    let mut found = observed.existing.keys().filter(|revision| revision.starts_with(to));
+    match (found.next(), found.next()) {
+        (Some(revision), None) => Some(revision),
+        _ => None,
+    }
+}
+
+/// The revisions that are kept, the latest first, and the others.
+fn keep_latest(
+    observed: &Observed<'_>,
+    publication: &Publication<'_>,
+    accepted: Option<&str>,
+    keep: usize,
+) -> (Vec<String>, Vec<Box<str>>) {
+    let mut latest: Vec<_> = observed.existing.iter().collect();
+    // Times are in seconds: of the same second, what was not listed before is later than what was.
+    let listed = |revision: &str| observed.status.revisions.iter().position(|other| other == revision);
+    latest.sort_by_cached_key(|(revision, made)| (Reverse(**made), listed(revision), (*revision).clone()));
+    let in_use = [publication.newest, publication.promoted, accepted];
+    let (mut kept, mut gone) = (Vec::new(), Vec::new());
+    for (place, (revision, _)) in latest.into_iter().enumerate() {
+        if place < keep || in_use.contains(&Some(revision)) {
+            kept.push(revision.to_string());
+        } else {
+            gone.push(revision.clone());
+        }
+    }
+    (kept, gone)
+}
+
+fn conditions(observed: &Observed<'_>, publication: &Publication<'_>) -> Vec<Condition> {
+    let accepted = match observed.rejected {
+        Some(diagnostics) => (ACCEPTED, "False", "Invalid", told(diagnostics)),
+        None => match &observed.accepted {
+            Some(accepted) => {
+                let message = format!("the text is right and is revision {}", accepted.revision);
+                (ACCEPTED, "True", "Compiled", message)
+            }
+            None => (ACCEPTED, "Unknown", "Pending", "the text was not compiled yet".to_owned()),
+        },
+    };
+    let ready = match publication.newest {
+        None => (READY, "False", "NoRevision", "no text of it was ever accepted, or what was is withdrawn".to_owned()),
+        Some(revision) if publication.rolled_back => {
+            (READY, "True", "RolledBack", format!("rolled back: everybody gets revision {revision}"))
+        }
+        Some(revision) => match (observed.rejected, publication.rollout) {
+            (Some(_), _) => {
+                let message = format!("revision {revision}, the last one that was accepted, stays at work");
+                (READY, "True", "LastAccepted", message)
+            }
+            (None, Some(rollout)) => {
+                let others =
+                    publication.promoted.map_or_else(|| "nothing".to_owned(), |other| format!("revision {other}"));
+                let share = rollout.percent.unwrap_or(100);
+                let scope = if rollout.namespace_selector.is_some() { " in the selected namespaces" } else { "" };
+                let message = format!("{share} % of the workloads{scope} get revision {revision}, all others {others}");
+                (READY, "True", "RollingOut", message)
+            }
+            (None, None) => (READY, "True", "Published", format!("everybody gets revision {revision}")),
+        },
+    };
+    let unknown = observed.rollback.filter(|rollback| {
+        let is_current = |from: &str| publication.newest.is_some_and(|newest| newest.starts_with(from));
+        !publication.rolled_back && rollback.from.is_none_or(is_current)
+    });
+    let (type_, state, reason, mut message) = ready;
+    if let Some(Rollback { to, .. }) = unknown {
+        let to = to.get(..to.floor_char_boundary(64)).unwrap_or_default();
+        message =
+            format!("{message}; {ROLLBACK_TO_ANNOTATION} asks for {to:?}, which is not one revision that is kept");
+    }
+    [accepted, (type_, state, reason, message)]
+        .map(|(type_, state, reason, message)| {
+            let before = observed.status.conditions.iter().find(|condition| condition.type_ == type_);
+            let since =
+                before.filter(|before| before.status == state).map(|before| before.last_transition_time.clone());
+            Condition {
+                type_: type_.to_owned(),
+                status: state.to_owned(),
+                reason: reason.to_owned(),
+                message,
+                observed_generation: observed.generation,
+                last_transition_time: since.unwrap_or(Time(Timestamp::UNIX_EPOCH)),
+            }
+        })
+        .into()
+}
+
+/// What is told to those who look at events: what was not said before. Whoever leads next reads in the status what was.
+fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<News> {
+    let before = |type_: &str| observed.status.conditions.iter().find(|condition| condition.type_ == type_);
+    let mut news = Vec::new();
+    if let Some(diagnostics) = observed.rejected {
+        let known = before(ACCEPTED).filter(|before| before.status == "False");
+        if known.is_none_or(|known| known.observed_generation != observed.generation) {
+            let serving =
+                publication.newest.map_or_else(|| "none".to_owned(), |revision| format!("revision {revision}"));
+            news.push(News::Rejected(format!("{}; at work is {serving}", told(diagnostics))));
+        }
+    }
+    if wanted.revision != observed.status.revision
+        && let Some(revision) = &wanted.revision
+    {
+        let before = observed.status.revision.as_deref().unwrap_or("nothing");
+        news.push(if publication.rolled_back {
+            let by = format!("{ROLLBACK_TO_ANNOTATION} (and {ROLLBACK_FROM_ANNOTATION})");
+            News::RolledBack(format!("revision {revision} is published instead of {before}, by {by}"))
+        } else {
+            News::Published(format!("revision {revision} is published; before it was {before}"))
+        });
+    }
+    news
+}
+
+/// What is wrong, in as many words as people read.
+pub(super) fn told(diagnostics: &[Diagnostic]) -> String {
+    let mut text = String::new();
+    for (number, diagnostic) in diagnostics.iter().enumerate() {
+        let line = diagnostic.to_string();
+        if !text.is_empty() && text.len() + line.len() > MESSAGE_BYTES {
+            let more = diagnostics.len() - number;
+            return format!("{text}; and {more} more");
+        }
+        if !text.is_empty() {
+            text.push_str("; ");
+        }
+        text.push_str(line.get(..line.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,238 @@
+use pillion_engine::profile::Part;
+
+use super::*;
+
+/// What is there, to be observed with.
+struct Case {
+    accepted: Option<Accepted>,
+    diagnostics: Option<Vec<Diagnostic>>,
+    bounds: Option<RevisionBounds>,
+    status: ProfileStatus,
+    rollback: Option<(&'static str, Option<&'static str>)>,
+    existing: BTreeMap<Box<str>, Timestamp>,
+}
+
+impl Case {
+    /// A profile whose accepted text is this revision, of those that are there, the oldest first.
+    fn new(accepted: Option<&str>, existing: &[&str]) -> Self {
+        let made = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
+        Self {
+            accepted: accepted.map(|revision| Accepted { revision: revision.into(), rollout: None }),
+            diagnostics: None,
+            bounds: None,
+            status: ProfileStatus::default(),
+            rollback: None,
+            existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), made(n))).collect(),
+        }
+    }
+
+    fn published(mut self, revision: &str, promoted: Option<&str>) -> Self {
+        self.status.revision = Some(revision.to_owned());
+        self.status.accepted_revision = Some(revision.to_owned());
+        self.status.promoted_revision = promoted.map(str::to_owned);
+        self
+    }
+
+    fn rollout(mut self, percent: u8) -> Self {
+        let rollout = Rollout { percent: Some(percent), namespace_selector: None };
+        if let Some(accepted) = &mut self.accepted {
+            accepted.rollout = Some(rollout);
+        }
+        self
+    }
+
+    fn broken(mut self) -> Self {
+        let fault = Diagnostic { path: "spec.x".into(), message: "is wrong".into(), help: None, part: Part::Value };
+        self.diagnostics = Some(vec![fault]);
+        self
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan_keeping(10)
+    }
+
+    fn plan_keeping(&self, keep: usize) -> Plan {
+        let observed = Observed {
+            generation: Some(7),
+            accepted: self.accepted.clone(),
+            rejected: self.diagnostics.as_deref(),
+            bounds: self.bounds,
+            status: &self.status,
+            rollback: self.rollback.map(|(to, from)| Rollback { to, from }),
+            existing: &self.existing,
+            namespaces: 3,
+        };
+        plan(&observed, keep)
+    }
+
+    /// What is published: revision, promoted revision, percent.
+    fn result(&self) -> (Option<String>, Option<String>, Option<u8>) {
+        let status = self.plan().status.expect("a status to write");
+        let percent = status.rollout.as_ref().and_then(|rollout| rollout.percent);
+        (status.revision, status.promoted_revision, percent)
+    }
+
+    fn after(mut self, plan: &Plan) -> Self {
+        self.status = plan.status.clone().unwrap();
+        self
+    }
+}
+
+fn all(revision: &str) -> (Option<String>, Option<String>, Option<u8>) {
+    (Some(revision.to_owned()), Some(revision.to_owned()), None)
+}
+
+fn some(newest: &str, promoted: Option<&str>, percent: u8) -> (Option<String>, Option<String>, Option<u8>) {
+    (Some(newest.to_owned()), promoted.map(str::to_owned), Some(percent))
+}
+
+#[test]
+fn a_revision_is_there_before_anything_names_it() {
+    let plan = Case::new(Some("b"), &["a"]).published("a", Some("a")).plan();
+    assert_eq!(plan, Plan { create: true, status: None, news: Vec::new(), delete: Vec::new() });
+    assert_eq!(Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).result(), all("b"));
+}
+
+#[test]
+fn what_is_as_it_ought_to_be_is_not_written_again() {
+    let first = Case::new(Some("a"), &["a"]).plan();
+    let status = first.status.clone().unwrap();
+    assert_eq!((status.observed_generation, status.namespaces_matched), (Some(7), Some(3)));
+    assert_eq!(status.revisions, ["a"]);
+    let case = Case::new(Some("a"), &["a"]).after(&first);
+    assert_eq!(case.plan(), Plan { create: false, status: None, news: Vec::new(), delete: Vec::new() });
+    // Another one's condition is not ours to change.
+    let mut case = case;
+    let mut foreign = case.status.conditions[0].clone();
+    foreign.type_ = "Theirs".to_owned();
+    case.status.conditions.push(foreign);
+    assert_eq!(case.plan().status, None);
+}
+
+#[test]
+fn a_broken_generation_changes_nothing_that_is_published() {
+    // Also when nothing of it is known but what stands in the status.
+    for accepted in [Some("a"), None] {
+        let case = Case::new(accepted, &["a"]).published("a", Some("a")).broken();
+        assert_eq!(case.result(), all("a"), "{accepted:?}");
+        let plan = case.plan();
+        let status = plan.status.as_ref().unwrap();
+        let found: Vec<_> = status.conditions.iter().map(|c| (&*c.type_, &*c.status, &*c.reason)).collect();
+        assert_eq!(found, [("Accepted", "False", "Invalid"), ("Ready", "True", "LastAccepted")]);
+        assert_eq!(status.conditions[0].message, "spec.x: is wrong");
+        assert!(
+            matches!(plan.news.as_slice(), [News::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
+        );
+        // Once for a generation, whoever leads.
+        assert_eq!(case.after(&plan).plan().news, []);
+    }
+    let never = Case::new(None, &[]).broken().plan().status.unwrap();
+    assert_eq!((never.revision, &*never.conditions[1].status), (None, "False"));
+}
+
+#[test]
+fn a_rollout_goes_on_while_the_next_text_is_broken() {
+    for accepted in [Some("b"), None] {
+        let mut case = Case::new(accepted, &["a", "b"]).published("b", Some("a")).broken();
+        case.status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
+        assert_eq!(case.result(), some("b", Some("a"), 10), "{accepted:?}");
+    }
+}
+
+#[test]
+fn what_the_platform_takes_back_is_withdrawn() {
+    let mut case = Case::new(None, &["a"]).published("a", Some("a")).broken();
+    case.bounds = Some(RevisionBounds::Parent);
+    assert_eq!(case.result(), (None, None, None));
+    case.bounds = Some(RevisionBounds::Tenant);
+    assert_eq!(case.result(), all("a"));
+}
+
+#[test]
+fn a_rollout_leaves_the_promoted_revision_until_it_is_complete() {
+    let with = |status: &(Option<String>, Option<String>, Option<u8>), accepted: &str, percent| {
+        let mut case = Case::new(Some(accepted), &["a", "b", "c"]).rollout(percent);
+        (case.status.revision, case.status.promoted_revision) = (status.0.clone(), status.1.clone());
+        case.result()
+    };
+    let first = with(&(None, None, None), "a", 10);
+    assert_eq!(first, some("a", None, 10), "nobody else gets one that was never promoted");
+    let whole = with(&first, "a", 100);
+    assert_eq!(whole, all("a"));
+    let tenth = with(&whole, "b", 10);
+    assert_eq!(tenth, some("b", Some("a"), 10));
+    let half = with(&tenth, "b", 50);
+    assert_eq!(half, some("b", Some("a"), 50));
+    let other = with(&half, "c", 50);
+    assert_eq!(other, some("c", Some("a"), 50), "what was half rolled out is not promoted");
+    assert_eq!(with(&other, "a", 50), all("a"), "back to what is promoted: there is nothing to roll out");
+    assert_eq!(with(&other, "c", 100), all("c"));
+
+    let mut selected = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
+    let selector = serde_json::from_value(serde_json::json!({"matchLabels": {"canary": "yes"}})).unwrap();
+    selected.accepted.as_mut().unwrap().rollout = Some(Rollout { percent: None, namespace_selector: Some(selector) });
+    let status = selected.plan().status.unwrap();
+    assert_eq!((status.promoted_revision.as_deref(), status.rollout.is_some()), (Some("a"), true));
+}
+
+#[test]
+fn a_rollback_holds_until_another_text_is_accepted() {
+    let case = |accepted, to, from| {
+        let mut case = Case::new(Some(accepted), &["aa11", "bb22", "cc33"]).published("bb22", Some("bb22")).rollout(10);
+        case.rollback = Some((to, from));
+        case
+    };
+    let rolled = case("bb22", "aa", Some("bb22"));
+    assert_eq!(rolled.result(), all("aa11"), "everybody, whatever the rollout says");
+    let plan = rolled.plan();
+    let status = plan.status.as_ref().unwrap();
+    assert_eq!((status.accepted_revision.as_deref(), &*status.conditions[1].reason), (Some("bb22"), "RolledBack"));
+    assert!(matches!(plan.news.as_slice(), [News::RolledBack(text)] if text.contains("aa11")));
+
+    assert_eq!(case("cc33", "aa11", Some("bb22")).result(), some("cc33", Some("bb22"), 10), "it had its day");
+    assert_eq!(case("cc33", "aa11", None).result(), all("aa11"), "without, it holds until it is taken away");
+    for unknown in ["dd", "", "a1"] {
+        let case = case("bb22", unknown, Some("bb22"));
+        let status = case.plan().status.unwrap();
+        assert_eq!(status.revision.as_deref(), Some("bb22"), "{unknown}");
+        assert!(status.conditions[1].message.contains("rollback-to"), "{:?}", status.conditions[1]);
+    }
+    let mut ambiguous = Case::new(Some("ab11"), &["aa11", "ab11"]).published("ab11", Some("ab11"));
+    ambiguous.rollback = Some(("a", None));
+    assert_eq!(ambiguous.result(), all("ab11"));
+}
+
+#[test]
+fn the_latest_are_kept_and_what_is_in_use() {
+    let names: Vec<String> = (0..8).map(|number| format!("r{number}")).collect();
+    let existing: Vec<&str> = names.iter().map(String::as_str).collect();
+    let plan = Case::new(Some("r7"), &existing).published("r7", Some("r1")).rollout(10).plan_keeping(3);
+    assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r1"]);
+    let delete: Vec<_> = plan.delete.iter().map(|revision| &**revision).collect();
+    assert_eq!(delete, ["r4", "r3", "r2", "r0"]);
+    // A text of old that is accepted again is old, and in use.
+    let plan = Case::new(Some("r0"), &existing).published("r7", Some("r7")).plan_keeping(3);
+    assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r0"]);
+}
+
+#[test]
+fn of_the_same_second_what_was_not_listed_before_is_the_latest() {
+    let mut case = Case::new(Some("a"), &["a", "b", "c"]);
+    case.existing.values_mut().for_each(|made| *made = Timestamp::UNIX_EPOCH);
+    case.status.revisions = vec!["c".to_owned(), "b".to_owned()];
+    assert_eq!(case.plan().status.unwrap().revisions, ["a", "c", "b"]);
+}
+
+#[test]
+fn what_is_told_is_bounded() {
+    let fault = |number: usize| Diagnostic {
+        path: format!("spec.x[{number}]"),
+        message: "é".repeat(300),
+        help: None,
+        part: Part::Value,
+    };
+    let text = told(&(0..100).map(fault).collect::<Vec<_>>());
+    assert!(text.len() < MESSAGE_BYTES + 50 && text.ends_with("more"), "{}", text.len());
+    let long = Diagnostic { message: "é".repeat(5_000), ..fault(0) };
+    assert!(told(&[long]).len() <= MESSAGE_BYTES);
+}

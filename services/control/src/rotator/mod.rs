@@ -1,0 +1,178 @@
+//! The rotation as it is done: what [`crate::rotation`] decides is observed here, and written.
+//!
+//! A turn reads the objects, asks for the next step and makes it: one write, or none. Nothing is kept from one turn to the
+//! next but what stands in the objects, so that it does not matter who makes the next one. Turns follow one another while
+//! there is something to write; then the next comes when an object changes, when a probe or a canary has found something,
+//! when a time has come, and every so often besides.
+//!
+//! * [`objects`]: what a turn reads, all of one moment.
+//! * [`turn`]: one turn.
+//! * [`question`]: what API servers are asked meanwhile.
+//! * [`asked`]: how a person asks for a rotation.
+//! * [`wake`]: what is watched, so that a turn comes when something changes.
+//! * [`metrics`]: how far it is.
+//!
+//! Roles needed: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap` by name,
+//! `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the Lease.
+
+pub mod asked;
+pub mod metrics;
+mod objects;
+pub mod question;
+mod turn;
+mod wake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use pillion_api::webhook_configuration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info, warn};
+
+use self::question::{Answered, Question};
+use self::turn::{Next, Turn};
+use crate::authority::Lifetimes;
+use crate::canary::Canary;
+use crate::clock::Clock;
+use crate::configuration::{Live, Rules, Target};
+use crate::leading::Leading;
+use crate::probe::{Expected, Found};
+use crate::rotation::{self, Blocked};
+use crate::watch::chain;
+
+pub use metrics::RotatorMetrics;
+
+/// Writes that may follow one another before somebody has to look: a rotation has ten.
+const MOST_AT_ONCE: u32 = 64;
+/// The first pause after an error, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// What the rotation depends on, besides what is there.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How long its parts take.
+    pub rotation: rotation::Settings,
+    /// How long authorities and leaves live.
+    pub lifetimes: Lifetimes,
+    /// What the webhook configurations say, but for the bundle.
+    pub webhooks: webhook_configuration::Settings,
+    /// How often there is a turn at least.
+    pub interval: Duration,
+}
+
+/// What others tell the rotation, and what it tells them.
+#[derive(Debug)]
+pub struct Wires {
+    /// What the profiles are for.
+    pub rules: watch::Receiver<Rules>,
+    /// What endpoints are to be probed for.
+    pub expected: watch::Sender<Option<Arc<Expected>>>,
+    /// What probing them found.
+    pub found: watch::Receiver<Option<Found>>,
+    /// What API servers are to be asked.
+    pub question: watch::Sender<Option<Question>>,
+    /// What they answered.
+    pub answered: watch::Receiver<Option<Answered>>,
+    /// Whom they call for it.
+    pub canary: Canary,
+    /// How the webhook configurations ought to be, for whoever repairs them.
+    pub target: watch::Sender<Option<Arc<Target>>>,
+    /// The webhook configurations, as whoever repairs them sees them: that they changed.
+    pub live: watch::Receiver<Option<Live>>,
+    /// Whether the clock agrees with the API server's.
+    pub clock: Clock,
+}
+
+/// How a write of the rotation ended, as metrics tell it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Done;
+
+impl Done {
+    pub(crate) const STEPS: [&'static str; 5] = ["new_authority", "advance", "claim", "write_leaf", "write_bundle"];
+    pub(crate) const RESULTS: [&'static str; 3] = ["ok", "conflict", "error"];
+}
+
+/// Rotates while it leads.
+pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics: RotatorMetrics) {
+    let wake = wake::Wake::new(&leading);
+    let mut turn = Turn::new(leading.clone(), settings.clone(), metrics.clone());
+    let (mut pause, mut writes, mut told) = (FIRST_PAUSE, 0, None);
+    while !leading.stop.is_cancelled() {
+        let looked = leading.stop.run_until_cancelled(turn.make(&mut wires)).await;
+        let rest = match looked {
+            None => break,
+            Some(Ok(Next::Again)) if writes < MOST_AT_ONCE => {
+                (pause, writes) = (FIRST_PAUSE, writes + 1);
+                continue;
+            }
+            Some(Ok(Next::Again)) => {
+                warn!(
+                    writes,
+                    "the rotation writes again and again, and does not come to rest: somebody else writes too?"
+                );
+                writes = 0;
+                LONGEST_PAUSE
+            }
+            Some(Ok(Next::Wait { blocked, until })) => {
+                (pause, writes) = (FIRST_PAUSE, 0);
+                if told != Some(blocked) {
+                    tell(blocked, until);
+                    told = Some(blocked);
+                }
+                let left =
+                    until.map(|until| Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default());
+                settings.interval.min(left.unwrap_or(Duration::MAX)).max(FIRST_PAUSE)
+            }
+            Some(Err(error)) if error.is_conflict() => {
+                debug!("{}: looking again", chain(&error));
+                writes = 0;
+                FIRST_PAUSE
+            }
+            Some(Err(error)) => {
+                warn!("the rotation cannot go on, and is tried again: {}", chain(&error));
+                writes = 0;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause
+            }
+        };
+        let due = Instant::now() + rest;
+        tokio::select! {
+            () = leading.stop.cancelled() => break,
+            () = tokio::time::sleep_until(due) => {}
+            () = wake.woken() => {}
+            changed = wires.found.changed() => if changed.is_err() { sleep(rest).await },
+            changed = wires.answered.changed() => if changed.is_err() { sleep(rest).await },
+            changed = wires.live.changed() => if changed.is_err() { sleep(rest).await },
+            changed = wires.rules.changed() => if changed.is_err() { sleep(rest).await },
+        }
+    }
+    wires.expected.send_replace(None);
+    wires.question.send_replace(None);
+    wires.target.send_replace(None);
+    wires.canary.show(None);
+    metrics.forget();
+}
+
+fn tell(blocked: Blocked, until: Option<Timestamp>) {
+    let until = until.map(tracing::field::display);
+    match blocked {
+        Blocked::Idle => info!(until, "certificates are as they should be"),
+        Blocked::Clock => {
+            warn!("this clock and the API server's differ by minutes: nothing is decided by time until they agree");
+        }
+        Blocked::NoEndpoint => {
+            info!(
+                "the webhook configuration is filled when all endpoints answer with a certificate that will be trusted"
+            );
+        }
+        Blocked::Disarmed => {
+            warn!("the webhook configuration was taken away on purpose, and stays away: nobody is injected");
+        }
+        Blocked::Propagation | Blocked::Endpoints | Blocked::Soaking | Blocked::Repair => {
+            debug!(until, reason = blocked.as_str(), "the rotation waits");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What API servers are asked while a rotation waits for them, again and again until it does not wait any more.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::canary::Asker;
+use crate::leading::Leading;
+use crate::rotation::{Generation, Propagation};
+
+/// What is asked: whether the newest authority is trusted since the configuration was written. An answer to another question
+/// is none to this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The newest authority.
+    pub newest: Generation,
+    /// The epoch of the configuration that API servers ought to have.
+    pub epoch: u64,
+    /// When it was written.
+    pub written: Timestamp,
+}
+
+/// What the last round of asking found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    question: Question,
+    propagation: Propagation,
+}
+
+/// Nobody was asked.
+const UNASKED: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
+
+impl Answered {
+    /// What is known of this question.
+    pub(super) fn to(answered: Option<&Self>, question: Option<Question>) -> Propagation {
+        let asked = answered.filter(|answered| Some(answered.question) == question);
+        asked.map_or(UNASKED, |answered| answered.propagation)
+    }
+}
+
+/// Asks while it leads and while there is a question, with a `pause` between two rounds.
+pub async fn run(
+    leading: Leading,
+    mut asker: Asker,
+    pause: Duration,
+    mut question: watch::Receiver<Option<Question>>,
+    answered: watch::Sender<Option<Answered>>,
+) {
+    let asking = async {
+        loop {
+            let wanted = *question.borrow_and_update();
+            if let Some(wanted) = wanted {
+                let propagation = asker.ask(wanted.newest).await.propagation;
+                answered.send_replace(Some(Answered { question: wanted, propagation }));
+                tokio::select! {
+                    changed = question.changed() => if changed.is_err() { return },
+                    () = sleep(pause) => {}
+                }
+            } else if question.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    leading.stop.run_until_cancelled(asking).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_one_to_its_question_only() {
+        let question = |epoch| Question { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
+        let propagation = Propagation { proven: 2, behind: 0, silent: 0 };
+        let answered = Answered { question: question(3), propagation };
+        assert_eq!(Answered::to(Some(&answered), Some(question(3))), propagation);
+        assert_eq!(Answered::to(Some(&answered), Some(question(4))), UNASKED);
+        assert_eq!(Answered::to(Some(&answered), None), UNASKED);
+        assert_eq!(Answered::to(None, Some(question(3))), UNASKED);
+    }
+}

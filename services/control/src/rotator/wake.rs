@@ -1,0 +1,81 @@
+//! What is watched, so that a turn comes when something changes: only that it did is of interest, since every turn reads
+//! anew. A watch that is away for a while is no harm: there is a turn every so often anyway. The webhook configurations are
+//! watched by who repairs them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::stream::{BoxStream, StreamExt, select_all};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, PartialObjectMeta};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::asked::ASK_ANNOTATION;
+use crate::leading::Leading;
+
+/// Tells of changes. Dropping it ends the watches.
+#[derive(Debug)]
+pub(super) struct Wake {
+    woken: Arc<Notify>,
+    _watching: AbortOnDropHandle<()>,
+}
+
+impl Wake {
+    pub(super) fn new(leading: &Leading) -> Self {
+        let woken = Arc::new(Notify::new());
+        let mut changes = select_all(changes(leading));
+        let tell = Arc::clone(&woken);
+        let watching = async move {
+            while changes.next().await.is_some() {
+                tell.notify_one();
+            }
+        };
+        Self { woken, _watching: AbortOnDropHandle::new(tokio::spawn(watching)) }
+    }
+
+    /// Waits for a change since the last time.
+    pub(super) async fn woken(&self) {
+        self.woken.notified().await;
+    }
+}
+
+fn changes(leading: &Leading) -> Vec<BoxStream<'static, ()>> {
+    let Leading { client, release, .. } = leading;
+    let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
+    let lease = Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), release.namespace());
+    vec![
+        of(secret(), &release.authority_secret(), ResourceExt::resource_version),
+        of(secret(), &release.serving_secret(), ResourceExt::resource_version),
+        // It is renewed every few seconds, which changes nothing here.
+        of(lease, &release.lease(), |lease| lease.annotations().get(ASK_ANNOTATION).cloned()),
+    ]
+}
+
+/// Changes of one object, by its name, as far as they change this of it.
+fn of<K>(
+    api: Api<PartialObjectMeta<K>>,
+    name: &str,
+    what: fn(&PartialObjectMeta<K>) -> Option<String>,
+) -> BoxStream<'static, ()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let mut last = None;
+    let events = watcher(api, config).default_backoff();
+    let changed = events.filter_map(move |event| {
+        let now = match event {
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => Some(what(&object)),
+            Ok(watcher::Event::Delete(_)) => Some(None),
+            Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => None,
+        };
+        let changed = now.is_some_and(|now| std::mem::replace(&mut last, now.clone()) != now);
+        std::future::ready(changed.then_some(()))
+    });
+    changed.boxed()
+}

@@ -1,0 +1,464 @@
+//! What a replica serves when it serves revisions: what the status of each profile publishes, and nothing else.
+//!
+//! The text of a profile is not looked at. Its status says which revision is served, and to whom; the revision is fetched
+//! by its name, compiled, and kept for as long as it is published. So a profile that is edited or broken changes nothing
+//! before the controller has accepted it, also not for a replica that starts later. Revisions that are not published are
+//! known by their hashes only, whatever there are of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::profile::Rollout;
+use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName, Served, Stage};
+use serde_json::Value;
+
+use crate::change::Change;
+use crate::profiles::{self, Broken, Updated};
+
+/// What the status of a profile publishes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Publication {
+    /// The revision that is served; with a rollout, to its share.
+    pub newest: Box<str>,
+    /// The one of all others.
+    pub promoted: Option<Box<str>>,
+    /// Who gets the newest, if not everybody.
+    pub rollout: Option<Rollout>,
+    /// The revisions that are kept.
+    pub kept: Arc<[Box<str>]>,
+}
+
+/// A profile with what is published of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pointer {
+    /// Which one it is.
+    pub name: ProfileName,
+    /// Another one means that it was deleted and made anew.
+    pub uid: Box<str>,
+    /// `None`: nothing is.
+    pub published: Option<Publication>,
+}
+
+/// What a watch of profiles says to who serves revisions.
+pub type PointerChange = Change<ProfileName, Pointer>;
+
+/// A revision of a profile.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RevisionKey {
+    /// The profile.
+    pub profile: ProfileName,
+    /// Its hash.
+    pub revision: Box<str>,
+}
+
+/// What came of fetching a revision.
+#[derive(Clone, Debug)]
+pub enum Fetched {
+    /// It compiles.
+    Compiled(Arc<CompiledProfile>),
+    /// It is not there. It may be made again.
+    Missing(Vec<Diagnostic>),
+    /// This build cannot use it.
+    Unusable(Vec<Diagnostic>),
+}
+
+impl Pointer {
+    /// From an object's metadata and its status.
+    #[must_use]
+    pub fn new(metadata: ObjectMeta, status: ProfileStatus) -> Self {
+        let uid = metadata.uid.clone().unwrap_or_default().into();
+        let published = status.revision.map(|newest| Publication {
+            newest: newest.into(),
+            promoted: status.promoted_revision.map(Into::into),
+            rollout: status.rollout,
+            kept: status.revisions.into_iter().map(Into::into).collect(),
+        });
+        Self { name: profiles::name(metadata), uid, published }
+    }
+}
+
+/// The status of a profile. Of one that this build cannot read, written by a newer one, what it says of revisions is
+/// taken, and everybody gets what is promoted.
+pub(crate) fn read_status(status: Value) -> ProfileStatus {
+    let text = |field: &str| status.get(field).and_then(Value::as_str).map(str::to_owned);
+    let promoted = text("promotedRevision");
+    let revision = text("revision").map(|newest| promoted.unwrap_or(newest));
+    let kept = status.get("revisions").and_then(Value::as_array).into_iter().flatten();
+    let cautious = ProfileStatus {
+        promoted_revision: revision.clone(),
+        revision,
+        accepted_revision: text("acceptedRevision"),
+        revisions: kept.filter_map(Value::as_str).map(str::to_owned).collect(),
+        ..ProfileStatus::default()
+    };
+    serde_json::from_value(status).unwrap_or(cautious)
+}
+
+impl Publication {
+    /// The revision of those who do not get the newest, if it is another one.
+    fn staged(&self) -> Option<(&Rollout, Option<&str>)> {
+        let promoted = self.promoted.as_deref().filter(|promoted| **promoted != *self.newest);
+        self.rollout.as_ref().map(|rollout| (rollout, promoted))
+    }
+
+    /// The revisions that have to be at hand.
+    fn needed(&self) -> impl Iterator<Item = &str> {
+        let promoted = self.staged().and_then(|(_, promoted)| promoted);
+        std::iter::once(&*self.newest).chain(promoted)
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    pointer: Pointer,
+    /// What is served; it may be what was published before, until what is published now is at hand.
+    served: Option<Served>,
+    /// What was fetched and is not served yet.
+    fetched: HashMap<Box<str>, Arc<CompiledProfile>>,
+    /// What cannot be used.
+    unusable: BTreeSet<Box<str>>,
+}
+
+/// Follows a watch of one kind of profile, and what is fetched for it.
+#[derive(Debug, Default)]
+pub struct ServedIndex {
+    entries: BTreeMap<ProfileName, Entry>,
+    listing: Option<BTreeSet<ProfileName>>,
+    /// What has to be fetched and is not being fetched yet.
+    due: BTreeSet<RevisionKey>,
+    /// What is being fetched.
+    fetching: BTreeSet<RevisionKey>,
+    listed: bool,
+    /// All that was published at the time of the first list was fetched.
+    synced: bool,
+}
+
+impl ServedIndex {
+    /// Takes a change.
+    pub fn update(&mut self, change: PointerChange) -> Updated {
+        let mut updated = Updated::default();
+        match change {
+            Change::Restarted => self.listing = Some(BTreeSet::new()),
+            Change::Listed(pointer) => {
+                self.listing.get_or_insert_default().insert(pointer.name.clone());
+                updated.changed = self.point(pointer);
+            }
+            Change::ListComplete => {
+                let listed = self.listing.take().unwrap_or_default();
+                let before = self.entries.len();
+                self.entries.retain(|name, _| listed.contains(name));
+                self.listed = true;
+                updated.changed = self.entries.len() != before;
+            }
+            Change::Applied(pointer) => updated.changed = self.point(pointer),
+            Change::Deleted(name) => updated.changed = self.entries.remove(&name).is_some(),
+        }
+        updated.changed |= self.check_synced();
+        updated
+    }
+
+    /// Takes what came of fetching a revision.
+    pub fn fetched(&mut self, key: &RevisionKey, fetched: Fetched) -> Updated {
+        self.fetching.remove(key);
+        let mut updated = Updated::default();
+        if let Some(entry) = self.entries.get_mut(&key.profile)
+            && entry.needs(&key.revision)
+        {
+            match fetched {
+                Fetched::Compiled(compiled) => {
+                    entry.unusable.remove(&key.revision);
+                    entry.fetched.insert(key.revision.clone(), compiled);
+                    updated.changed = entry.settle();
+                }
+                Fetched::Missing(diagnostics) | Fetched::Unusable(diagnostics) => {
+                    if entry.unusable.insert(key.revision.clone()) {
+                        let serving = entry.served.as_ref().map(|served| served.profile.revision().into());
+                        let name = key.profile.clone();
+                        updated.broken.push(Broken { name, generation: None, serving, diagnostics });
+                    }
+                }
+            }
+        }
+        updated.changed |= self.check_synced();
+        updated
+    }
+
+    /// Fetching a revision was in vain for now: it is tried again by whoever fetches, if it is still wanted.
+    #[must_use]
+    pub fn still_wants(&mut self, key: &RevisionKey) -> bool {
+        let wants = self.entries.get(&key.profile).is_some_and(|entry| entry.needs(&key.revision));
+        if !wants {
+            self.fetching.remove(key);
+            self.check_synced();
+        }
+        wants
+    }
+
+    /// The revisions that have to be fetched now. Each is given once.
+    pub fn due(&mut self) -> Vec<RevisionKey> {
+        let due: Vec<_> = std::mem::take(&mut self.due).into_iter().collect();
+        self.fetching.extend(due.iter().cloned());
+        due
+    }
+
+    /// What is served, by name.
+    pub fn at_work(&self) -> impl Iterator<Item = &Served> {
+        self.entries.values().filter_map(|entry| entry.served.as_ref())
+    }
+
+    /// How many profiles there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// How many are not served as they are published.
+    #[must_use]
+    pub fn broken(&self) -> usize {
+        self.entries.values().filter(|entry| !entry.unusable.is_empty()).count()
+    }
+
+    /// Whether all that is published was at hand once, or could not be used.
+    #[must_use]
+    pub const fn synced(&self) -> bool {
+        self.synced
+    }
+
+    /// Takes what is published of a profile. Whether what is served is another thing already.
+    fn point(&mut self, pointer: Pointer) -> bool {
+        let name = pointer.name.clone();
+        let mut was_served = false;
+        // What was deleted and made anew, while the watch was away, has nothing in common with what was.
+        if self.entries.get(&name).is_some_and(|entry| entry.pointer.uid != pointer.uid) {
+            was_served = self.entries.remove(&name).is_some_and(|entry| entry.served.is_some());
+        }
+        let entry = self.entries.entry(name.clone()).or_insert_with(|| Entry {
+            pointer: Pointer { published: None, ..pointer.clone() },
+            served: None,
+            fetched: HashMap::new(),
+            unusable: BTreeSet::new(),
+        });
+        if entry.pointer.published == pointer.published {
+            return was_served;
+        }
+        entry.pointer = pointer;
+        let needed: BTreeSet<Box<str>> = entry.needed().map(Into::into).collect();
+        entry.unusable.retain(|revision| needed.contains(revision));
+        entry.fetched.retain(|revision, _| needed.contains(revision));
+        for revision in needed {
+            let key = RevisionKey { profile: name.clone(), revision };
+            if entry.at_hand(&key.revision).is_none() && !self.fetching.contains(&key) {
+                self.due.insert(key);
+            }
+        }
+        entry.settle() || was_served
+    }
+
+    /// Whether it is synced from now on.
+    fn check_synced(&mut self) -> bool {
+        let now = !self.synced && self.listed && self.due.is_empty() && self.fetching.is_empty();
+        self.synced |= now;
+        now
+    }
+}
+
+impl Entry {
+    fn needed(&self) -> impl Iterator<Item = &str> {
+        self.pointer.published.iter().flat_map(Publication::needed)
+    }
+
+    fn needs(&self, revision: &str) -> bool {
+        self.needed().any(|needed| needed == revision)
+    }
+
+    /// A revision that was fetched, or is served already.
+    fn at_hand(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
+        let served = self.served.iter().flat_map(|served| {
+            let promoted = served.stage.as_ref().and_then(|stage| stage.promoted.as_ref());
+            std::iter::once(&served.profile).chain(promoted)
+        });
+        let mut known = self.fetched.values().chain(served);
+        known.find(|profile| profile.revision() == revision).cloned()
+    }
+
+    /// Serves what is published, if all of it is at hand. Whether that is another thing than before.
+    fn settle(&mut self) -> bool {
+        let Some(published) = &self.pointer.published else {
+            return self.served.take().is_some();
+        };
+        let Some(profile) = self.at_hand(&published.newest) else { return false };
+        let stage = match published.staged() {
+            None => None,
+            Some((rollout, promoted)) => {
+                let promoted = match promoted.map(|promoted| self.at_hand(promoted)) {
+                    Some(None) => return false,
+                    Some(found) => found,
+                    None => None,
+                };
+                let percent = rollout.percent.unwrap_or(100);
+                Some(Stage { promoted, percent, namespaces: rollout.namespace_selector.clone() })
+            }
+        };
+        // A rollout of what everybody has already is none.
+        let stage = stage.filter(|_| published.promoted.as_deref() != Some(&*published.newest));
+        self.served = Some(Served { profile, stage, kept: Arc::clone(&published.kept) });
+        self.fetched.clear();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillion_engine::profile::compile;
+    use serde_json::json;
+
+    use super::*;
+
+    fn name() -> ProfileName {
+        ProfileName::cluster("proxy")
+    }
+
+    fn key(revision: &str) -> RevisionKey {
+        RevisionKey { profile: name(), revision: revision.into() }
+    }
+
+    /// A compiled text, and the revision that it has.
+    fn compiled(label: &str) -> Arc<CompiledProfile> {
+        let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
+        Arc::new(compile(&name(), &serde_json::from_value(spec).unwrap()).unwrap())
+    }
+
+    fn pointer(uid: &str, published: Option<(&str, Option<&str>, Option<u8>)>) -> Pointer {
+        let published = published.map(|(newest, promoted, percent)| Publication {
+            newest: newest.into(),
+            promoted: promoted.map(Into::into),
+            rollout: percent.map(|percent| Rollout { percent: Some(percent), namespace_selector: None }),
+            kept: Arc::default(),
+        });
+        Pointer { name: name(), uid: uid.into(), published }
+    }
+
+    fn listed(pointers: impl IntoIterator<Item = Pointer>) -> ServedIndex {
+        let mut index = ServedIndex::default();
+        index.update(Change::Restarted);
+        for pointer in pointers {
+            index.update(Change::Listed(pointer));
+        }
+        index.update(Change::ListComplete);
+        index
+    }
+
+    fn served(index: &ServedIndex) -> Vec<(String, Option<String>)> {
+        let revision = |profile: &Arc<CompiledProfile>| profile.revision().to_owned();
+        let promoted = |served: &Served| served.stage.as_ref()?.promoted.as_ref().map(revision);
+        index.at_work().map(|served| (revision(&served.profile), promoted(served))).collect()
+    }
+
+    #[test]
+    fn it_is_synced_when_all_that_is_published_was_fetched_or_cannot_be_used() {
+        assert!(listed([]).synced());
+        assert!(listed([pointer("1", None)]).synced(), "nothing is published of it");
+        let one = compiled("one");
+        let mut index = listed([pointer("1", Some((one.revision(), Some(one.revision()), None)))]);
+        assert!(!index.synced());
+        assert_eq!(index.due(), [key(one.revision())]);
+        assert_eq!(index.due(), [], "each is given once");
+        assert!(index.still_wants(&key(one.revision())) && !index.synced());
+        assert!(index.fetched(&key(one.revision()), Fetched::Compiled(Arc::clone(&one))).changed);
+        assert!(index.synced());
+        assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
+
+        let mut index = listed([pointer("1", Some(("gone", None, None)))]);
+        index.due();
+        let fault = Fetched::Unusable(Vec::new());
+        assert_eq!(index.fetched(&key("gone"), fault).broken.len(), 1);
+        assert_eq!((index.synced(), index.broken(), served(&index).len()), (true, 1, 0));
+    }
+
+    #[test]
+    fn what_is_served_stays_until_the_next_is_at_hand() {
+        let [one, two] = ["one", "two"].map(compiled);
+        let mut index = listed([pointer("1", Some((one.revision(), None, None)))]);
+        index.due();
+        index.fetched(&key(one.revision()), Fetched::Compiled(Arc::clone(&one)));
+
+        let newer = pointer("1", Some((two.revision(), Some(one.revision()), Some(10))));
+        assert!(!index.update(Change::Applied(newer.clone())).changed);
+        assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
+        assert_eq!(index.due(), [key(two.revision())], "the promoted one is at hand");
+        assert!(!index.fetched(&key(two.revision()), Fetched::Unusable(Vec::new())).changed);
+        assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
+        assert_eq!(index.broken(), 1);
+        assert!(!index.update(Change::Applied(newer)).changed, "the same again");
+
+        assert!(index.fetched(&key(two.revision()), Fetched::Compiled(Arc::clone(&two))).changed);
+        assert_eq!(served(&index), [(two.revision().to_owned(), Some(one.revision().to_owned()))]);
+        assert_eq!(index.broken(), 0);
+
+        // More of them, then all: nothing has to be fetched.
+        for percent in [Some(50), None] {
+            let promoted = if percent.is_some() { &one } else { &two };
+            let pointer = pointer("1", Some((two.revision(), Some(promoted.revision()), percent)));
+            assert!(index.update(Change::Applied(pointer)).changed);
+            assert_eq!(index.due(), []);
+        }
+        assert_eq!(served(&index), [(two.revision().to_owned(), None)]);
+    }
+
+    #[test]
+    fn what_is_withdrawn_deleted_or_made_anew_is_not_served() {
+        let one = compiled("one");
+        let with = || {
+            let mut index = listed([pointer("1", Some((one.revision(), None, None)))]);
+            index.due();
+            index.fetched(&key(one.revision()), Fetched::Compiled(Arc::clone(&one)));
+            assert_eq!(served(&index).len(), 1);
+            index
+        };
+        for change in [
+            vec![Change::Applied(pointer("1", None))],
+            vec![Change::Applied(pointer("2", None))],
+            vec![Change::Deleted(name())],
+            vec![Change::Restarted, Change::ListComplete],
+        ] {
+            let mut index = with();
+            let changed = change.into_iter().any(|change| index.update(change).changed);
+            assert!(changed && served(&index).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_status_of_a_newer_build_gives_everybody_what_is_promoted() {
+        let status = json!({
+            "revision": "b", "promotedRevision": "a", "acceptedRevision": "b", "revisions": ["b", "a"],
+            "rollout": {"percent": 10, "byPhaseOfTheMoon": true},
+        });
+        let read = read_status(status.clone());
+        assert_eq!((read.revision.as_deref(), read.promoted_revision.as_deref()), (Some("a"), Some("a")));
+        assert_eq!((read.accepted_revision.as_deref(), read.rollout), (Some("b"), None));
+        assert_eq!(read.revisions, ["b", "a"]);
+        let mut known = status;
+        known["rollout"] = json!({"percent": 10});
+        assert_eq!(read_status(known).revision.as_deref(), Some("b"));
+        assert_eq!(read_status(Value::Null), ProfileStatus::default());
+    }
+
+    #[test]
+    fn what_nobody_wants_any_more_is_not_waited_for() {
+        let mut index = listed([pointer("1", Some(("first", None, None)))]);
+        index.due();
+        index.update(Change::Applied(pointer("1", None)));
+        assert!(!index.still_wants(&key("first")));
+        assert!(index.synced());
+        let late = index.fetched(&key("first"), Fetched::Compiled(compiled("one")));
+        assert!(!late.changed && served(&index).is_empty());
+    }
+}

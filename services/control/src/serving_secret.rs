@@ -1,0 +1,354 @@
+//! The serving certificate of a replica, by watching its Secret.
+//!
+//! It begins with the Secret as it is now: a list without a `resourceVersion`, which the API server answers from etcd's
+//! majority and not from a cache. Else a replica could begin with a leaf that nobody trusts any more. Then it follows.
+//!
+//! Each new pair is judged, and a worse one is not handed on: the last good one stays. Nor is there anything to do when
+//! the Secret is deleted or the API server is away.
+
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, TryStreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::authority::serving::{GENERATION_ANNOTATION, judge, pair};
+use crate::authority::{EPOCH_ANNOTATION, Fit, Reason, Unfit, epoch};
+use crate::watch::{WATCH_FOR, described, pauses};
+
+/// How often a pair that is not valid yet is judged again.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// The Secret that a replica has its certificate from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchedSecret {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The names that the certificate has to have, all of them.
+    pub names: Vec<String>,
+}
+
+/// What came of the Secret.
+#[derive(Debug)]
+pub enum News {
+    /// A pair that can be served.
+    Fit(Box<ServingPair>),
+    /// A pair that is worse than the last good one. Told once, until the Secret changes.
+    Unfit(Unfit),
+    /// There is no such Secret. Told once, until there is one.
+    Gone,
+}
+
+/// A pair that can be served.
+pub struct ServingPair {
+    /// The certificate with its intermediates, PEM.
+    pub certificate: Vec<u8>,
+    /// The key, PEM.
+    pub key: Vec<u8>,
+    /// The leaf, as it was judged.
+    pub fit: Fit,
+    /// The record's epoch for which it was written, if it says so.
+    pub epoch: Option<u64>,
+    /// The number of the authority that signed it, if it says so.
+    pub generation: Option<String>,
+}
+
+impl std::fmt::Debug for ServingPair {
+    /// Not the key.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { fit, epoch, generation, .. } = self;
+        let mut shown = formatter.debug_struct("ServingPair");
+        shown.field("fit", fit).field("epoch", epoch).field("generation", generation).finish_non_exhaustive()
+    }
+}
+
+/// What was last told of the Secret.
+#[derive(Default)]
+struct Seen {
+    /// What there was, if it was told that there was something.
+    secret: Option<Secret>,
+    /// Why it was refused.
+    refused: Option<Reason>,
+    told_gone: bool,
+}
+
+impl WatchedSecret {
+    /// Follows the Secret until `stop`, and tells what comes of it.
+    pub async fn follow(self, client: Client, stop: CancellationToken, tell: impl FnMut(News)) {
+        let api = Api::<Secret>::namespaced(client, &self.namespace);
+        let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+        // The default is to list as things are now.
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.name)).timeout(seconds);
+        let events = watcher(api, config).try_filter(|event| {
+            // It comes before each attempt, and any event resets the pause.
+            std::future::ready(!matches!(event, Event::Init))
+        });
+        self.take(events.backoff(pauses()), Timestamp::now, stop, tell).await;
+    }
+
+    /// [`WatchedSecret::follow`] with what the watch says, and the clock, given.
+    async fn take(
+        &self,
+        events: impl Stream<Item = watcher::Result<Event<Secret>>> + Send,
+        now: impl Fn() -> Timestamp,
+        stop: CancellationToken,
+        mut tell: impl FnMut(News),
+    ) {
+        let mut events = std::pin::pin!(events);
+        let mut again = tokio::time::interval(AGAIN);
+        let (mut seen, mut listed) = (Seen::default(), None);
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                event = events.next() => event,
+                _ = again.tick(), if seen.refused == Some(Reason::NotYet) => {
+                    seen.again(self, now()).into_iter().for_each(&mut tell);
+                    continue;
+                }
+            };
+            let news = match event {
+                Some(Ok(Event::Init)) => continue,
+                Some(Ok(Event::InitApply(secret))) => {
+                    listed = Some(secret);
+                    continue;
+                }
+                Some(Ok(Event::InitDone)) => match listed.take() {
+                    Some(secret) => seen.change(secret, self, now()),
+                    None => seen.gone(),
+                },
+                Some(Ok(Event::Apply(secret))) => seen.change(secret, self, now()),
+                Some(Ok(Event::Delete(_))) => seen.gone(),
+                Some(Err(error)) => {
+                    let Self { namespace, name, .. } = self;
+                    let (error, help) = (described(&error), help(&error));
+                    warn!(
+                        namespace,
+                        name, error, help, "the Secret with the serving certificate is not watched at present"
+                    );
+                    listed = None;
+                    continue;
+                }
+                // A watcher never ends; if it did, what is served would stay.
+                None => return stop.cancelled().await,
+            };
+            news.into_iter().for_each(&mut tell);
+        }
+    }
+}
+
+impl Seen {
+    fn change(&mut self, secret: Secret, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
+        if self.secret.as_ref().is_some_and(|seen| seen.data == secret.data) {
+            return None;
+        }
+        self.told_gone = false;
+        let news = judged(self.secret.insert(secret), watched, now);
+        self.refused = if let News::Unfit(unfit) = &news { Some(unfit.reason) } else { None };
+        Some(news)
+    }
+
+    /// A pair that was not valid yet may have become so; what is still wrong is not told again.
+    fn again(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
+        let news = judged(self.secret.as_ref()?, watched, now);
+        let reason = if let News::Unfit(unfit) = &news { Some(unfit.reason) } else { None };
+        let before = std::mem::replace(&mut self.refused, reason);
+        (before != reason).then_some(news)
+    }
+
+    fn gone(&mut self) -> Option<News> {
+        (self.secret, self.refused) = (None, None);
+        (!std::mem::replace(&mut self.told_gone, true)).then_some(News::Gone)
+    }
+}
+
+fn judged(secret: &Secret, watched: &WatchedSecret, now: Timestamp) -> News {
+    let fit = match judge(secret, &watched.names, now) {
+        Ok(fit) => fit,
+        Err(unfit) => return News::Unfit(unfit),
+    };
+    let (certificate, key) = pair(secret);
+    let annotation = |key| secret.metadata.annotations.as_ref().and_then(|all| all.get(key));
+    News::Fit(Box::new(ServingPair {
+        certificate: certificate.to_vec(),
+        key: key.to_vec(),
+        fit,
+        epoch: annotation(EPOCH_ANNOTATION).and_then(|text| epoch(text)),
+        generation: annotation(GENERATION_ANNOTATION).cloned(),
+    }))
+}
+
+/// What to do about an error that will not pass by itself.
+fn help(error: &watcher::Error) -> Option<&'static str> {
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
+    else {
+        return None;
+    };
+    match status.code {
+        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
+        403 => {
+            Some("the service account needs a role with the verbs get, list and watch for this one Secret, by its name")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use futures::stream;
+    use k8s_openapi::ByteString;
+
+    use super::*;
+    use crate::authority::{Lifetimes, Making, SystemRandomness};
+    use crate::release::{DEFAULT_CLUSTER_DOMAIN, Release};
+    use crate::rotation::Generation;
+
+    fn release() -> Release {
+        Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap()
+    }
+
+    fn noon() -> Timestamp {
+        "2026-11-21T12:00:00Z".parse().unwrap()
+    }
+
+    /// A new leaf that was made then.
+    fn secret(now: Timestamp, epoch: u64) -> Secret {
+        let (release, lifetimes, mut random) = (release(), Lifetimes::default(), SystemRandomness);
+        let mut making = Making { release: &release, lifetimes: &lifetimes, now, random: &mut random };
+        let authority = making.authority(Generation(4), &[]).unwrap();
+        making.leaf(&authority, &release.server_names()).unwrap().secret(&release, epoch, None)
+    }
+
+    fn without_key(secret: &Secret) -> Secret {
+        let mut secret = secret.clone();
+        secret.data.as_mut().unwrap().insert("tls.key".to_owned(), ByteString(b"broken".to_vec()));
+        secret
+    }
+
+    /// What is told, in a word each.
+    async fn told(events: Vec<watcher::Result<Event<Secret>>>, now: impl Fn() -> Timestamp) -> Vec<String> {
+        let [name, _] = release().server_names();
+        let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (stop, lines) = (CancellationToken::new(), Arc::clone(&told));
+        let tell = move |news| {
+            lines.lock().unwrap().push(match news {
+                News::Fit(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
+                News::Unfit(unfit) => unfit.reason.as_str().to_owned(),
+                News::Gone => "gone".to_owned(),
+            });
+        };
+        let end = stop.clone();
+        // Time passes by itself, as the clock of the test stands still.
+        let ending = async move {
+            tokio::time::sleep(Duration::from_mins(1)).await;
+            end.cancel();
+        };
+        let events = stream::iter(events).chain(stream::pending());
+        tokio::join!(watched.take(events, now, stop, tell), ending);
+        told.lock().unwrap().clone()
+    }
+
+    fn cut_off() -> watcher::Result<Event<Secret>> {
+        Err(watcher::Error::NoResourceVersion)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_content_is_judged_once_and_told_as_it_comes() {
+        let (first, second) = (secret(noon(), 1), secret(noon(), 2));
+        let mut touched = first.clone();
+        touched.metadata.resource_version = Some("2".to_owned());
+        let events = vec![
+            Ok(Event::Init),
+            Ok(Event::InitApply(first.clone())),
+            Ok(Event::InitDone),
+            Ok(Event::Apply(touched)),
+            cut_off(),
+            Ok(Event::Init),
+            Ok(Event::InitApply(first.clone())),
+            Ok(Event::InitDone),
+            Ok(Event::Apply(without_key(&first))),
+            Ok(Event::Apply(without_key(&first))),
+            Ok(Event::Apply(second.clone())),
+            Ok(Event::Delete(second.clone())),
+            Ok(Event::Init),
+            Ok(Event::InitDone),
+            Ok(Event::Apply(second)),
+        ];
+        let fit = |epoch| format!("fit Some({epoch}) Some(\"4\")");
+        let expected = [fit(1), "no_key".to_owned(), fit(2), "gone".to_owned(), fit(2)];
+        assert_eq!(told(events, noon).await, expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_is_cut_off_says_nothing() {
+        let first = secret(noon(), 1);
+        let events = vec![
+            Ok(Event::Init),
+            Ok(Event::InitApply(first.clone())),
+            cut_off(),
+            Ok(Event::Init),
+            Ok(Event::InitDone),
+            Ok(Event::Apply(first)),
+        ];
+        assert_eq!(told(events, noon).await, ["gone", "fit Some(1) Some(\"4\")"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_valid_yet_is_judged_again_and_told_when_it_is() {
+        let began = tokio::time::Instant::now();
+        let early = Duration::from_mins(125);
+        // Half a minute passes until it is near enough.
+        let now = move || noon() - early - Duration::from_secs(30) + began.elapsed();
+        let events = vec![Ok(Event::Apply(secret(noon(), 1)))];
+        assert_eq!(told(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_begins_with_the_secret_as_it_is_and_not_as_a_cache_has_it() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (stop, seen) = (CancellationToken::new(), Arc::clone(&asked));
+        let end = stop.clone();
+        let answer = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            seen.lock().unwrap().push(request.uri().to_string());
+            // The list; its watch never comes.
+            if seen.lock().unwrap().len() > 1 {
+                end.cancel();
+            }
+            let list = r#"{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
+            std::future::ready(Ok::<_, kube::Error>(http::Response::new(kube::client::Body::from(
+                list.as_bytes().to_vec(),
+            ))))
+        });
+        let watched =
+            WatchedSecret { namespace: "n".to_owned(), name: "pillion-serving".to_owned(), names: Vec::new() };
+        watched.follow(Client::new(answer, "n"), stop, |news| assert!(matches!(news, News::Gone), "{news:?}")).await;
+        let asked = asked.lock().unwrap();
+        let [list, watch, ..] = asked.as_slice() else { panic!("{asked:?}") };
+        for request in [list, watch] {
+            assert!(request.starts_with("/api/v1/namespaces/n/secrets?"), "{request}");
+            assert!(request.contains("fieldSelector=metadata.name%3Dpillion-serving"), "{request}");
+        }
+        assert!(!list.contains("resourceVersion") && !list.contains("watch="), "{list}");
+        assert!(watch.contains("watch=true") && watch.contains("resourceVersion=7"), "{watch}");
+    }
+
+    #[test]
+    fn a_key_is_not_shown() {
+        let secret = secret(noon(), 1);
+        let [name, _] = release().server_names();
+        let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
+        let shown = format!("{:?}", judged(&secret, &watched, noon()));
+        assert!(shown.contains("not_after") && !shown.contains("key"), "{shown}");
+    }
+}

@@ -1,0 +1,288 @@
+//! Canaries at two real API servers on one etcd.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Service;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use pillion_api::canary::{InjectionCanary, PATH, PLURAL, WEBHOOK};
+use pillion_control::canary::{self, Asked, Asker, Canary, CanaryMetrics, Identity, Outcome, Settings, Silence};
+use pillion_control::rotation::{Generation, Propagation};
+use pillion_testkit::namespace::{API_SERVER, SECOND_API_SERVER};
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually, register_webhook};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::{SOON, release};
+
+const CONTROLLER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 2, 1));
+const NEWEST: Generation = Generation(2);
+
+/// A controller's canary, and what the API servers need to know to call it.
+struct Rig {
+    control_plane: ControlPlane,
+    canary: Canary,
+    asker: Asker,
+    metrics: CanaryMetrics,
+    newest: TestCa,
+    stop: CancellationToken,
+}
+
+fn settings() -> Settings {
+    let mut settings = Settings::default();
+    // An API server lets the first creation of a new kind wait for two seconds.
+    settings.timeout = Duration::from_secs(4);
+    settings.vanished = Duration::from_secs(30);
+    settings
+}
+
+impl Rig {
+    async fn start(control_plane: ControlPlane) -> anyhow::Result<Self> {
+        let client = control_plane.client();
+        control_plane.create_namespace(NAMESPACE, &[]).await?;
+        control_plane.apply_crds(&pillion_api::crd::definitions()?).await?;
+        let release = Arc::new(release());
+        let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
+        services.create(&PostParams::default(), &canary::service(&release)?).await?;
+        let (metrics, stop, newest) = (CanaryMetrics::default(), CancellationToken::new(), TestCa::new()?);
+        let canary = Canary::new(metrics.clone());
+        let listener = TcpListener::bind((CONTROLLER, 8444)).await?;
+        let address = listener.local_addr()?;
+        let (serving, until) = (canary.clone(), stop.clone());
+        tokio::spawn(async move { serving.serve(listener, &settings(), until).await });
+        let asker = Asker::new(
+            (client, control_plane.config()?),
+            release,
+            canary.clone(),
+            address,
+            settings(),
+            metrics.clone(),
+        );
+        Ok(Self { control_plane, canary, asker, metrics, newest, stop })
+    }
+
+    fn show(&self, generation: Generation, ca: &TestCa) -> anyhow::Result<()> {
+        let (cert, key) = ca.serving(&[&release().canary_names()[0]])?;
+        self.canary.show(Some(Identity::new(generation, cert.as_bytes(), key.as_bytes())?));
+        Ok(())
+    }
+
+    /// Writes the configuration with these authorities as its bundle.
+    async fn trust(&self, authorities: &[&TestCa]) -> anyhow::Result<()> {
+        let bundle: String = authorities.iter().map(|ca| ca.bundle_pem()).collect();
+        let configuration: MutatingWebhookConfiguration = serde_json::from_value(json!({
+            "metadata": {"name": "pillion"},
+            "webhooks": [{
+                "name": WEBHOOK,
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "failurePolicy": "Fail",
+                "timeoutSeconds": 2,
+                "clientConfig": {
+                    "service": {"namespace": NAMESPACE, "name": release().canary_service(), "path": PATH, "port": 443},
+                    "caBundle": STANDARD.encode(bundle),
+                },
+                "rules": [{
+                    "apiGroups": ["pillion.dev"], "apiVersions": ["v1alpha1"],
+                    "operations": ["CREATE"], "resources": [PLURAL], "scope": "Cluster",
+                }],
+            }],
+        }))?;
+        register_webhook(&self.control_plane.client(), &configuration).await
+    }
+
+    async fn ask(&mut self) -> Asked {
+        self.asker.ask(NEWEST).await
+    }
+
+    /// Asks until this is what is known.
+    async fn becomes(&mut self, proven: usize, behind: usize, silent: usize) -> anyhow::Result<Asked> {
+        let wanted = Propagation { proven, behind, silent };
+        eventually(SOON, "the API servers say so", async || {
+            let asked = self.ask().await;
+            ensure!(asked.propagation == wanted, "{asked:?}");
+            Ok(asked)
+        })
+        .await
+    }
+}
+
+#[test]
+fn each_of_two_api_servers_proves_for_itself_whom_it_trusts() {
+    Isolation::new().time_limit(Duration::from_mins(4)).run(|| async {
+        let mut control_plane = ControlPlane::start().await?;
+        let mut second = control_plane.second_api_server().await?;
+        // Whom the test may stop.
+        let first = control_plane.api_server().context("it runs")?.pid();
+        ensure!(first != second.process().pid());
+        let mut rig = Rig::start(control_plane).await?;
+        let old = TestCa::new()?;
+
+        // There is nothing to show, and nobody who would call.
+        let asked = rig.ask().await;
+        ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
+        rig.show(NEWEST, &rig.newest)?;
+        let asked = rig.ask().await;
+        ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 2 }, "{asked:?}");
+        ensure!(asked.answers.iter().all(|each| each.outcome == Outcome::Silent(Silence::NotCalled)), "{asked:?}");
+
+        // The bundle has the old authority alone, then both.
+        rig.trust(&[&old]).await?;
+        let asked = rig.becomes(0, 2, 0).await?;
+        let servers: Vec<_> = asked.answers.iter().filter_map(|each| each.server).map(|each| each.ip()).collect();
+        ensure!(servers == [API_SERVER, SECOND_API_SERVER], "{servers:?}");
+        ensure!(rig.metrics.calls() == 0, "nobody is called who is not trusted");
+        rig.trust(&[&old, &rig.newest]).await?;
+        rig.becomes(2, 0, 0).await?;
+        ensure!(rig.metrics.calls() >= 2);
+
+        // One is stopped while the bundle changes back and forth: nothing is known of it, though it was proven before.
+        second.process().pause()?;
+        let since = Instant::now();
+        let asked = rig.ask().await;
+        ensure!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+        ensure!(asked.propagation == Propagation { proven: 1, behind: 0, silent: 1 }, "{asked:?}");
+        rig.trust(&[&old]).await?;
+        rig.becomes(0, 1, 1).await?;
+        // It leaves the list of endpoints after a while, and is not forgotten.
+        let slices: Api<k8s_openapi::api::discovery::v1::EndpointSlice> =
+            Api::namespaced(rig.control_plane.client(), "default");
+        eventually(Duration::from_secs(40), "it has left the endpoints", async || {
+            let all = slices.list(&ListParams::default().labels("kubernetes.io/service-name=kubernetes")).await?;
+            let addresses = all.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).count();
+            ensure!(addresses == 1, "{addresses}");
+            Ok(())
+        })
+        .await?;
+        let asked = rig.ask().await;
+        ensure!(asked.propagation == Propagation { proven: 0, behind: 1, silent: 1 }, "{asked:?}");
+        rig.trust(&[&old, &rig.newest]).await?;
+        rig.becomes(1, 0, 1).await?;
+
+        // It goes on with what it knew, and catches up.
+        second.process().resume()?;
+        rig.becomes(2, 0, 0).await?;
+        rig.stop.cancel();
+        Ok(())
+    });
+}
+
+#[test]
+fn only_what_went_through_to_this_canary_with_the_newest_leaf_is_a_proof() {
+    Isolation::new().time_limit(Duration::from_mins(4)).run(|| async {
+        let mut rig = Rig::start(ControlPlane::start().await?).await?;
+        let old = TestCa::new()?;
+        rig.show(Generation(1), &old)?;
+        rig.trust(&[&old, &rig.newest]).await?;
+        // The leaf is not that of the authority that is asked about.
+        let asked = rig.ask().await;
+        ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
+        ensure!(asked.answers[0].outcome == Outcome::Silent(Silence::NoLeaf), "{asked:?}");
+        let asked = eventually(SOON, "the old one is proven", async || {
+            let asked = rig.asker.ask(Generation(1)).await;
+            ensure!(asked.propagation.proven == 1, "{asked:?}");
+            Ok(asked)
+        })
+        .await?;
+        ensure!(asked.propagation.silent == 0, "{asked:?}");
+        // Connections of before do not prove anything of the new leaf: the bundle has no place for it.
+        rig.trust(&[&old]).await?;
+        let canaries: Api<InjectionCanary> = Api::all(rig.control_plane.client());
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        eventually(SOON, "a call goes through with the old leaf", async || {
+            let before = rig.metrics.calls();
+            canaries.create(&dry_run, &InjectionCanary::new("by-hand")).await?;
+            ensure!(rig.metrics.calls() > before);
+            Ok(())
+        })
+        .await?;
+        rig.show(NEWEST, &rig.newest)?;
+        rig.becomes(0, 1, 0).await?;
+        rig.trust(&[&rig.newest]).await?;
+        rig.becomes(1, 0, 0).await?;
+        ensure!(canaries.list(&ListParams::default()).await?.items.is_empty(), "nothing is ever stored");
+
+        // A leaf for other names is not trusted either, and an entry that is away calls nobody.
+        let (cert, key) = rig.newest.serving(&["other.pillion-system.svc"])?;
+        rig.canary.show(Some(Identity::new(NEWEST, cert.as_bytes(), key.as_bytes())?));
+        rig.becomes(0, 1, 0).await?;
+        rig.show(NEWEST, &rig.newest)?;
+        rig.becomes(1, 0, 0).await?;
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(rig.control_plane.client());
+        configurations.delete("pillion", &DeleteParams::default()).await?;
+        let asked = rig.becomes(0, 0, 1).await?;
+        ensure!(asked.answers[0].outcome == Outcome::Silent(Silence::NotCalled), "{asked:?}");
+        rig.trust(&[&rig.newest]).await?;
+        rig.becomes(1, 0, 0).await?;
+
+        // Three behind one address: two of them have not been asked.
+        for number in 1..=3 {
+            let lease: k8s_openapi::api::coordination::v1::Lease = serde_json::from_value(json!({
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {
+                    "name": format!("apiserver-of-a-test-{number}"),
+                    "labels": {"apiserver.kubernetes.io/identity": "kube-apiserver"},
+                },
+                "spec": {"holderIdentity": format!("{number}"), "leaseDurationSeconds": 3600,
+                    "renewTime": "2999-01-01T00:00:00.000000Z"},
+            }))?;
+            Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(rig.control_plane.client(), "kube-system")
+                .patch(
+                    &format!("apiserver-of-a-test-{number}"),
+                    &PatchParams::apply("test").force(),
+                    &Patch::Apply(&lease),
+                )
+                .await?;
+        }
+        let asked = rig.ask().await;
+        ensure!(asked.propagation.proven == 1 && asked.propagation.silent >= 2, "{asked:?}");
+
+        // The canary itself cannot be reached: that is no word about trust.
+        rig.stop.cancel();
+        eventually(SOON, "nobody is proven or behind", async || {
+            let asked = rig.ask().await;
+            ensure!(asked.propagation.proven == 0 && asked.propagation.behind == 0, "{asked:?}");
+            Ok(())
+        })
+        .await
+    });
+}
+
+#[test]
+fn where_api_servers_have_no_address_of_their_own_the_configured_one_is_asked() {
+    Isolation::new().run(|| async {
+        let rig = Rig::start(ControlPlane::start().await?).await?;
+        rig.show(NEWEST, &rig.newest)?;
+        rig.trust(&[&rig.newest]).await?;
+        let mut by_name = Asker::new(
+            (rig.control_plane.client(), rig.control_plane.config()?),
+            Arc::new(release()),
+            rig.canary.clone(),
+            SocketAddr::new(CONTROLLER, 8444),
+            {
+                let mut settings = settings();
+                // No API server has a certificate of this name, so none can be asked by its own address.
+                settings.server_name = "nobody.example.org".to_owned();
+                settings
+            },
+            rig.metrics.clone(),
+        );
+        let asked = eventually(SOON, "the configured address is asked", async || {
+            let asked = by_name.ask(NEWEST).await;
+            ensure!(asked.propagation.proven == 1, "{asked:?}");
+            Ok(asked)
+        })
+        .await?;
+        let told: Vec<_> = asked.answers.iter().map(|each| (each.server.is_some(), each.outcome.clone())).collect();
+        ensure!(told == [(true, Outcome::Silent(Silence::Unreachable)), (false, Outcome::Proven)], "{told:?}");
+        Ok(())
+    });
+}

@@ -1,0 +1,39 @@
+//! The real API server tells the time.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use pillion_control::clock::{Clock, ClockMetrics, Settings};
+use pillion_testkit::{ControlPlane, eventually, isolated};
+use tokio_util::sync::CancellationToken;
+
+use crate::SOON;
+
+#[test]
+fn this_clock_and_the_api_servers_agree_until_it_is_silent_for_long() {
+    isolated(|| async {
+        let mut control_plane = ControlPlane::start().await?;
+        let mut settings = Settings::default();
+        settings.interval = Duration::from_millis(100);
+        settings.max_age = Duration::from_secs(2);
+        settings.timeout = Duration::from_millis(500);
+        let clock = Clock::new(settings, ClockMetrics::default());
+        ensure!(!clock.agrees(), "nobody knows yet");
+        let stop = CancellationToken::new();
+        let (running, until) = (clock.clone(), stop.clone());
+        let client = control_plane.client();
+        let task = tokio::spawn(async move { running.run(client, until).await });
+        eventually(SOON, "they agree", async || clock.agrees().then_some(()).context("not yet")).await?;
+        // The header has whole seconds.
+        let difference = clock.difference().context("it is known")?;
+        ensure!(difference.unsigned_abs() < Duration::from_secs(3), "{difference:?}");
+
+        control_plane.stop_api_server()?;
+        eventually(SOON, "nobody knows any more", async || (!clock.agrees()).then_some(()).context("not yet")).await?;
+        control_plane.start_api_server().await?;
+        eventually(SOON, "they agree again", async || clock.agrees().then_some(()).context("not yet")).await?;
+        stop.cancel();
+        task.await?;
+        Ok(())
+    });
+}

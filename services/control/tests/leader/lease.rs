@@ -1,0 +1,288 @@
+//! The election: two candidates, one Lease, and what may happen to either.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use kube::Client;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use pillion_control::lease::metrics::Operation;
+use pillion_control::lease::{Claim, Elector, LeaseMetrics, Settings};
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, eventually, isolated};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{SOON, release};
+
+/// A fifth of the defaults, and whole seconds for what stands in the Lease.
+fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.lease_duration = Duration::from_secs(3);
+    settings.renew_deadline = Duration::from_secs(2);
+    settings.retry_period = Duration::from_millis(250);
+    settings.request_timeout = Duration::from_secs(1);
+    settings.grace = Duration::from_millis(500);
+    settings
+}
+
+/// A candidate that runs.
+struct Candidate {
+    stop: CancellationToken,
+    claim: watch::Receiver<Option<Claim>>,
+    metrics: LeaseMetrics,
+    identity: String,
+    task: JoinHandle<()>,
+}
+
+impl Candidate {
+    fn start(client: Client, pod: &str) -> anyhow::Result<Self> {
+        let (stop, metrics) = (CancellationToken::new(), LeaseMetrics::default());
+        let elector = Elector::new(client, &release(), pod, settings(), metrics.clone())?;
+        let identity = elector.identity().to_owned();
+        let (sender, claim) = watch::channel(None);
+        let sender = Arc::new(sender);
+        let run = elector.run(stop.clone(), move |claim| {
+            let sender = Arc::clone(&sender);
+            async move {
+                let stop = claim.stop().clone();
+                sender.send_replace(Some(claim));
+                stop.cancelled().await;
+            }
+        });
+        Ok(Self { stop, claim, metrics, identity, task: tokio::spawn(run) })
+    }
+
+    fn leads(&self) -> bool {
+        self.claim.borrow().as_ref().is_some_and(Claim::holds)
+    }
+
+    async fn becomes_leader(&mut self, limit: Duration) -> anyhow::Result<Duration> {
+        let since = Instant::now();
+        tokio::time::timeout(limit, self.claim.wait_for(|claim| claim.as_ref().is_some_and(Claim::holds)))
+            .await
+            .with_context(|| format!("{} does not lead after {limit:?}", self.identity))??;
+        Ok(since.elapsed())
+    }
+
+    /// As a process that is killed: no word to anybody.
+    fn kill(self) {
+        self.task.abort();
+    }
+}
+
+fn leases(client: Client) -> Api<Lease> {
+    Api::namespaced(client, NAMESPACE)
+}
+
+async fn spec(control_plane: &ControlPlane) -> anyhow::Result<LeaseSpec> {
+    leases(control_plane.client()).get("pillion-controller").await?.spec.context("a Lease without a spec")
+}
+
+async fn two(control_plane: &ControlPlane) -> anyhow::Result<(Candidate, Candidate)> {
+    control_plane.create_namespace(NAMESPACE, &[]).await?;
+    let mut first = Candidate::start(control_plane.client(), "one")?;
+    first.becomes_leader(SOON).await?;
+    let second = Candidate::start(control_plane.client(), "two")?;
+    Ok((first, second))
+}
+
+#[test]
+fn one_of_two_leads_and_when_it_is_killed_the_other_does() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let (first, mut second) = two(&control_plane).await?;
+        ensure!(spec(&control_plane).await?.holder_identity.as_ref() == Some(&first.identity));
+        // Longer than the Lease's duration: it is renewed.
+        let until = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < until {
+            ensure!(first.leads() && !second.leads());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        ensure!(first.metrics.leads() && !second.metrics.leads());
+        first.kill();
+        let took = second.becomes_leader(SOON).await?;
+        println!("the other took over {took:?} after the kill");
+        // The last renewal was up to a retry period ago, and a candidate rests for up to another.
+        ensure!(took > Duration::from_millis(2_500) && took < Duration::from_millis(4_500), "{took:?}");
+        let spec = spec(&control_plane).await?;
+        ensure!(
+            spec.lease_transitions == Some(1) && spec.holder_identity.as_ref() == Some(&second.identity),
+            "{spec:?}"
+        );
+        ensure!(spec.lease_duration_seconds == Some(3) && spec.acquire_time.is_some(), "{spec:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_leader_that_ends_lets_go_and_the_next_takes_over_at_once() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let (mut first, mut second) = two(&control_plane).await?;
+        // The other one watches by now.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut all = Vec::new();
+        for round in 1..=5 {
+            first.stop.cancel();
+            let took = second.becomes_leader(SOON).await?;
+            // Not by waiting for the end of the Lease.
+            ensure!(took < Duration::from_secs(2), "{took:?}");
+            all.push(took);
+            (&mut first.task).await?;
+            ensure!(!first.leads() && !first.metrics.leads());
+            ensure!(spec(&control_plane).await?.lease_transitions == Some(round));
+            first = std::mem::replace(&mut second, Candidate::start(control_plane.client(), &format!("{round}"))?);
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        println!("the other took over after a clean end: {all:?}");
+        all.sort();
+        ensure!(all.get(all.len() / 2).is_some_and(|median| *median < Duration::from_secs(1)), "{all:?}");
+        // Nobody is there to take over.
+        first.stop.cancel();
+        (&mut first.task).await?;
+        second.stop.cancel();
+        (&mut second.task).await?;
+        let spec = spec(&control_plane).await?;
+        ensure!(spec.holder_identity.is_none_or(|holder| holder.is_empty()));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_leader_that_was_stopped_for_a_while_knows_at_once_that_it_does_not_lead() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        control_plane.create_namespace(NAMESPACE, &[]).await?;
+        let client_config = control_plane.config()?;
+        let (tell, mut told) = watch::channel(None::<Claim>);
+        let (frozen, freeze) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (their_frozen, their_freeze) = (Arc::clone(&frozen), Arc::clone(&freeze));
+        // A whole runtime on one thread, which stands still, as the process does at SIGSTOP: timers, tasks and sockets.
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let client = Client::try_from(client_config).unwrap();
+                let elector = Elector::new(client, &release(), "one", settings(), LeaseMetrics::default()).unwrap();
+                let run = elector.run(CancellationToken::new(), move |claim| {
+                    tell.send_replace(Some(claim.clone()));
+                    let (frozen, freeze) = (Arc::clone(&their_frozen), Arc::clone(&their_freeze));
+                    async move {
+                        while !freeze.load(Ordering::SeqCst) {
+                            tokio::time::sleep(Duration::from_millis(5)).await;
+                        }
+                        std::thread::sleep(Duration::from_secs(6));
+                        // The first that runs in the process again is not the elector, and it knows all the same.
+                        let (cancelled, holds) = (claim.stop().is_cancelled(), claim.holds());
+                        frozen.store(!cancelled && !holds, Ordering::SeqCst);
+                        claim.stop().cancelled().await;
+                    }
+                });
+                // Long enough for the rest of the test; it would be a candidate for ever.
+                let _ = tokio::time::timeout(Duration::from_secs(14), run).await;
+            });
+        });
+        told.wait_for(Option::is_some).await?;
+        let first = told.borrow().clone().context("there is a claim")?;
+        let mut second = Candidate::start(control_plane.client(), "two")?;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        ensure!(first.holds() && !second.leads());
+
+        freeze.store(true, Ordering::SeqCst);
+        let mut both = false;
+        let until = Instant::now() + Duration::from_secs(9);
+        while Instant::now() < until {
+            both |= first.holds() && second.leads();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        ensure!(!both, "two led at one time");
+        ensure!(second.leads() && first.stop().is_cancelled());
+        ensure!(frozen.load(Ordering::SeqCst), "after the pause the claim still held");
+        second.becomes_leader(SOON).await?;
+        ensure!(spec(&control_plane).await?.holder_identity.as_ref() == Some(&second.identity));
+        thread.join().ok().context("the thread broke")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn without_the_api_server_nobody_leads_and_with_it_somebody_does() {
+    isolated(|| async {
+        let mut control_plane = ControlPlane::start().await?;
+        let (first, second) = two(&control_plane).await?;
+        control_plane.api_server().context("it runs")?.pause()?;
+        let stop = first.claim.borrow().as_ref().context("it leads")?.stop().clone();
+        let since = Instant::now();
+        tokio::time::timeout(SOON, stop.cancelled()).await.context("it still leads")?;
+        println!("gave up {:?} after the API server fell silent", since.elapsed());
+        // Before anybody else may lead.
+        ensure!(since.elapsed() < settings().lease_duration, "{:?}", since.elapsed());
+        ensure!(!first.leads() && !second.leads() && first.metrics.failures(Operation::Renew) > 0);
+
+        control_plane.api_server().context("it runs")?.resume()?;
+        eventually(SOON, "one leads", async || {
+            ensure!(first.leads() || second.leads());
+            Ok(())
+        })
+        .await?;
+        // A moment without it is no reason to give up.
+        let leader = if first.leads() { &first } else { &second };
+        let stop = leader.claim.borrow().as_ref().context("it leads")?.stop().clone();
+        control_plane.api_server().context("it runs")?.pause()?;
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        control_plane.api_server().context("it runs")?.resume()?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        ensure!(!stop.is_cancelled() && leader.leads(), "it gave up for a moment's silence");
+        ensure!(first.leads() != second.leads());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_lease_that_somebody_deletes_or_writes_into_has_one_holder_again() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let (first, second) = two(&control_plane).await?;
+        let leases = leases(control_plane.client());
+        let term = first.claim.borrow().as_ref().context("it leads")?.stop().clone();
+
+        // Deleted, emptied, relabelled: the leader stays.
+        for _ in 0..3 {
+            leases.delete("pillion-controller", &DeleteParams::default()).await?;
+            eventually(SOON, "there is a Lease again", async || Ok(leases.get("pillion-controller").await?)).await?;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            ensure!(first.leads() != second.leads(), "one and only one leads");
+        }
+        ensure!(!term.is_cancelled() || second.leads());
+        let (leader, other) = if first.leads() { (&first, &second) } else { (&second, &first) };
+        for number in 0..20 {
+            let label = json!({"metadata": {"labels": {"touched": number.to_string()}}});
+            leases.patch("pillion-controller", &PatchParams::default(), &Patch::Merge(&label)).await?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        ensure!(leader.leads() && !other.leads());
+        ensure!(leases.get("pillion-controller").await?.metadata.labels.is_some(), "a renewal keeps what others wrote");
+
+        // Somebody else stands in it, who will never renew: the leader gives up, and somebody takes it in due time.
+        let term = leader.claim.borrow().as_ref().context("it leads")?.stop().clone();
+        let stranger = json!({"spec": {"holderIdentity": "a-stranger", "leaseDurationSeconds": 1_000_000}});
+        leases.patch("pillion-controller", &PatchParams::default(), &Patch::Merge(&stranger)).await?;
+        let since = Instant::now();
+        tokio::time::timeout(SOON, term.cancelled()).await.context("it leads beside a stranger")?;
+        ensure!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+        eventually(SOON, "one leads again", async || {
+            ensure!(first.leads() || second.leads());
+            Ok(())
+        })
+        .await?;
+        let took = since.elapsed();
+        println!("a stranger's Lease was taken after {took:?}");
+        ensure!(took > Duration::from_secs(3), "{took:?}: a stranger may be alive");
+        ensure!(first.leads() != second.leads());
+        Ok(())
+    });
+}

@@ -1,0 +1,246 @@
+//! Probing endpoints behind the real API server's endpoint slices.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use axum::Router;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use pillion_control::leading::Leading;
+use pillion_control::probe::dial::Unreachable;
+use pillion_control::probe::judge::certificates;
+use pillion_control::probe::{self, Expected, Found, Known, ProbeMetrics, Prober, Settings, Unfit, Verdict};
+use pillion_control::rotation::{Endpoints, Generation};
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
+use pillion_testkit::{ControlPlane, TestCa, eventually, https, isolated, register_service, register_webhook};
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{SOON, release};
+
+const PORT: u16 = 8443;
+
+fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.gap = Duration::from_millis(200);
+    settings.timeout = Duration::from_millis(500);
+    settings
+}
+
+/// A replica that serves a leaf of this authority, until it is dropped.
+struct Serving(JoinHandle<()>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn serve(address: IpAddr, ca: &TestCa, name: &str) -> anyhow::Result<Serving> {
+    let (cert, key) = ca.serving(&[name])?;
+    let tls = https::server_config(cert.as_bytes(), key.as_bytes())?;
+    // The one before may have gone a moment ago.
+    let listener = eventually(SOON, "the port is free", async || Ok(TcpListener::bind((address, PORT)).await?)).await?;
+    Ok(Serving(tokio::spawn(https::serve(listener, tls, Router::new()))))
+}
+
+fn known(generation: u32, ca: &TestCa) -> Known {
+    Known { generation: Generation(generation), certificate: certificates(ca.bundle_pem().as_bytes()).remove(0) }
+}
+
+fn expected(known: &[Known], newest: u32, leaf_epoch: u64) -> Arc<Expected> {
+    let bundle = known.iter().map(|known| known.certificate.clone()).collect();
+    Arc::new(Expected::of(&release(), known.to_vec(), Some(Generation(newest)), bundle, leaf_epoch).unwrap())
+}
+
+fn verdicts(found: &Found) -> Vec<(String, Verdict)> {
+    found.probed.iter().map(|probed| (probed.endpoint.address.clone(), probed.verdict)).collect()
+}
+
+#[test]
+fn every_endpoint_is_probed_ready_or_not_and_told_by_what_it_serves() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let client = control_plane.client();
+        let (old, new, stranger) = (TestCa::new()?, TestCa::new()?, TestCa::new()?);
+        let addresses: Vec<_> = (1..=6).map(replica_address).collect();
+        let service = register_service(&client, &addresses).await?;
+        service.set_ready(addresses[2], false).await?;
+        let _newest = serve(addresses[0], &new, SERVER_NAME).await?;
+        let older = serve(addresses[1], &old, SERVER_NAME).await?;
+        let strange = serve(addresses[2], &stranger, SERVER_NAME).await?;
+        let misnamed = serve(addresses[3], &new, "other.pillion-system.svc").await?;
+        // One that hangs, and one that is not there.
+        let hangs = TcpListener::bind((addresses[4], PORT)).await?;
+
+        let known = [known(1, &old), known(2, &new)];
+        let (expected, mut prober) = (expected(&known, 2, 7), Prober::new(settings(), ProbeMetrics::default()));
+        let release = release();
+        let found = prober.round(&client, &release, &expected).await?;
+        let told = verdicts(&found);
+        let right = [
+            Verdict::Newest,
+            Verdict::Older(Generation(1)),
+            Verdict::Stranger,
+            Verdict::Unfit(Unfit::WrongName),
+            Verdict::Unreachable(Unreachable::Timeout),
+            Verdict::Unreachable(Unreachable::Connection),
+        ];
+        let right: Vec<_> = addresses.iter().map(ToString::to_string).zip(right).collect();
+        ensure!(told == right, "{told:?}");
+        let folded = Endpoints { answering: 2, rounds: 0, older: true, stranger: true, unreachable: 2 };
+        ensure!(found.endpoints == folded, "{:?}", found.endpoints);
+
+        // All but the newest go, or become the newest.
+        drop((strange, misnamed, hangs));
+        for address in addresses.iter().skip(2) {
+            service.remove(*address).await?;
+        }
+        drop(older);
+        let _second = serve(addresses[1], &new, SERVER_NAME).await?;
+        for round in 1..=3 {
+            let found = prober.round(&client, &release, &expected).await?;
+            ensure!(found.endpoints == Endpoints { answering: 2, rounds: round, ..nothing() }, "{:?}", found.endpoints);
+            tokio::time::sleep(settings().gap).await;
+        }
+        // One that appears makes the count begin anew, and nobody is nobody.
+        let third = serve(addresses[5], &new, SERVER_NAME).await?;
+        service.set_ready(addresses[5], false).await?;
+        let found = prober.round(&client, &release, &expected).await?;
+        ensure!(found.endpoints == Endpoints { answering: 3, rounds: 1, ..nothing() }, "{:?}", found.endpoints);
+        drop(third);
+        for address in [addresses[0], addresses[1], addresses[5]] {
+            service.remove(address).await?;
+        }
+        let found = prober.round(&client, &release, &expected).await?;
+        ensure!(found.endpoints == nothing(), "{:?}", found.endpoints);
+
+        // A pod that is behind no Service yet.
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+        for (name, app) in [("a-replica", "pillion"), ("another", "other")] {
+            let pod = serde_json::from_value(json!({
+                "metadata": {"name": name, "labels": {"app": app}},
+                "spec": {"containers": [{"name": "webhook", "image": "pillion:1"}]},
+            }))?;
+            pods.create(&PostParams::default(), &pod).await?;
+            let ip = addresses[0].to_string();
+            let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
+            pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        }
+        let mut with_pods = settings();
+        with_pods.pods = Some(("app=pillion".to_owned(), PORT));
+        let found = Prober::new(with_pods, ProbeMetrics::default()).round(&client, &release, &expected).await?;
+        ensure!(found.endpoints == Endpoints { answering: 1, rounds: 1, ..nothing() }, "{:?}", found.endpoints);
+        Ok(())
+    });
+}
+
+const fn nothing() -> Endpoints {
+    Endpoints { answering: 0, rounds: 0, older: false, stranger: false, unreachable: 0 }
+}
+
+#[test]
+fn a_leader_probes_for_what_is_expected_now_and_for_nothing_else() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let (old, new) = (TestCa::new()?, TestCa::new()?);
+        let address = replica_address(1);
+        let service = register_service(&control_plane.client(), &[address]).await?;
+        let replica = serve(address, &old, SERVER_NAME).await?;
+        let known = [known(1, &old), known(2, &new)];
+        let (first, second) = (expected(&known, 1, 1), expected(&known, 2, 4));
+
+        let (wanted, wants) = watch::channel(None);
+        let (finds, mut found) = watch::channel(None);
+        let leading =
+            Leading { client: control_plane.client(), release: Arc::new(release()), stop: CancellationToken::new() };
+        let stop = leading.stop.clone();
+        let mut registry = Registry::default();
+        let metrics = ProbeMetrics::register(&mut registry);
+        let running = tokio::spawn(probe::run(leading, settings(), metrics, wants, finds));
+
+        wanted.send_replace(Some(Arc::clone(&first)));
+        let enough =
+            |expected: Arc<Expected>| move |found: &Option<Found>| Found::of(found.as_ref(), &expected).rounds >= 3;
+        tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&first)))).await??;
+        // The leaf is to be another: rounds that were passed for the first say nothing of it.
+        ensure!(Found::of(found.borrow().as_ref(), &second) == nothing());
+        wanted.send_replace(Some(Arc::clone(&second)));
+        let older = |found: &Option<Found>| Found::of(found.as_ref(), &second).older;
+        tokio::time::timeout(SOON, found.wait_for(older)).await??;
+        drop(replica);
+        let _replica = serve(address, &new, SERVER_NAME).await?;
+        tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&second)))).await??;
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &registry)?;
+        ensure!(page.contains("pillion_controller_endpoints{result=\"newest\"} 1"), "{page}");
+
+        // An endpoint that goes silent is no endpoint that is gone.
+        service.set_ready(replica_address(2), true).await?;
+        let silent = |found: &Option<Found>| {
+            let seen = Found::of(found.as_ref(), &second);
+            seen.unreachable == 1 && seen.rounds == 0
+        };
+        tokio::time::timeout(SOON, found.wait_for(silent)).await??;
+
+        stop.cancel();
+        running.await?;
+        ensure!(found.borrow().is_none(), "who does not lead has found nothing");
+        Ok(())
+    });
+}
+
+#[test]
+fn certificates_of_somebody_elses_making_are_reported() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let client = control_plane.client();
+        let (theirs, stranger) = (TestCa::new()?, TestCa::new()?);
+        let addresses = [replica_address(1), replica_address(2)];
+        register_service(&client, &addresses).await?;
+        let _first = serve(addresses[0], &theirs, SERVER_NAME).await?;
+        let _second = serve(addresses[1], &stranger, SERVER_NAME).await?;
+        let configuration: MutatingWebhookConfiguration = serde_json::from_value(json!({
+            "metadata": {"name": "pillion"},
+            "webhooks": [{
+                "name": "enabled.pillion.dev",
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "clientConfig": {
+                    "service": {"namespace": "pillion-system", "name": "pillion", "path": "/mutate/enabled"},
+                    "caBundle": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, theirs.bundle_pem()),
+                },
+            }],
+        }))?;
+        register_webhook(&client, &configuration).await?;
+
+        let mut registry = Registry::default();
+        let metrics = ProbeMetrics::register(&mut registry);
+        let leading = Leading { client, release: Arc::new(release()), stop: CancellationToken::new() };
+        let stop = leading.stop.clone();
+        let running = tokio::spawn(probe::report(leading, settings(), metrics));
+        eventually(SOON, "both are told", async || {
+            let mut page = String::new();
+            prometheus_client::encoding::text::encode(&mut page, &registry)?;
+            for line in [
+                "pillion_controller_endpoints{result=\"trusted\"} 1",
+                "pillion_controller_endpoints{result=\"stranger\"} 1",
+            ] {
+                ensure!(page.lines().any(|each| each == line), "{line} is not in\n{page}");
+            }
+            page.contains("endpoints_earliest_expiry_seconds ").then_some(()).context("no expiry")
+        })
+        .await?;
+        stop.cancel();
+        running.await?;
+        Ok(())
+    });
+}
