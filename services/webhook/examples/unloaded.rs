@@ -18,6 +18,7 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::metrics::Metrics;
 use pillion_webhook::router::{Admission, RequestSettings, router};
+use pillion_webhook::switch::Switch;
 use prometheus_client::registry::Registry;
 use tower::ServiceExt;
 
@@ -55,8 +56,15 @@ async fn answer(count: u32) -> Result<(), Failure> {
     if let Some(unqueued) = std::env::args().nth(2) {
         settings.overload.unqueued_per_worker = unqueued.parse()?;
     }
-    let router =
-        router(Admission { snapshot, live_namespace: None, look_ups: None, policy: Arc::default(), metrics, settings });
+    let router = router(Admission {
+        snapshot,
+        live_namespace: None,
+        look_ups: None,
+        policy: Arc::default(),
+        switch: Switch::default(),
+        metrics,
+        settings,
+    });
     for _ in 0..count {
         let request = Request::post("/mutate/enabled?timeout=10s")
             .header("content-type", "application/json")

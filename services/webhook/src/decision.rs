@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
-use pillion_engine::report::ProfileDecision;
+use pillion_engine::report::{Decision, ProfileDecision, Reason};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use tokio::time::timeout;
@@ -66,6 +66,13 @@ impl Admission {
         resolve: &mut Span,
     ) -> Result<Next, Refusal> {
         let Case { endpoint, snapshot, span, tenant } = *case;
+        if self.switch.is_off() {
+            *resolve = Span::none();
+            let decided = Decided { decision: Decision::skipped(Reason::SwitchedOff), patch: None };
+            // The path says the level: what is known of the namespace does not matter.
+            let decided = review.without_gate(endpoint, &Facts::default(), decided).map_err(Refusal::Fault)?;
+            return Ok(Next::Answer(self.answer(case, review, &decided)));
+        }
         let in_snapshot = snapshot.namespace(review.namespace());
         tenant.found(review.namespace(), in_snapshot.is_some());
         let namespace = match (in_snapshot, &known.namespace) {
@@ -98,14 +105,20 @@ impl Admission {
         let mut steps = span.steps();
         let decided = review.decide_observed(endpoint, snapshot, &facts, &mut steps).map_err(Refusal::Fault)?;
         drop(steps);
+        Ok(Next::Answer(self.answer(case, review, &decided)))
+    }
+
+    /// Tells what was decided to all who want to know it.
+    fn answer(&self, case: &Case<'_>, review: &Review<'_>, decided: &Decided) -> Answered {
+        let Case { endpoint, span, .. } = *case;
         span.decided(&decided.decision);
         self.metrics.decided(&decided.decision, review.dry_run());
         if let Some(patch) = &decided.patch {
             self.metrics.patch_bytes.observe_bytes(patch.len());
         }
-        log(endpoint, review, &decided);
-        let body = span.serialise().in_scope(|| review.respond(&decided));
-        Ok(Next::Answer(Answered { outcome: RequestOutcome::Decided(decided.decision.outcome), body }))
+        log(endpoint, review, decided);
+        let body = span.serialise().in_scope(|| review.respond(decided));
+        Answered { outcome: RequestOutcome::Decided(decided.decision.outcome), body }
     }
 
     /// Looks up what is needed, as far as it is to be had in time; the answer if nothing is.
@@ -135,7 +148,7 @@ impl Admission {
     }
 
     /// What a review wants, as far as it is to be had in time.
-    async fn look_up_all(&self, wanted: Wanted, deadline: Deadline) -> LookedUp {
+    pub(crate) async fn look_up_all(&self, wanted: Wanted, deadline: Deadline) -> LookedUp {
         let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
         let limit = self.settings.live_timeout.min(deadline.left());
         match timeout(limit, look_ups(wanted.clone())).await {

@@ -19,6 +19,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
+use pillion_api::names::VALIDATE_PROFILES_PATH;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Endpoint, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -28,9 +29,10 @@ use crate::body::{self, Limits, Whole};
 use crate::budget::Budget;
 use crate::decision::{Answered, Case, Known};
 use crate::metrics::{Metrics, Tenant};
-use crate::overload::{self, Deadline, Overload, OverloadSettings, Shed, Turn};
+use crate::overload::{self, Deadline, Overload, OverloadSettings, Place, Shed, Turn};
 use crate::policy::Policy;
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
+use crate::switch::Switch;
 use crate::trace::RequestSpan;
 
 /// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
@@ -87,6 +89,8 @@ pub struct Admission {
     pub look_ups: Option<LookUps>,
     /// What the platform says, replaced as a whole by whoever reads its file.
     pub policy: Arc<ArcSwap<Policy>>,
+    /// Whether anything is decided at all.
+    pub switch: Switch,
     /// Where requests are counted.
     pub metrics: Arc<Metrics>,
     /// The limits.
@@ -94,7 +98,7 @@ pub struct Admission {
 }
 
 /// [`Admission`], and what all requests share besides.
-struct Service {
+pub(crate) struct Service {
     admission: Admission,
     budget: Arc<Budget>,
     overload: Overload,
@@ -124,11 +128,13 @@ pub fn router(admission: Admission) -> Router {
         };
         router = router.route(endpoint.path(), post(answer));
     }
+    let profile = async |State(service): State<Arc<Service>>, request: Request| service.answer_profile(request).await;
     router
+        .route(VALIDATE_PROFILES_PATH, post(profile))
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
-                "nothing is served here: expected /mutate, /mutate/LEVEL, /validate or /validate/LEVEL\n",
+                "nothing is served here: expected /mutate, /mutate/LEVEL, /validate, /validate/LEVEL or /validate-profiles\n",
             )
         })
         .method_not_allowed_fallback(async || {
@@ -174,7 +180,7 @@ impl Service {
     }
 
     /// There is no place for this request.
-    async fn turn_away(&self, request: Request) -> Refusal {
+    pub(crate) async fn turn_away(&self, request: Request) -> Refusal {
         body::pass_over(request, self.admission.settings.body_limit).await;
         Refusal::Shed(Shed::InFlight)
     }
@@ -264,7 +270,7 @@ impl Service {
     }
 
     /// The body of a request that may be a review.
-    async fn receive(&self, request: Request, deadline: Deadline) -> Result<Whole, Refusal> {
+    pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<Whole, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {
             return Err(Refusal::Shed(Shed::Deadline));
@@ -276,6 +282,31 @@ impl Service {
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;
         metrics.request_bytes.observe_bytes(body.bytes.len());
         Ok(body)
+    }
+
+    pub(crate) const fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    pub(crate) fn place(&self) -> Option<Place<'_>> {
+        self.overload.place()
+    }
+
+    pub(crate) fn deadline(&self, query: Option<&str>) -> Deadline {
+        self.overload.deadline(query)
+    }
+
+    /// A turn to compute for a request that is nobody's tenant's.
+    pub(crate) async fn a_turn(&self, body: &Bytes, deadline: Deadline) -> Result<Turn, Refusal> {
+        self.overload.turn(body, deadline).await.map_err(Refusal::Shed)
+    }
+
+    /// Computes on a thread of its own.
+    pub(crate) async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.overload.apart(work).await.map_err(|panic| Refusal::from_panic(&*panic))
     }
 
     fn report(&self, endpoint: Endpoint, refusal: &Refusal) {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
@@ -94,10 +94,11 @@ pub enum CertificateError {
     },
 }
 
-/// The certificate that the next handshake is answered with.
+/// The certificate that the next handshake is answered with. Without one, it is answered with an alert: there is no
+/// certificate that a client could be right to trust.
 #[derive(Debug)]
 pub struct ServingCertificate {
-    current: ArcSwap<CertifiedKey>,
+    current: ArcSwapOption<CertifiedKey>,
 }
 
 impl std::fmt::Debug for PemText<'_> {
@@ -110,23 +111,29 @@ impl std::fmt::Debug for PemText<'_> {
 impl ServingCertificate {
     /// Reads and checks a first certificate with its key.
     pub fn new(certificate: PemText<'_>, key: PemText<'_>) -> Result<Arc<Self>, CertificateError> {
-        let current = ArcSwap::from_pointee(load(certificate, key)?);
+        let current = ArcSwapOption::from_pointee(load(certificate, key)?);
         Ok(Arc::new(Self { current }))
+    }
+
+    /// One that is still to come, by [`ServingCertificate::swap`]. Until then every handshake fails.
+    #[must_use]
+    pub fn awaited() -> Arc<Self> {
+        Arc::new(Self { current: ArcSwapOption::empty() })
     }
 
     /// Reads and checks a certificate with its key, and answers handshakes with it from now on. On an error the old one
     /// stays. `false` if it is the one that is served already.
     pub fn swap(&self, certificate: PemText<'_>, key: PemText<'_>) -> Result<bool, CertificateError> {
         let fresh = load(certificate, key)?;
-        let changed = fresh.cert != self.current.load().cert;
-        self.current.store(Arc::new(fresh));
+        let changed = self.current.load().as_ref().is_none_or(|current| fresh.cert != current.cert);
+        self.current.store(Some(Arc::new(fresh)));
         Ok(changed)
     }
 
     /// The certificate that is served, without its intermediates.
     #[must_use]
     pub fn leaf(&self) -> Option<CertificateDer<'static>> {
-        self.current.load().cert.first().cloned()
+        self.current.load().as_ref()?.cert.first().cloned()
     }
 }
 
@@ -168,7 +175,7 @@ impl Tls {
 impl ResolvesServerCert for ServingCertificate {
     /// The same for every name: the API server verifies it against the name that it dialled.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current.load_full())
+        self.current.load_full()
     }
 }
 
@@ -251,14 +258,25 @@ mod tests {
         let (first, first_key) = pair();
         let (second, second_key) = pair();
         let serving = ServingCertificate::new(cert(&first), key(&first_key)).unwrap();
-        let before = serving.current.load_full();
+        let before = serving.current.load_full().unwrap();
 
         serving.swap(cert(&second), key(&first_key)).unwrap_err();
-        assert!(Arc::ptr_eq(&before, &serving.current.load_full()));
+        assert!(Arc::ptr_eq(&before, &serving.current.load_full().unwrap()));
 
         assert!(!serving.swap(cert(&first), key(&first_key)).unwrap(), "the same certificate is no change");
         assert!(serving.swap(cert(&second), key(&second_key)).unwrap());
-        assert_ne!(before.cert, serving.current.load().cert);
+        assert_ne!(before.cert.first().cloned(), serving.leaf());
+    }
+
+    #[test]
+    fn one_that_is_awaited_is_none_until_it_comes() {
+        let (first, first_key) = pair();
+        let awaited = ServingCertificate::awaited();
+        assert_eq!(awaited.leaf(), None);
+        awaited.swap(cert(&first), key("broken")).unwrap_err();
+        assert_eq!(awaited.leaf(), None);
+        assert!(awaited.swap(cert(&first), key(&first_key)).unwrap());
+        assert!(awaited.leaf().is_some() && !awaited.swap(cert(&first), key(&first_key)).unwrap());
     }
 
     #[test]

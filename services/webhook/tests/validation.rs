@@ -17,6 +17,7 @@ use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::metrics::Metrics;
 use pillion_webhook::router::{Admission, RequestSettings, router};
+use pillion_webhook::switch::Switch;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -36,6 +37,7 @@ fn app(registry: &mut Registry) -> Router {
         settings: RequestSettings::default(),
         look_ups: None,
         policy: Arc::default(),
+        switch: Switch::default(),
     })
 }
 

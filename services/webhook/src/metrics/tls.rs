@@ -52,14 +52,14 @@ impl HandshakeResult {
     }
 }
 
-/// What became of certificate files that were looked at.
+/// What became of a certificate's files, or its Secret, that were looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReloadResult {
     /// A new certificate is served.
     Served,
     /// They hold the certificate that is served already.
     Unchanged,
-    /// They cannot be read; the last good certificate stays.
+    /// They cannot be read, or are gone; the last good certificate stays.
     Unreadable,
     /// They were read and cannot be served; the last good certificate stays.
     Invalid,
@@ -127,7 +127,7 @@ impl ConnectionMetrics {
     }
 }
 
-/// The counters of how files of certificates were taken up.
+/// The counters of how certificates were taken up.
 #[derive(Clone, Debug, Default)]
 pub struct ReloadMetrics {
     results: [Counter; ReloadResult::ALL.len()],
@@ -139,7 +139,7 @@ impl ReloadMetrics {
         let family = Family::<ResultLabel, Counter>::default();
         registry.sub_registry_with_prefix("pillion").register(
             "tls_reloads",
-            "Looks at the files of the serving certificate that found them changed or unreadable, by what came of it",
+            "Looks at the serving certificate's files or Secret that found them changed, gone or unreadable, by result",
             family.clone(),
         );
         let results =
@@ -147,7 +147,7 @@ impl ReloadMetrics {
         Self { results }
     }
 
-    /// Counts a look at the files.
+    /// Counts a look at the files, or at the Secret.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub fn looked(&self, result: ReloadResult) {
         self.results[result as usize].inc();

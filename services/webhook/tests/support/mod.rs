@@ -18,6 +18,7 @@ use pillion_webhook::metrics::Metrics;
 use pillion_webhook::policy::Policy;
 use pillion_webhook::router::{Admission, LiveNamespace, LookUps, RequestSettings, router};
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
+use pillion_webhook::switch::Switch;
 use pillion_webhook::tls::{PemText, ServingCertificate, Tls};
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
@@ -130,8 +131,15 @@ impl App {
         let metrics = Arc::new(Metrics::register(&mut registry));
         let snapshot = Snapshot::default().with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router =
-            router(Admission { snapshot, live_namespace, look_ups: None, policy: Arc::default(), metrics, settings });
+        let router = router(Admission {
+            snapshot,
+            live_namespace,
+            look_ups: None,
+            policy: Arc::default(),
+            switch: Switch::default(),
+            metrics,
+            settings,
+        });
         Self { router, registry }
     }
 
@@ -147,7 +155,15 @@ impl App {
         let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
         let policy = Arc::new(ArcSwap::from_pointee(Policy { cluster, ..Policy::default() }));
         let settings = RequestSettings::default();
-        let router = router(Admission { snapshot, live_namespace: None, look_ups, policy, metrics, settings });
+        let router = router(Admission {
+            snapshot,
+            live_namespace: None,
+            look_ups,
+            policy,
+            switch: Switch::default(),
+            metrics,
+            settings,
+        });
         Self { router, registry }
     }
 
@@ -161,8 +177,15 @@ impl App {
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router =
-            router(Admission { snapshot, live_namespace, look_ups, policy: Arc::default(), metrics, settings });
+        let router = router(Admission {
+            snapshot,
+            live_namespace,
+            look_ups,
+            policy: Arc::default(),
+            switch: Switch::default(),
+            metrics,
+            settings,
+        });
         Self { router, registry }
     }
 

@@ -1,0 +1,75 @@
+//! Profiles themselves, looked at while they are stored: their authors are warned of what is wrong, and never refused.
+//!
+//! People store few profiles, so each is looked at on a thread of its own, where compiling it holds up nobody. What it
+//! extends is looked up, as the API server has it at this moment.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use pillion_engine::lookup::{LookedUp, Wanted};
+use pillion_engine::profile::{KnownParents, MAX_CHAIN, ProfileReview};
+
+use crate::refusal::Refusal;
+use crate::router::Service;
+
+/// What becomes of a review of a profile.
+enum Looked {
+    Answer(Vec<u8>),
+    Unreadable(String),
+}
+
+impl Service {
+    /// Answers a review of a profile.
+    pub(crate) async fn answer_profile(self: Arc<Self>, request: Request) -> Response<Body> {
+        let version = request.version();
+        let Some(_place) = self.place() else { return self.turn_away(request).await.answer(version) };
+        match self.look_at_profile(request).await {
+            Ok(Looked::Answer(body)) => {
+                let mut response = Response::new(Body::from(body));
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response
+            }
+            Ok(Looked::Unreadable(why)) => {
+                let mut response = Response::new(Body::from(format!("not a review of a profile: {why}\n")));
+                *response.status_mut() = StatusCode::BAD_REQUEST;
+                response
+            }
+            Err(refusal) => refusal.answer(version),
+        }
+    }
+
+    async fn look_at_profile(self: &Arc<Self>, request: Request) -> Result<Looked, Refusal> {
+        let deadline = self.deadline(request.uri().query());
+        let body = self.receive(request, deadline).await?;
+        let review = match ProfileReview::parse(&body.bytes) {
+            Ok(review) => review,
+            Err(why) => return Ok(Looked::Unreadable(why)),
+        };
+        let cluster = |snapshot: &pillion_engine::snapshot::Snapshot| -> Vec<String> {
+            let names = snapshot.profiles().iter().map(|profile| profile.name());
+            names.filter(|name| name.namespace.is_none()).map(|name| name.name.to_string()).collect()
+        };
+        let mut known = KnownParents::with_names(cluster(&self.admission().snapshot.load()));
+        for _ in 0..MAX_CHAIN {
+            let Some(query) = review.wanted(&known) else { break };
+            let wanted = Wanted { objects: vec![query.clone()], ..Wanted::default() };
+            let LookedUp { objects, .. } = self.admission().look_up_all(wanted, deadline).await;
+            match objects.into_iter().next() {
+                Some((query, answer)) => known.found(&query, &answer),
+                None => known.found(&query, &pillion_engine::lookup::Answer::NotAsked),
+            }
+        }
+        let turn = self.a_turn(&body.bytes, deadline).await?;
+        let work = move || {
+            let _turn = turn;
+            let warnings = review.warnings(&known);
+            (review.respond(&warnings), warnings.len(), review)
+        };
+        let (answer, warnings, review) = self.apart(work).await?;
+        tracing::debug!(profile = %review.name(), warnings, "a profile is stored");
+        Ok(Looked::Answer(answer))
+    }
+}
