@@ -21,8 +21,10 @@ use crate::{namespace, tools};
 
 mod kubectl;
 pub(crate) mod objects;
+mod second;
 
 use objects::create_if_absent;
+pub use second::SecondApiServer;
 
 /// How long etcd and the API server together may take to become ready.
 const START_LIMIT: Duration = Duration::from_secs(90);
@@ -163,7 +165,8 @@ impl Settings {
     fn write_credentials(&self) -> anyhow::Result<String> {
         let ca = TestCa::new()?;
         let address = self.address.to_string();
-        let names = [&address, "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
+        let second = namespace::SECOND_API_SERVER.to_string();
+        let names = [&address, &second, "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
         ca.serving_files(&self.directory, "apiserver", &names)?;
         // The API server takes the public key of its tokens from a certificate as well: no second way of making keys.
         TestCa::new()?.serving_files(&self.directory, "service-accounts", &["service-accounts"])?;
@@ -188,12 +191,16 @@ impl Settings {
     }
 
     fn spawn_api_server(&self) -> anyhow::Result<Daemon> {
+        self.spawn_api_server_at(self.address, "kube-apiserver")
+    }
+
+    fn spawn_api_server_at(&self, address: IpAddr, name: &str) -> anyhow::Result<Daemon> {
         let etcd = SocketAddr::new(self.address, self.ports.etcd_clients);
         let mut command = Command::new(self.tools.join("kube-apiserver"));
         command
             .arg(format!("--etcd-servers=http://{etcd}"))
-            .arg(format!("--bind-address={}", self.address))
-            .arg(format!("--advertise-address={}", self.address))
+            .arg(format!("--bind-address={address}"))
+            .arg(format!("--advertise-address={address}"))
             .arg(format!("--secure-port={}", self.ports.api_server))
             .arg(format!("--tls-cert-file={}", self.path("apiserver.crt").display()))
             .arg(format!("--tls-private-key-file={}", self.path("apiserver.key").display()))
@@ -209,12 +216,12 @@ impl Settings {
             .arg(format!("--service-account-signing-key-file={}", self.path("service-accounts.key").display()))
             .arg("--allow-privileged=true")
             .arg("--profiling=false");
-        if self.address.is_loopback() {
+        if address.is_loopback() {
             // A loopback address cannot be an endpoint of the Service `kubernetes`; nobody misses it.
             command.arg("--endpoint-reconciler-type=none");
         }
         command.args(&self.api_server_args);
-        Daemon::spawn("kube-apiserver", on_its_own(&mut command), &self.path("kube-apiserver.log"))
+        Daemon::spawn(name, on_its_own(&mut command), &self.path(&format!("{name}.log")))
     }
 }
 
@@ -380,14 +387,25 @@ impl ControlPlane {
     }
 
     fn admin_client(&self) -> anyhow::Result<Client> {
-        let url = self.url().parse().with_context(|| format!("{} is no URL", self.url()))?;
-        let mut config = Config::new(url);
+        Client::try_from(self.admin_config(&self.url())?).context("cannot make a client of the API server")
+    }
+
+    /// How the administrator reaches the API server: for who makes clients of their own.
+    ///
+    /// # Errors
+    /// Never in practice: the same was made when the API server started.
+    pub fn config(&self) -> anyhow::Result<Config> {
+        self.admin_config(&self.url())
+    }
+
+    fn admin_config(&self, url: &str) -> anyhow::Result<Config> {
+        let mut config = Config::new(url.parse().with_context(|| format!("{url} is no URL"))?);
         let ca = rustls_pki_types::pem::PemObject::from_pem_slice(self.ca_pem.as_bytes())
             .map(|certificate: rustls_pki_types::CertificateDer<'_>| certificate.to_vec())
             .context("reading the CA back")?;
         config.root_cert = Some(vec![ca]);
         config.auth_info.token = Some(ADMIN_TOKEN.to_owned().into());
-        Client::try_from(config).context("cannot make a client of the API server")
+        Ok(config)
     }
 
     fn write_kubeconfig(&self, name: &str, identity: &Identity<'_>) -> anyhow::Result<PathBuf> {

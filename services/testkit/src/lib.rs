@@ -16,7 +16,8 @@
 //! - [`tools`]: where `etcd`, `kube-apiserver` and `kubectl` come from.
 //! - [`namespace`]: a test in Linux namespaces of its own, without root; its addresses and its folder.
 //! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
-//! - [`replica`]: webhook replicas as processes of the real binary.
+//! - [`replica`]: replicas of webhook and controller as processes of the real binary.
+//! - [`controller_manager`]: the real controllers that make pods, where a test is about what owners do.
 //! - [`registration`]: the Service, its endpoint slices and the webhook configuration that lead the API server to them.
 //! - [`certificates`]: a certificate authority for tests.
 //! - [`daemon`]: a process with a log file that never outlives its owner.
@@ -29,6 +30,7 @@
 
 pub mod certificates;
 pub mod control_plane;
+pub mod controller_manager;
 pub mod daemon;
 pub mod eventually;
 pub mod https;
@@ -40,7 +42,8 @@ pub mod tools;
 
 pub use certificates::{TestCa, TlsFiles};
 pub use control_plane::ControlPlane;
+pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
 pub use namespace::{Isolation, isolated};
 pub use registration::{RegisteredService, register_service, register_webhook};
-pub use replica::{Replica, ReplicaSpec};
+pub use replica::{Replica, ReplicaSpec, Role};

@@ -25,6 +25,9 @@ use crate::tools;
 /// The address of the API server.
 pub const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 1));
 
+/// The address of a second API server on the same etcd.
+pub const SECOND_API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 9));
+
 /// The whole range on `lo`: every address of it can be listened on.
 const RANGE: &str = "10.111.0.1/16";
 

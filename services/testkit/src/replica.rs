@@ -1,4 +1,4 @@
-//! A webhook replica as a process of the real binary, at an address of its own.
+//! A replica, of the webhook or of the controller, as a process of the real binary at an address of its own.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,15 @@ pub const METRICS_PORT: u16 = 9090;
 /// How long one GET may take.
 const GET_LIMIT: Duration = Duration::from_secs(5);
 
+/// What a replica is one of.
+#[derive(Debug, Clone)]
+pub enum Role {
+    /// The webhook, with its certificate in files; else the arguments say where it is.
+    Webhook(Option<TlsFiles>),
+    /// The controller.
+    Controller,
+}
+
 /// What all replicas of a test have in common.
 #[derive(Debug, Clone)]
 pub struct ReplicaSpec {
@@ -31,8 +40,8 @@ pub struct ReplicaSpec {
     pub binary: PathBuf,
     /// Whose eyes the replica sees the cluster with.
     pub kubeconfig: PathBuf,
-    /// Its serving certificate.
-    pub tls: TlsFiles,
+    /// What it is.
+    pub role: Role,
     /// More arguments.
     pub args: Vec<String>,
     /// More environment variables.
@@ -50,12 +59,17 @@ pub struct Replica {
 }
 
 impl ReplicaSpec {
-    /// No more than the necessary arguments; ready within 20 seconds.
-    pub fn new(binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>, tls: TlsFiles) -> Self {
+    /// A webhook with no more than the necessary arguments, ready within 20 seconds.
+    pub fn new(binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>, tls: impl Into<Option<TlsFiles>>) -> Self {
+        Self::of(Role::Webhook(tls.into()), binary, kubeconfig)
+    }
+
+    /// The same for any role.
+    pub fn of(role: Role, binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>) -> Self {
         Self {
             binary: binary.into(),
             kubeconfig: kubeconfig.into(),
-            tls,
+            role,
             args: Vec::new(),
             env: Vec::new(),
             ready_within: Duration::from_secs(20),
@@ -64,16 +78,19 @@ impl ReplicaSpec {
 
     fn command(&self, address: IpAddr) -> Command {
         let mut command = Command::new(&self.binary);
+        let listen = SocketAddr::new(address, WEBHOOK_PORT).to_string();
+        match &self.role {
+            Role::Webhook(tls) => {
+                command.args(["webhook", "--listen", &listen]);
+                if let Some(tls) = tls {
+                    command.arg("--tls-cert").arg(&tls.cert).arg("--tls-key").arg(&tls.key);
+                }
+            }
+            Role::Controller => drop(command.args(["controller", "--canary-listen", &listen])),
+        }
         command
-            .arg("webhook")
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)
-            .arg("--tls-cert")
-            .arg(&self.tls.cert)
-            .arg("--tls-key")
-            .arg(&self.tls.key)
-            .arg("--listen")
-            .arg(SocketAddr::new(address, WEBHOOK_PORT).to_string())
             .arg("--metrics-listen")
             .arg(SocketAddr::new(address, METRICS_PORT).to_string())
             .args(&self.args)

@@ -29,7 +29,7 @@ pub fn dir() -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// The path of one program: one of [`PROGRAMS`], `prometheus`, `promtool`, `k6`, or `otelcol`. The first time it is built,
+/// The path of one program: one of [`PROGRAMS`], `kube-controller-manager`, `prometheus`, `promtool`, `k6`, or `otelcol`. The first time it is built,
 /// which takes minutes.
 ///
 /// # Errors

@@ -106,6 +106,28 @@ fn two_control_planes_at_once_know_nothing_of_each_other() {
 }
 
 #[test]
+fn a_second_api_server_shares_what_is_stored_and_can_be_paused() {
+    isolated(|| async {
+        let first = ControlPlane::start().await?;
+        let mut second = first.second_api_server().await?;
+        first.create_namespace("shared", &[]).await?;
+        let there: Api<Namespace> = Api::all(second.client());
+        ensure!(there.get_opt("shared").await?.is_some());
+
+        second.process().pause()?;
+        let answer = tokio::time::timeout(Duration::from_millis(500), there.get_opt("shared")).await;
+        ensure!(answer.is_err(), "an API server that is stopped answers: {answer:?}");
+        first.create_namespace("meanwhile", &[]).await?;
+        second.process().resume()?;
+        eventually(SOON, "it answers again", async || {
+            there.get_opt("meanwhile").await?.context("it does not know yet")
+        })
+        .await?;
+        Ok(())
+    });
+}
+
+#[test]
 fn a_restarted_api_server_has_kept_everything() {
     isolated(|| async {
         let mut control_plane = ControlPlane::start().await?;

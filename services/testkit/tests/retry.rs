@@ -19,6 +19,7 @@ use pillion_testkit::registration::{NAMESPACE, SERVER_NAME, SERVICE};
 use pillion_testkit::{ControlPlane, TestCa, eventually, https, isolated, register_service, register_webhook};
 use pillion_webhook::metrics::Metrics;
 use pillion_webhook::router::{Admission, RequestSettings, router};
+use pillion_webhook::switch::Switch;
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -84,6 +85,7 @@ async fn serve(ca: &TestCa, address: std::net::SocketAddr, max_in_flight: usize)
         live_namespace: None,
         look_ups: None,
         policy: Arc::default(),
+        switch: Switch::default(),
         metrics,
         settings,
     });

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-all=(etcd kube-apiserver kubectl prometheus promtool k6 otelcol)
+all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol)
 wanted=("$@")
 [ ${#wanted[@]} -gt 0 ] || wanted=("${all[@]}")
 
@@ -24,6 +24,8 @@ module_of() {
   case $1 in
     etcd) echo etcd ;;
     kube-apiserver | kubectl) echo kubernetes ;;
+    # Beside them, since it needs modules that they do not: a pin of its own does not cost everybody their programs.
+    kube-controller-manager) echo controller-manager ;;
     prometheus | promtool) echo prometheus ;;
     k6) echo k6 ;;
     otelcol) echo collector ;;
@@ -115,12 +117,13 @@ for tool in $(missing); do
     etcd)
       build etcd go.etcd.io/etcd/server/v3 etcd ""
       ;;
-    kube-apiserver | kubectl)
-      version=$(pinned kubernetes k8s.io/kubernetes)
+    kube-apiserver | kubectl | kube-controller-manager)
+      module=$(module_of "$tool")
+      version=$(pinned "$module" k8s.io/kubernetes)
       minor=$(echo "$version" | cut -d. -f2)
       stamp="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
       stamp="$stamp -X k8s.io/component-base/version.gitMinor=$minor -X k8s.io/client-go/pkg/version.gitVersion=$version"
-      build kubernetes "k8s.io/kubernetes/cmd/$tool" "$tool" "$stamp"
+      build "$module" "k8s.io/kubernetes/cmd/$tool" "$tool" "$stamp"
       ;;
     prometheus | promtool)
       # Without the discovery of a dozen clouds: the tests name their targets.

@@ -1,0 +1,78 @@
+//! A second API server on the same etcd, as a control plane of several machines has it.
+//!
+//! Both stand in the endpoints of the Service `kubernetes`; each has caches of its own, so that one may know what the other
+//! does not know yet. An API server that was stopped leaves those endpoints after 15 seconds, by Kubernetes' own doing.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use anyhow::Context;
+use http::Request;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Client;
+use kube::api::{Api, ListParams};
+
+use super::{ControlPlane, START_LIMIT};
+use crate::daemon::Daemon;
+use crate::namespace::SECOND_API_SERVER;
+
+/// A second kube-apiserver. Dropping it ends it; it has to go before its [`ControlPlane`].
+pub struct SecondApiServer {
+    url: String,
+    client: Client,
+    process: Daemon,
+}
+
+impl ControlPlane {
+    /// Starts one more kube-apiserver on the same etcd, at [`SECOND_API_SERVER`], with the same keys, certificates and
+    /// arguments; waits until it is ready and both stand in the endpoints of the Service `kubernetes`.
+    ///
+    /// # Errors
+    /// It does not start; with the end of its log (`kube-apiserver-second.log`).
+    pub async fn second_api_server(&self) -> anyhow::Result<SecondApiServer> {
+        let url = format!("https://{}", SocketAddr::new(SECOND_API_SERVER, self.settings.ports.api_server));
+        let client =
+            Client::try_from(self.admin_config(&url)?).context("cannot make a client of the second API server")?;
+        let mut process = self.settings.spawn_api_server_at(SECOND_API_SERVER, "kube-apiserver-second")?;
+        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
+        let probe = async || {
+            client.request_text(Request::get("/readyz").body(Vec::new())?).await?;
+            let list = slices.list(&ListParams::default().labels("kubernetes.io/service-name=kubernetes")).await?;
+            let addresses: Vec<_> = list
+                .items
+                .iter()
+                .flat_map(|slice| slice.endpoints.iter().flatten())
+                .flat_map(|each| &each.addresses)
+                .collect();
+            anyhow::ensure!(addresses.len() == 2, "the endpoints of the Service kubernetes are {addresses:?}");
+            Ok(())
+        };
+        process.ready(START_LIMIT, probe).await?;
+        Ok(SecondApiServer { url, client, process })
+    }
+}
+
+impl SecondApiServer {
+    /// A client of the administrator that speaks to this API server only.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// `https://ADDRESS:PORT`.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Its process, to pause, resume or kill it.
+    pub fn process(&mut self) -> &mut Daemon {
+        &mut self.process
+    }
+}
+
+impl fmt::Debug for SecondApiServer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("SecondApiServer").field("url", &self.url).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,64 @@
+//! The real kube-controller-manager with the controllers that make pods, for tests of what owners do.
+//!
+//! It is not a part of [`crate::ControlPlane`]: most tests make their pods themselves, and then know what they have.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::bail;
+
+use crate::control_plane::ControlPlane;
+use crate::daemon::Daemon;
+use crate::tools;
+
+/// The controllers that run.
+const CONTROLLERS: &str =
+    "deployment-controller,replicaset-controller,statefulset-controller,daemonset-controller,job-controller";
+
+/// How long it may take until it has begun.
+const START_LIMIT: Duration = Duration::from_mins(1);
+
+/// A running kube-controller-manager. Dropping it ends it.
+#[derive(Debug)]
+pub struct ControllerManager {
+    daemon: Daemon,
+}
+
+impl ControllerManager {
+    /// Starts it as the administrator, and waits until the last of its controllers has begun.
+    ///
+    /// # Errors
+    /// It is not there and cannot be built, or ends at once; with the end of its log.
+    pub async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
+        let log = control_plane.directory().join("kube-controller-manager.log");
+        let mut command = Command::new(tools::program("kube-controller-manager")?);
+        command
+            .arg(format!("--kubeconfig={}", control_plane.kubeconfig().display()))
+            .arg(format!("--controllers={CONTROLLERS}"))
+            .arg("--leader-elect=false")
+            // It serves nobody: nothing listens outside of the test.
+            .arg("--secure-port=0")
+            .arg("--profiling=false");
+        for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
+            command.env_remove(variable);
+        }
+        let mut daemon = Daemon::spawn("kube-controller-manager", &mut command, &log)?;
+        let begun = async || {
+            let text = std::fs::read_to_string(&log)?;
+            // Each of them says so once it knows the objects that are there.
+            let begun = text.matches("\"Caches are synced\"").count();
+            let expected = CONTROLLERS.split(',').count();
+            if begun < expected {
+                bail!("{begun} of {expected} controllers have begun");
+            }
+            Ok(())
+        };
+        daemon.ready(START_LIMIT, begun).await?;
+        Ok(Self { daemon })
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}
