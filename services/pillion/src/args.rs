@@ -6,16 +6,22 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use pillion_control::release::{DEFAULT_CLUSTER_DOMAIN, Release};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
+use crate::certs::CertsArgs;
 use crate::crds::CrdsArgs;
 use crate::export::ExportArgs;
 use crate::inject::InjectArgs;
 use crate::lint::LintArgs;
+use crate::profiles::ProfilesArgs;
+use crate::serve::controller::ControllerArgs;
 use crate::serve::dev::DevArgs;
 use crate::serve::webhook::WebhookArgs;
+use crate::status::StatusArgs;
 use crate::telemetry::traces::Collector;
+use crate::uninstall::UninstallArgs;
 
 /// One sidecar injector for a whole Kubernetes cluster.
 ///
@@ -38,16 +44,29 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Serve the API server: the webhook, as it runs in a cluster.
     Webhook(WebhookArgs),
+    /// Rotate certificates and keep webhook configurations, revisions and status of profiles: two or more run, one leads.
+    Controller(ControllerArgs),
+    /// Show how far the rotation of certificates is, or ask for one.
+    Certs(CertsArgs),
     /// Serve profiles from files, without a cluster, and load them again when they change.
     Dev(DevArgs),
     /// Inject into the pods of manifests, on this machine, without a cluster.
     Inject(InjectArgs),
     /// Check profiles.
     Lint(LintArgs),
+    /// What was accepted of a profile in a cluster, and going back to it.
+    Profiles(ProfilesArgs),
     /// Write what profiles say as Kubernetes' own policies, as far as those can say it.
     ///
     /// Exit code 3: something was left out, and standard error says what and why.
     Export(ExportArgs),
+    /// Take the webhook configurations of a release away for good, before it is deleted.
+    ///
+    /// Nobody is injected from then on. To undo it: set webhooks: armed in the release's ConfigMap.
+    Uninstall(UninstallArgs),
+    /// Show which pods in the cluster are not as their profiles say, and why.
+    /// It asks the API server itself: no part of Pillion has to run. Exit code 1: there is such a pod.
+    Status(StatusArgs),
     /// Print the custom resource definitions: pillion crds | kubectl apply -f -
     Crds(CrdsArgs),
     /// Print completions for a shell: pillion completions bash > /etc/bash_completion.d/pillion
@@ -55,6 +74,60 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
+}
+
+/// Which release a command is for.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReleaseArgs {
+    /// The release: its namespace and its name. The names of its objects derive from it.
+    #[arg(long, value_name = "NAMESPACE/NAME", default_value = "pillion-system/pillion", env = "PILLION_RELEASE", value_parser = release)]
+    release: Release,
+    /// Domain of the cluster's internal names.
+    #[arg(long, value_name = "DOMAIN", default_value = DEFAULT_CLUSTER_DOMAIN, env = "PILLION_CLUSTER_DOMAIN")]
+    cluster_domain: String,
+}
+
+impl ReleaseArgs {
+    /// The release.
+    ///
+    /// # Errors
+    /// The domain is none.
+    pub(crate) fn release(&self) -> anyhow::Result<Release> {
+        Ok(Release::new(self.release.name(), self.release.namespace(), &self.cluster_domain)?)
+    }
+}
+
+/// Which cluster, and which release in it: for commands that a person runs.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ClusterArgs {
+    /// How to reach the API server. Default: as kubectl does.
+    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    release: ReleaseArgs,
+}
+
+impl ClusterArgs {
+    /// A client, and the release.
+    ///
+    /// # Errors
+    /// There is no way to an API server, or no such release.
+    pub(crate) async fn connect(&self) -> anyhow::Result<(kube::Client, Release)> {
+        let release = self.release.release()?;
+        let client = if let Some(file) = &self.kubeconfig {
+            pillion_control::client::connect(Some(file)).await?
+        } else {
+            let config = kube::Config::infer().await.context("there is no kubeconfig; name one by --kubeconfig")?;
+            kube::Client::try_from(config).context("the kubeconfig makes no client")?
+        };
+        Ok((client, release))
+    }
+}
+
+/// A release as it is typed: `NAMESPACE/NAME`.
+pub(crate) fn release(text: &str) -> Result<Release, String> {
+    let (namespace, name) = text.split_once('/').ok_or("expected NAMESPACE/NAME, as in pillion-system/pillion")?;
+    Release::new(name, namespace, DEFAULT_CLUSTER_DOMAIN).map_err(|error| error.to_string())
 }
 
 /// How the program tells what it does.
@@ -155,14 +228,28 @@ mod tests {
         let Command::Webhook(args) = parse("pillion webhook --tls-cert c.pem --tls-key k.pem").unwrap().command else {
             panic!("another command")
         };
-        assert_eq!((args.tls_cert, args.tls_key), (Some("c.pem".into()), Some("k.pem".into())));
+        let files = (args.certificate.tls_cert, args.certificate.tls_key);
+        assert_eq!(files, (Some("c.pem".into()), Some("k.pem".into())));
         assert_eq!(args.listen.to_string(), "0.0.0.0:8443");
         assert_eq!(args.metrics_listen.to_string(), "0.0.0.0:9090");
         assert_eq!(args.kubeconfig, None);
         assert_eq!(args.traces.otlp_endpoint, None);
 
-        let error = parse("pillion webhook --tls-cert c.pem").unwrap_err();
-        assert!(error.contains("--tls-key"), "{error}");
+        for (line, expected) in [
+            ("pillion webhook --tls-cert c.pem", "--tls-key"),
+            ("pillion webhook --tls-key k.pem", "--tls-cert"),
+            ("pillion webhook", "--serving-secret"),
+            ("pillion webhook --serving-secret a/b --tls-cert c --tls-key k", "cannot be used with"),
+            ("pillion webhook --serving-secret a/b/c", "[NAMESPACE/]NAME"),
+            ("pillion webhook --server-name a.b.svc --tls-cert c --tls-key k", "cannot be used with"),
+            ("pillion webhook --check-config --server-name a.b.svc", "--serving-secret"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        parse("pillion webhook --serving-secret pillion-serving").unwrap();
+        parse("pillion webhook --serving-secret a/b --server-name b.a.svc,b.a.svc.cluster.local").unwrap();
+        parse("pillion webhook --check-config").unwrap();
     }
 
     #[test]
@@ -187,6 +274,14 @@ mod tests {
         assert_eq!(args.profiles, [PathBuf::from("a"), PathBuf::from("b")]);
         let levels: Vec<_> = args.namespaces.iter().map(|namespace| (&*namespace.name, namespace.level)).collect();
         assert_eq!(levels, [("shop", InjectionLevel::Required), ("till", InjectionLevel::Held)]);
+    }
+
+    #[test]
+    fn a_release_is_named_by_namespace_and_name() {
+        let named = release("pillion-system/pillion").unwrap();
+        assert_eq!((named.namespace(), named.name()), ("pillion-system", "pillion"));
+        assert!(release("pillion").unwrap_err().contains("NAMESPACE/NAME"));
+        assert!(release("a/b/c").unwrap_err().contains("b/c"));
     }
 
     #[test]

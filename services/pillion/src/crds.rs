@@ -16,7 +16,7 @@ pub(crate) struct CrdsArgs {
     output: Format,
 }
 
-/// Prints both definitions.
+/// Prints all definitions.
 #[expect(clippy::needless_pass_by_value, reason = "every command takes its arguments by value")]
 pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<ExitCode> {
     let CrdsArgs { output } = args;

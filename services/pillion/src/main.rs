@@ -4,6 +4,7 @@
 
 mod args;
 mod causes;
+mod certs;
 mod config;
 mod crds;
 mod creation;
@@ -12,8 +13,11 @@ mod inject;
 mod lint;
 mod load;
 mod output;
+mod profiles;
 mod serve;
+mod status;
 mod telemetry;
+mod uninstall;
 
 use std::process::ExitCode;
 
@@ -39,10 +43,15 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { logs, command } = arguments;
     match command {
         Command::Webhook(args) => serve::webhook::run(args, &logs),
+        Command::Controller(args) => serve::controller::run(args, &logs),
         Command::Dev(args) => serve::dev::run(args, &logs),
+        Command::Certs(args) => Telemetry::logs(&logs).and_then(|()| certs::run(args)),
         Command::Inject(args) => Telemetry::logs(&logs).and_then(|()| inject::run(args)),
         Command::Lint(args) => Telemetry::logs(&logs).and_then(|()| lint::run(args)),
+        Command::Profiles(args) => Telemetry::logs(&logs).and_then(|()| profiles::run(args)),
         Command::Export(args) => Telemetry::logs(&logs).and_then(|()| export::run(args)),
+        Command::Uninstall(args) => uninstall::run(args),
+        Command::Status(args) => Telemetry::logs(&logs).and_then(|()| status::run(args)),
         Command::Crds(args) => crds::run(args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "pillion", &mut std::io::stdout());

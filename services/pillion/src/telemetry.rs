@@ -18,9 +18,10 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use pillion_webhook::trace;
 use prometheus_client::registry::Registry as Metrics;
+use tracing::Dispatch;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
@@ -76,6 +77,17 @@ impl Telemetry {
         Registry::default().with(layer).try_init().context("logs are set up already")
     }
 
+    /// Log lines only, at a level that can be changed while the program runs.
+    ///
+    /// # Errors
+    /// The level is none.
+    pub(crate) fn changing_logs(logs: &LogArgs, level: &str) -> anyhow::Result<LogLevel> {
+        let (filter, level) = LogLevel::new(level)?;
+        let lines = logs::layer(logs.log_format).with_filter(filter);
+        Registry::default().with(lines).try_init().context("logs are set up already")?;
+        Ok(level)
+    }
+
     /// Log lines and, if an endpoint is given, traces, as a policy says.
     ///
     /// # Errors
@@ -94,7 +106,7 @@ impl Telemetry {
             layer.with_tracer(provider.tracer("pillion")).with_filter(Targets::new().with_targets(wanted))
         });
         let lines = logs::layer(logs.log_format).with_filter(filter);
-        Registry::default().with(lines).with(layer).try_init().context("logs are set up already")?;
+        subscriber(lines, layer).try_init().context("logs are set up already")?;
         if let Some(provider) = &provider {
             // For spans that are made after their request has ended.
             opentelemetry::global::set_tracer_provider(provider.clone());
@@ -115,5 +127,40 @@ impl Telemetry {
         if let Ok(Err(error)) = ended {
             tracing::warn!(%error, "the last traces were not sent");
         }
+    }
+}
+
+/// Who is told of log lines and of spans, each as its own filter says. A layer that is `None` would not do: it has no filter,
+/// so it counts as one that wants everything, and every request would get a span that nobody sees.
+fn subscriber<L, T>(lines: L, spans: Option<T>) -> Dispatch
+where
+    L: Layer<Registry> + Send + Sync + 'static,
+    T: Layer<Layered<L, Registry>> + Send + Sync + 'static,
+{
+    let lines = Registry::default().with(lines);
+    match spans {
+        Some(spans) => Dispatch::new(lines.with(spans)),
+        None => Dispatch::new(lines),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::info_span;
+    use tracing_subscriber::fmt;
+    use tracing_subscriber::layer::Identity;
+
+    use super::*;
+
+    #[test]
+    fn a_span_is_made_only_if_somebody_collects_them() {
+        let lines = || fmt::layer().with_writer(std::io::sink).with_filter(logs::filter("info").unwrap());
+        let is_made = |dispatch: &Dispatch| {
+            let make = || info_span!(target: trace::TARGET, "admission");
+            tracing::dispatcher::with_default(dispatch, || !make().is_disabled())
+        };
+        assert!(!is_made(&subscriber(lines(), None::<Identity>)));
+        let wanted = Targets::new().with_target(trace::TARGET, LevelFilter::INFO);
+        assert!(is_made(&subscriber(lines(), Some(Identity::new().with_filter(wanted)))));
     }
 }

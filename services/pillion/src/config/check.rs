@@ -8,20 +8,23 @@ use kube::config::Kubeconfig;
 use opentelemetry_sdk::Resource;
 
 use crate::args::LogArgs;
-use crate::serve::certificate::CertificateFiles;
+use crate::config::WebhookPolicy;
 use crate::serve::webhook::WebhookArgs;
 use crate::{causes, output};
+
+/// Stands for the namespace that this would run in, which is not looked for.
+const ANY_NAMESPACE: &str = "default";
 
 /// Checks what is given, and prints the policy. Nothing is listened at or connected to.
 pub(crate) fn run(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     let mut wrong = Vec::new();
-    let policy = args.config.load(&args.overrides(logs));
+    let policy = args.config.load::<WebhookPolicy>(&args.overrides(logs));
     if let Err(problems) = &policy {
         output::problems(problems)?;
     }
     // What sends traces is made in a runtime, and connects only when there is something to send.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    wrong.extend(runtime.block_on(certificate(args)).err());
+    wrong.extend(runtime.block_on(args.certificate.load(ANY_NAMESPACE)).err());
     wrong.extend(runtime.block_on(args.clients.clone().load()).err());
     wrong.extend(runtime.block_on(async { collector(args) }).err());
     wrong.extend(args.kubeconfig.as_deref().map(kubeconfig).and_then(Result::err));
@@ -31,18 +34,6 @@ pub(crate) fn run(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode
     let (Ok(policy), true) = (policy, wrong.is_empty()) else { return Ok(ExitCode::FAILURE) };
     output::print(&output::yaml(&policy.to_value())?)?;
     Ok(ExitCode::SUCCESS)
-}
-
-async fn certificate(args: &WebhookArgs) -> anyhow::Result<()> {
-    match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => {
-            CertificateFiles::load(certificate.clone(), key.clone()).await?;
-        }
-        (None, None) => {}
-        (Some(_), None) => anyhow::bail!("--tls-cert is given without its key: expected --tls-key"),
-        (None, Some(_)) => anyhow::bail!("--tls-key is given without its certificate: expected --tls-cert"),
-    }
-    Ok(())
 }
 
 fn collector(args: &WebhookArgs) -> anyhow::Result<()> {

@@ -125,7 +125,9 @@ impl ConfigFile {
             return;
         }
         let is_first = before.is_none();
-        match text.map_err(|problem| vec![problem]).and_then(|text| read::from_text(&self.file, &text, &self.overrides))
+        match text
+            .map_err(|problem| vec![problem])
+            .and_then(|text| read::from_text::<WebhookPolicy>(&self.file, &text, &self.overrides))
         {
             // The first look finds the file that the process was started with, unless it has changed since.
             Ok(policy) if is_first && policy.to_value() == self.at_work => {}

@@ -5,6 +5,7 @@
 //! for the requests. A key that is none is refused, and so is a value out of its range, each with its line.
 //!
 //! * [`policy`]: the file as types, with the defaults.
+//! * [`controller`]: the controller's file.
 //! * [`settings`]: the table of all keys: type, range, whether a change takes effect at once, meaning. Ranges are checked by
 //!   it, changes are found by it, and `docs/configuration.md` is written from it.
 //! * [`rules`]: what has to hold between several keys.
@@ -14,6 +15,7 @@
 //! * [`check`]: what is checked, and printed, without starting anything.
 
 pub(crate) mod check;
+pub(crate) mod controller;
 pub(crate) mod follow;
 #[cfg(test)]
 mod page;
@@ -23,5 +25,6 @@ mod rules;
 mod settings;
 mod units;
 
+pub(crate) use self::controller::ControllerPolicy;
 pub(crate) use self::policy::WebhookPolicy;
 pub(crate) use self::read::{ConfigArg, Overrides};

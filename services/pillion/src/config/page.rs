@@ -6,26 +6,31 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, Command, CommandFactory};
 
 use super::read::{Overrides, from_text, lines};
-use super::{WebhookPolicy, settings};
+use super::{ControllerPolicy, WebhookPolicy, settings};
 use crate::args::Arguments;
 
 /// Writes a table.
 type Table = fn() -> String;
 
 /// What is written of the page, by the comment that it stands behind.
-const TABLES: [(&str, Table); 2] = [("flags", flags), ("keys", settings::table)];
+const TABLES: [(&str, Table); 4] = [
+    ("flags", || flags("webhook")),
+    ("keys", settings::table::<WebhookPolicy>),
+    ("controller flags", || flags("controller")),
+    ("controller keys", settings::table::<ControllerPolicy>),
+];
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// The flags of `pillion webhook`, with their variables.
-fn flags() -> String {
+/// The flags of a command, with their variables.
+fn flags(command: &str) -> String {
     let mut program = Arguments::command();
     program.build();
-    let webhook = program.find_subcommand("webhook").unwrap();
+    let command = program.find_subcommand(command).unwrap();
     let mut table = "| flag | environment | default | meaning |\n|---|---|---|---|\n".to_owned();
-    for argument in webhook.get_arguments() {
+    for argument in command.get_arguments() {
         let Some(long) = argument.get_long().filter(|long| !["help", "version"].contains(long)) else { continue };
         let value = match (argument.get_action(), argument.get_value_names()) {
             (ArgAction::SetTrue, _) | (_, None) => String::new(),
@@ -60,17 +65,17 @@ fn the_page_has_the_tables_of_the_program() {
     }
 }
 
-/// The policies that pages show: their names, and their texts.
-fn examples() -> Vec<(String, String)> {
+/// The policies of this kind that pages show: their names, and their texts.
+fn examples(kind: &str) -> Vec<(String, String)> {
     let mut pages: Vec<_> = std::fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().path()).collect();
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
     pages.sort();
-    let mut found = Vec::new();
+    let (kind, mut found) = (format!("kind: {kind}\n"), Vec::new());
     for page in pages {
         let text = std::fs::read_to_string(&page).unwrap();
         let blocks = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
         let name = page.file_name().unwrap().to_string_lossy().into_owned();
-        let policies = blocks.filter(|block| block.contains("kind: WebhookPolicy\n") && !block.starts_with("# wrong"));
+        let policies = blocks.filter(|block| block.contains(&kind) && !block.starts_with("# wrong"));
         found.extend(policies.map(|block| (name.clone(), block.to_owned())));
     }
     found
@@ -78,10 +83,17 @@ fn examples() -> Vec<(String, String)> {
 
 #[test]
 fn every_policy_on_a_page_can_be_used() {
-    let examples = examples();
+    let examples = examples("WebhookPolicy");
     assert!(examples.len() >= 2, "{examples:?}");
     for (page, text) in examples {
-        if let Err(problems) = from_text(Path::new(&page), &text, &Overrides::default()) {
+        if let Err(problems) = from_text::<WebhookPolicy>(Path::new(&page), &text, &Overrides::default()) {
+            panic!("{}", lines(&problems));
+        }
+    }
+    let controllers = self::examples("ControllerPolicy");
+    assert!(!controllers.is_empty());
+    for (page, text) in controllers {
+        if let Err(problems) = from_text::<ControllerPolicy>(Path::new(&page), &text, &Overrides::default()) {
             panic!("{}", lines(&problems));
         }
     }
@@ -89,9 +101,9 @@ fn every_policy_on_a_page_can_be_used() {
 
 #[test]
 fn the_page_of_guardrails_shows_all_defaults() {
-    let examples = examples();
+    let examples = examples("WebhookPolicy");
     let (page, text) = examples.iter().find(|(page, _)| page == "guardrails.md").unwrap();
-    let policy = from_text(Path::new(page), text, &Overrides::default()).unwrap();
+    let policy: WebhookPolicy = from_text(Path::new(page), text, &Overrides::default()).unwrap();
     assert_eq!(policy, WebhookPolicy::default());
     let keys = settings::SETTINGS.into_iter().filter_map(|setting| setting.path.strip_prefix("guardrails."));
     for key in keys {

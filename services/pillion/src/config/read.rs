@@ -7,20 +7,41 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::policy::WebhookPolicy;
-use super::settings::SETTINGS;
+use super::rules::{self, Contradiction};
+use super::settings::{self, SETTINGS, Setting};
 use super::units::Time;
-use super::{rules, settings};
 use crate::load::{Problem, Source, place, typed, yaml};
 use crate::telemetry::logs;
 
 /// How large the file may be, in bytes: a ConfigMap has at most one MiB.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// The header of the file.
-const HEADER: [(&str, &str); 2] = [("apiVersion", "config.pillion.dev/v1alpha1"), ("kind", "WebhookPolicy")];
+/// The version of all files' form.
+const API_VERSION: &str = "config.pillion.dev/v1alpha1";
+
+/// A kind of file: who reads it, its keys, and what has to hold in it.
+pub(crate) trait PolicyFile: Default + DeserializeOwned {
+    /// The value of `kind`.
+    const KIND: &'static str;
+    /// All keys.
+    const SETTINGS: &'static [Setting];
+
+    /// Takes over what flags say.
+    fn apply(&mut self, overrides: &Overrides);
+
+    /// All of it as a tree, as it would stand in a file.
+    fn to_value(&self) -> Value;
+
+    /// What is wrong that neither types nor ranges show: by path and message.
+    fn faults(&self) -> Vec<(&'static str, String)>;
+
+    /// What has to hold between several keys.
+    fn contradictions(&self) -> Vec<Contradiction>;
+}
 
 /// Where the policy is.
 #[derive(Clone, Debug, Default, Args)]
@@ -47,7 +68,7 @@ impl ConfigArg {
     ///
     /// # Errors
     /// All that is wrong.
-    pub(crate) fn load(&self, overrides: &Overrides) -> Result<WebhookPolicy, Vec<Problem>> {
+    pub(crate) fn load<P: PolicyFile>(&self, overrides: &Overrides) -> Result<P, Vec<Problem>> {
         match &self.config {
             Some(file) => from_text(file, &text_of(file).map_err(|problem| vec![problem])?, overrides),
             None => with_flags(&Arc::new(Source::new("the defaults", String::new())), None, overrides),
@@ -55,7 +76,7 @@ impl ConfigArg {
     }
 
     /// [`ConfigArg::load`] with what is wrong told in a line each.
-    pub(crate) fn required(&self, overrides: &Overrides) -> anyhow::Result<WebhookPolicy> {
+    pub(crate) fn required<P: PolicyFile>(&self, overrides: &Overrides) -> anyhow::Result<P> {
         self.load(overrides).map_err(|problems| anyhow!("the configuration cannot be used: {}", lines(&problems)))
     }
 }
@@ -77,22 +98,22 @@ pub(crate) fn text_of(file: &Path) -> Result<String, Problem> {
 }
 
 /// The policy of a file's text, with the flags that win over it.
-pub(crate) fn from_text(file: &Path, text: &str, overrides: &Overrides) -> Result<WebhookPolicy, Vec<Problem>> {
+pub(crate) fn from_text<P: PolicyFile>(file: &Path, text: &str, overrides: &Overrides) -> Result<P, Vec<Problem>> {
     let source = Arc::new(Source::new(file.display().to_string(), text.to_owned()));
-    let document = document(&source).map_err(|problem| vec![problem])?;
+    let document = document(&source, P::KIND).map_err(|problem| vec![problem])?;
     with_flags(&source, Some(&document), overrides)
 }
 
-fn with_flags(
+fn with_flags<P: PolicyFile>(
     source: &Arc<Source>,
     document: Option<&yaml::Node>,
     overrides: &Overrides,
-) -> Result<WebhookPolicy, Vec<Problem>> {
+) -> Result<P, Vec<Problem>> {
     let mut policy = match document {
         Some(document) => typed::read(source, document, "").map_err(|problem| vec![problem])?,
-        None => WebhookPolicy::default(),
+        None => P::default(),
     };
-    overrides.apply(&mut policy);
+    policy.apply(overrides);
     let problems: Vec<_> = wrong(&policy)
         .into_iter()
         .map(|Wrong { path, message, help }| {
@@ -109,12 +130,13 @@ fn with_flags(
 
 /// The one document of a file, with its header. A file without any is a mistake, and not a wish for all defaults: it may
 /// be one that somebody is writing, or has cut off.
-fn document(source: &Arc<Source>) -> Result<yaml::Node, Problem> {
+fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
+    let expected_header = [("apiVersion", API_VERSION), ("kind", kind)];
     let mut documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     if let Some(second) = documents.get(1) {
         return Err(Problem::at(source, second.span.clone(), "there is a second document; expected one"));
     }
-    let header = HEADER.map(|(key, value)| format!("{key}: {value}")).join(", ");
+    let header = expected_header.map(|(key, value)| format!("{key}: {value}")).join(", ");
     let Some(document) = documents.pop() else {
         let expected = format!("there is nothing in it; expected a map that begins with {header}");
         return Err(Problem::whole(source.name.as_str(), expected));
@@ -123,7 +145,7 @@ fn document(source: &Arc<Source>) -> Result<yaml::Node, Problem> {
         let expected = format!("expected a map that begins with {header}");
         return Err(Problem::at(source, document.span, expected));
     };
-    match HEADER.into_iter().find(|(key, _)| document.get(key).is_none()) {
+    match expected_header.into_iter().find(|(key, _)| document.get(key).is_none()) {
         Some((key, _)) => Err(Problem::at(source, document.span, format!("the field `{key}` is missing"))
             .with_help(format!("begin the file with {header}"))),
         None => Ok(document),
@@ -137,26 +159,21 @@ struct Wrong {
 }
 
 /// What is wrong with a policy whose types are right.
-fn wrong(policy: &WebhookPolicy) -> Vec<Wrong> {
-    let tree: Value = policy.to_value();
-    let mut all: Vec<_> = SETTINGS
-        .into_iter()
+fn wrong<P: PolicyFile>(policy: &P) -> Vec<Wrong> {
+    let tree = policy.to_value();
+    let mut all: Vec<_> = P::SETTINGS
+        .iter()
         .filter_map(|setting| {
             let message = setting.out_of_range(&tree)?;
-            let default = settings::plain(setting.value(&WebhookPolicy::default().to_value()));
+            let default = settings::plain(setting.value(&P::default().to_value()));
             let help = format!("{} The default is {default}", setting.meaning);
             Some(Wrong { path: setting.path, message, help: Some(help) })
         })
         .collect();
-    if let Err(error) = logs::filter(&policy.logs.level) {
-        all.push(Wrong { path: "logs.level", message: error.to_string(), help: None });
-    }
-    if let Err(error) = policy.cluster_facts() {
-        all.push(Wrong { path: "cluster", message: format!("cannot be used: {error}"), help: None });
-    }
+    all.extend(policy.faults().into_iter().map(|(path, message)| Wrong { path, message, help: None }));
     // Of a value that is out of its range, nobody needs to hear that it does not go together with another one.
     if all.is_empty() {
-        all.extend(rules::contradictions(policy).into_iter().map(|found| Wrong {
+        all.extend(policy.contradictions().into_iter().map(|found| Wrong {
             path: found.path,
             message: found.message,
             help: Some(found.help.to_owned()),
@@ -165,23 +182,42 @@ fn wrong(policy: &WebhookPolicy) -> Vec<Wrong> {
     all
 }
 
-impl Overrides {
-    fn apply(&self, policy: &mut WebhookPolicy) {
-        let Self { log_level, trace_ratio, drain_minimum, drain_deadline } = self;
+impl PolicyFile for WebhookPolicy {
+    const KIND: &'static str = "WebhookPolicy";
+    const SETTINGS: &'static [Setting] = &SETTINGS;
+
+    fn apply(&mut self, overrides: &Overrides) {
+        let Overrides { log_level, trace_ratio, drain_minimum, drain_deadline } = overrides;
         if let Some(level) = log_level {
-            policy.logs.level.clone_from(level);
+            self.logs.level.clone_from(level);
         }
         if let Some(ratio) = trace_ratio {
-            policy.traces.ratio = *ratio;
+            self.traces.ratio = *ratio;
         }
         if let Some(seconds) = drain_minimum {
-            policy.connections.drain_minimum = Time(Duration::from_secs(*seconds));
+            self.connections.drain_minimum = Time(Duration::from_secs(*seconds));
         }
         if let Some(seconds) = drain_deadline {
-            policy.connections.drain_deadline = Time(Duration::from_secs(*seconds));
+            self.connections.drain_deadline = Time(Duration::from_secs(*seconds));
         }
     }
 
+    fn to_value(&self) -> Value {
+        self.to_value()
+    }
+
+    fn faults(&self) -> Vec<(&'static str, String)> {
+        let level = logs::filter(&self.logs.level).err().map(|error| ("logs.level", error.to_string()));
+        let facts = self.cluster_facts().err().map(|error| ("cluster", format!("cannot be used: {error}")));
+        level.into_iter().chain(facts).collect()
+    }
+
+    fn contradictions(&self) -> Vec<Contradiction> {
+        rules::contradictions(self)
+    }
+}
+
+impl Overrides {
     /// The flag that has said this value.
     fn flag(&self, path: &str) -> Option<&'static str> {
         let Self { log_level, trace_ratio, drain_minimum, drain_deadline } = self;
@@ -228,7 +264,10 @@ mod tests {
         assert_eq!(policy.logs.level, "debug");
         assert_eq!(policy.traces, WebhookPolicy::default().traces);
         assert_eq!(read("").unwrap(), WebhookPolicy::default());
-        assert_eq!(ConfigArg::default().load(&Overrides::default()).unwrap(), WebhookPolicy::default());
+        assert_eq!(
+            ConfigArg::default().load::<WebhookPolicy>(&Overrides::default()).unwrap(),
+            WebhookPolicy::default()
+        );
     }
 
     #[test]
@@ -253,7 +292,7 @@ mod tests {
         let policy = read_with(&format!("{HEAD}logs: {{level: trace}}\n"), &overrides).unwrap();
         assert_eq!((policy.logs.level.as_str(), policy.server_settings().drain_deadline.as_secs()), ("warn", 20));
         let overrides = Overrides { log_level: Some("pillion=loud".to_owned()), ..Overrides::default() };
-        let told = ConfigArg::default().required(&overrides).unwrap_err().to_string();
+        let told = ConfigArg::default().required::<WebhookPolicy>(&overrides).unwrap_err().to_string();
         assert!(told.contains(": --log-level: ") && told.contains("pillion=loud"), "{told}");
     }
 
@@ -309,6 +348,12 @@ mod tests {
             assert!(expected.iter().all(|part| told.contains(part)), "{text}: {told}");
         }
         let missing = ConfigArg { config: Some("/does/not/exist".into()) };
-        assert!(missing.required(&Overrides::default()).unwrap_err().to_string().contains("cannot be read"));
+        assert!(
+            missing
+                .required::<WebhookPolicy>(&Overrides::default())
+                .unwrap_err()
+                .to_string()
+                .contains("cannot be read")
+        );
     }
 }

@@ -89,7 +89,8 @@ pub(crate) fn contradictions(policy: &WebhookPolicy) -> Vec<Contradiction> {
     .collect()
 }
 
-fn at_most<T: PartialOrd + Display>(
+/// That one value is no more than another.
+pub(super) fn at_most<T: PartialOrd + Display>(
     (path, value): (&'static str, T),
     (other, most): (&'static str, T),
     help: &'static str,

@@ -216,11 +216,11 @@ pub(crate) const SETTINGS: [Setting; 46] = [
     ),
 ];
 
-const fn live(path: &'static str, type_: Type, meaning: &'static str) -> Setting {
+pub(super) const fn live(path: &'static str, type_: Type, meaning: &'static str) -> Setting {
     Setting { path, type_, is_live: true, meaning }
 }
 
-const fn fixed(path: &'static str, type_: Type, meaning: &'static str) -> Setting {
+pub(super) const fn fixed(path: &'static str, type_: Type, meaning: &'static str) -> Setting {
     Setting { path, type_, is_live: false, meaning }
 }
 
@@ -292,15 +292,15 @@ pub(crate) fn changed(before: &Value, after: &Value) -> Vec<Setting> {
     SETTINGS.into_iter().filter(|setting| setting.value(before) != setting.value(after)).collect()
 }
 
-/// The table of the page.
+/// The table of a file's keys, for the page.
 #[cfg(test)]
-pub(crate) fn table() -> String {
+pub(crate) fn table<P: super::read::PolicyFile>() -> String {
     use std::fmt::Write;
 
-    let defaults = super::WebhookPolicy::default().to_value();
+    let defaults = P::default().to_value();
     let mut table = "| key | type | default | range | reloaded | meaning |\n|---|---|---|---|---|---|\n".to_owned();
-    for setting in SETTINGS {
-        let Setting { path, type_, is_live, meaning } = setting;
+    for setting in P::SETTINGS {
+        let Setting { path, type_, is_live, meaning } = *setting;
         let default = plain(setting.value(&defaults)).replace("\",\"", "\", \"").replace('"', "");
         let reloaded = if is_live { "yes" } else { "no" };
         let (name, range) = (type_.name(), type_.range());

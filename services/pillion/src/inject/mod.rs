@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use self::known::KnownObjects;
 use self::world::World;
-use crate::config::{ConfigArg, Overrides};
+use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output::{self, Format};
 
@@ -76,7 +76,7 @@ enum Output {
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let (world, mut problems) = World::load(&profiles, namespace_file.as_deref(), namespace.as_deref());
-    let world = match (world, config.load(&Overrides::default())) {
+    let world = match (world, config.load::<WebhookPolicy>(&Overrides::default())) {
         (Some(world), Ok(policy)) if problems.is_empty() => {
             let cluster = policy.cluster_facts()?;
             world.guarded(policy.guardrails).with_cluster(cluster)

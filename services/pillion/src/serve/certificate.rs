@@ -1,13 +1,22 @@
-//! The serving certificate from files that change: cert-manager and the kubelet replace them while we run.
+//! The serving certificate: from its Secret, which is watched, or from files that change.
 //!
-//! The files are read again and again instead of being watched: the kubelet swaps a link to their folder, which a watch of
-//! the files does not see.
+//! Files are replaced by cert-manager and the kubelet while we run. They are read again and again instead of being watched:
+//! the kubelet swaps a link to their folder, which a watch of the files does not see.
+//!
+//! The Secret may not be there yet when a replica starts: who writes it waits for nobody, and nor does the replica. It has
+//! its ports bound, is not ready, and ends each handshake with an alert at once. So whoever calls all the same hears of it
+//! without waiting, and is never shown a certificate that nobody could be right to trust.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use kube::Client;
+use pillion_api::names::{is_dns_label, is_dns_name};
+use pillion_control::serving_secret::{News, ServingPair, WatchedSecret};
+use pillion_webhook::health::Component;
 use pillion_webhook::metrics::{ReloadMetrics, ReloadResult};
 use pillion_webhook::tls::{PemText, ServingCertificate};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +27,53 @@ use crate::causes;
 
 /// How often the files are read.
 pub(crate) const POLL: Duration = Duration::from_secs(10);
+
+/// Where the certificate comes from.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CertificateArgs {
+    /// The Secret with the serving certificate, as the controller writes it. It is watched: a new certificate is served
+    /// within a second, a worse one never.
+    #[arg(long, value_name = "[NAMESPACE/]NAME", env = "PILLION_SERVING_SECRET", value_parser = secret_name)]
+    #[arg(required_unless_present_any = ["check_config", "tls_cert", "tls_key"], conflicts_with_all = ["tls_cert", "tls_key"])]
+    pub(crate) serving_secret: Option<SecretName>,
+    /// A name that the certificate in the Secret has to have; may be given several times, and with commas. Default, for a
+    /// Secret RELEASE-serving: RELEASE.NAMESPACE.svc, by which the API server calls the release.
+    #[arg(long = "server-name", value_name = "NAME", env = "PILLION_SERVER_NAME", value_delimiter = ',')]
+    #[arg(requires = "serving_secret", conflicts_with_all = ["tls_cert", "tls_key"])]
+    pub(crate) server_names: Vec<String>,
+    /// The serving certificate, PEM: the leaf first, then its intermediates. Read again when it changes.
+    #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT")]
+    #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, PEM. Read again when it changes.
+    #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY")]
+    #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
+    pub(crate) tls_key: Option<PathBuf>,
+}
+
+/// The name of a Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SecretName {
+    /// `None`: where this runs.
+    namespace: Option<String>,
+    name: String,
+}
+
+/// The certificate, whichever way it comes.
+#[derive(Debug)]
+pub(crate) enum CertificateSource {
+    /// From files.
+    Files(CertificateFiles),
+    /// From a Secret.
+    Secret(CertificateSecret),
+}
+
+/// A certificate and its key in a Secret, and what is served of them.
+#[derive(Debug)]
+pub(crate) struct CertificateSecret {
+    watched: WatchedSecret,
+    serving: Arc<ServingCertificate>,
+}
 
 /// A certificate and its key in files, and what is served of them.
 #[derive(Debug)]
@@ -38,6 +94,135 @@ impl std::fmt::Debug for Contents {
     /// Not the text: it is a private key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Contents").finish_non_exhaustive()
+    }
+}
+
+impl CertificateArgs {
+    /// Checks what is given, as far as it can be without a cluster. What is in the Secret comes later.
+    ///
+    /// # Errors
+    /// A file cannot be read, they are not a certificate with its key, or it is not known which name the certificate in the
+    /// Secret has to have.
+    pub(crate) async fn load(&self, default_namespace: &str) -> anyhow::Result<Option<CertificateSource>> {
+        match (&self.serving_secret, &self.tls_cert, &self.tls_key) {
+            (Some(secret), None, None) => {
+                let watched = secret.watched(&self.server_names, default_namespace)?;
+                let serving = ServingCertificate::awaited();
+                Ok(Some(CertificateSource::Secret(CertificateSecret { watched, serving })))
+            }
+            (None, Some(certificate), Some(key)) => {
+                let files = CertificateFiles::load(certificate.clone(), key.clone()).await?;
+                Ok(Some(CertificateSource::Files(files)))
+            }
+            (None, None, None) => Ok(None),
+            (None, Some(_), None) => bail!("--tls-cert is given without its key: expected --tls-key"),
+            (None, None, Some(_)) => bail!("--tls-key is given without its certificate: expected --tls-cert"),
+            (Some(_), ..) => {
+                bail!("the certificate comes from --serving-secret or from --tls-cert: expected one of them")
+            }
+        }
+    }
+}
+
+impl SecretName {
+    fn watched(&self, names: &[String], default_namespace: &str) -> anyhow::Result<WatchedSecret> {
+        let Self { namespace, name } = self;
+        let namespace = namespace.as_deref().unwrap_or(default_namespace).to_owned();
+        if let Some(wrong) = names.iter().find(|name| !is_dns_name(name)) {
+            bail!("--server-name {wrong:?} is no DNS name, such as pillion.pillion-system.svc");
+        }
+        let names = if names.is_empty() {
+            let release = name.strip_suffix("-serving").ok_or_else(|| {
+                anyhow!(
+                    "it is not known which name the certificate in the Secret {name} has to have: expected --server-name, \
+                     such as --server-name pillion.{namespace}.svc"
+                )
+            })?;
+            vec![format!("{release}.{namespace}.svc")]
+        } else {
+            names.to_vec()
+        };
+        Ok(WatchedSecret { namespace, name: name.clone(), names })
+    }
+}
+
+/// `NAME` or `NAMESPACE/NAME`.
+fn secret_name(text: &str) -> Result<SecretName, String> {
+    let (namespace, name) = match text.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, text),
+    };
+    if !is_dns_name(name) || namespace.is_some_and(|namespace| !is_dns_label(namespace)) {
+        return Err("expected [NAMESPACE/]NAME, such as pillion-system/pillion-serving".to_owned());
+    }
+    Ok(SecretName { namespace: namespace.map(ToOwned::to_owned), name: name.to_owned() })
+}
+
+impl CertificateSource {
+    /// What is served.
+    pub(crate) fn serving(&self) -> Arc<ServingCertificate> {
+        match self {
+            Self::Files(files) => files.serving(),
+            Self::Secret(secret) => Arc::clone(&secret.serving),
+        }
+    }
+
+    /// Takes up what is new until `stop`. What cannot be served leaves the last good certificate in place. `ready` is set
+    /// as soon as there is one, and stays.
+    pub(crate) async fn follow(
+        self,
+        client: Client,
+        reloads: ReloadMetrics,
+        ready: Component,
+        stop: CancellationToken,
+    ) {
+        match self {
+            Self::Files(files) => {
+                ready.set_ready(true);
+                files.follow(POLL, reloads, stop).await;
+            }
+            Self::Secret(CertificateSecret { watched, serving }) => {
+                let WatchedSecret { namespace, name, .. } = &watched;
+                let source = format!("Secret {namespace}/{name}");
+                let tell = |news| reloads.looked(take(&source, &serving, &ready, news));
+                watched.clone().follow(client, stop, tell).await;
+            }
+        }
+    }
+}
+
+/// Takes up what came of the Secret, and says what became of it.
+fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: News) -> ReloadResult {
+    let last = || if serving.leaf().is_some() { "the last good one stays" } else { "there is none to serve yet" };
+    let pair = match news {
+        News::Fit(pair) => pair,
+        News::Unfit(why) => {
+            let reason = why.reason.as_str();
+            warn!(secret, reason, "the new serving certificate cannot be served, {}: {why}", last());
+            return ReloadResult::Invalid;
+        }
+        News::Gone => {
+            warn!(secret, "there is no such Secret with a serving certificate, {}", last());
+            return ReloadResult::Unreadable;
+        }
+    };
+    let ServingPair { certificate, key, fit, epoch, generation } = *pair;
+    let (certificate_source, key_source) = (format!("{secret}, tls.crt"), format!("{secret}, tls.key"));
+    let certificate = PemText { source: &certificate_source, text: &certificate };
+    match serving.swap(certificate, PemText { source: &key_source, text: &key }) {
+        Ok(changed) => {
+            ready.set_ready(true);
+            if !changed {
+                return ReloadResult::Unchanged;
+            }
+            let (generation, not_after) = (generation.as_deref(), fit.not_after);
+            info!(secret, generation, epoch, %not_after, "a new serving certificate is served");
+            ReloadResult::Served
+        }
+        Err(error) => {
+            warn!(secret, "the new serving certificate cannot be served, {}: {error}", last());
+            ReloadResult::Invalid
+        }
     }
 }
 
@@ -136,6 +321,61 @@ mod tests {
 
     async fn load(dir: &Path) -> anyhow::Result<CertificateFiles> {
         CertificateFiles::load(dir.join("tls.crt"), dir.join("tls.key")).await
+    }
+
+    #[test]
+    fn a_secret_says_which_name_its_certificate_has_to_have() {
+        let watched = |secret: &str, names: &[&str]| {
+            let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+            secret_name(secret).unwrap().watched(&names, "here").map_err(|error| error.to_string())
+        };
+        for (secret, names, expected) in [
+            ("pillion-serving", &[][..], ("here", "pillion-serving", &["pillion.here.svc"][..])),
+            ("there/two-serving", &[], ("there", "two-serving", &["two.there.svc"])),
+            ("there/mine", &["a.b.svc", "c.example"], ("there", "mine", &["a.b.svc", "c.example"])),
+        ] {
+            let found = watched(secret, names).unwrap();
+            assert_eq!((&*found.namespace, &*found.name), (expected.0, expected.1));
+            assert_eq!(found.names, expected.2);
+        }
+        let error = watched("there/mine", &[]).unwrap_err();
+        assert!(error.contains("expected --server-name") && error.contains("pillion.there.svc"), "{error}");
+        let error = watched("mine", &["a b"]).unwrap_err();
+        assert!(error.contains("--server-name \"a b\" is no DNS name"), "{error}");
+        for wrong in ["", "/", "a/", "/a", "a/b/c", "a.b/c", "A/b", "a/B"] {
+            let error = secret_name(wrong).unwrap_err();
+            assert!(error.contains("[NAMESPACE/]NAME"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_first_good_one_makes_it_ready_and_what_cannot_be_served_does_not() {
+        let pair = || {
+            let made = rcgen::generate_simple_self_signed(vec!["pillion.test".to_owned()]).unwrap();
+            (made.cert.pem(), made.signing_key.serialize_pem(), made.cert.der().clone())
+        };
+        let (certificate, key, leaf) = pair();
+        let news = |key: &str| {
+            let fit = pillion_control::authority::Fit {
+                leaf: leaf.clone(),
+                not_before: jiff::Timestamp::MIN,
+                not_after: jiff::Timestamp::MAX,
+            };
+            let (certificate, key) = (certificate.clone().into_bytes(), key.as_bytes().to_vec());
+            News::Fit(Box::new(ServingPair { certificate, key, fit, epoch: Some(1), generation: None }))
+        };
+        let readiness = pillion_webhook::health::Readiness::default();
+        let (ready, serving) = (readiness.component("serving certificate"), ServingCertificate::awaited());
+        let look = |news| take("Secret a/b", &serving, &ready, news);
+        assert_eq!(look(News::Gone), ReloadResult::Unreadable);
+        assert_eq!(look(news(&pair().1)), ReloadResult::Invalid);
+        assert_eq!(serving.leaf(), None);
+        assert_eq!(readiness.check().unwrap_err().waiting_for, ["serving certificate"]);
+        assert_eq!(look(news(&key)), ReloadResult::Served);
+        assert!(readiness.check().is_ok() && serving.leaf() == Some(leaf.clone()));
+        assert_eq!(look(news(&key)), ReloadResult::Unchanged);
+        assert_eq!(look(News::Gone), ReloadResult::Unreadable);
+        assert!(readiness.check().is_ok() && serving.leaf() == Some(leaf.clone()));
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use clap::Args;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::health::Readiness;
+use pillion_webhook::switch::Switch;
 use pillion_webhook::tls::{PemText, ServingCertificate};
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -82,7 +83,7 @@ pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
         drain_minimum: Some(0),
         drain_deadline: Some(DRAIN_DEADLINE_SECONDS),
     };
-    let policy = args.config.required(&overrides)?;
+    let policy: WebhookPolicy = args.config.required(&overrides)?;
     let (traces, start) = (args.traces.clone(), policy.clone());
     super::run_service(logs, &traces, &policy, |controls| serve(args, overrides, start, controls))
 }
@@ -119,6 +120,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         live_namespace: None,
         look_ups: None,
         policy,
+        switch: Switch::default(),
         readiness: readiness.clone(),
         registry,
         measure: start.metrics_settings(),

@@ -1,8 +1,9 @@
-//! The commands that serve: `webhook` in a cluster, `dev` on a developer's machine.
+//! The commands that serve: `webhook` and `controller` in a cluster, `dev` on a developer's machine.
 //!
-//! Both check everything that can be wrong before a port is bound, and end the same way: not ready first, then drained.
+//! All check everything that can be wrong before a port is bound, and end the same way: not ready first, then drained.
 //!
-//! * [`servers`]: the two ports and what stands behind them.
+//! * [`servers`]: a replica's two ports and what stands behind them; [`operations`]: the second of them.
+//! * [`controller`]: a replica of the controller; [`term`]: what it does while it leads.
 //! * [`signals`]: how a process is asked to end; [`ticks`]: looking at something every so often until then.
 //! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
 //! * [`client_authority`]: who may call, from a file that changes.
@@ -15,16 +16,19 @@
 mod announce;
 pub(crate) mod certificate;
 pub(crate) mod client_authority;
+pub(crate) mod controller;
 mod descriptors;
 pub(crate) mod dev;
 mod folder;
 mod namespaces;
+mod operations;
 mod own_path;
 mod profile_files;
 mod sample;
 mod self_made;
 mod servers;
 mod signals;
+mod term;
 pub(crate) mod ticks;
 pub(crate) mod webhook;
 

@@ -1,30 +1,25 @@
-//! The two ports and what stands behind them: admission over TLS, and operations (probes and metrics) in clear text.
-//!
-//! Operations have a thread of their own, which nothing else runs on: a replica that is busy answering must not look
-//! dead, and be killed for it, to a probe that waits behind the requests.
+//! The two ports of a replica and what stands behind them: admission over TLS, and operations.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use axum::Router;
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::first::once_ready;
-use pillion_webhook::health::{self, Readiness};
+use pillion_webhook::health::Readiness;
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
 use pillion_webhook::policy::Policy;
 use pillion_webhook::router::{self, Admission, LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::serve::{Server, ServerSettings};
+use pillion_webhook::switch::Switch;
 use pillion_webhook::tls::{ServingCertificate, Tls};
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::descriptors;
+use super::operations::{self, Operations};
 
 /// What the servers need.
 pub(crate) struct Parts {
@@ -37,6 +32,8 @@ pub(crate) struct Parts {
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) look_ups: Option<LookUps>,
     pub(crate) policy: Arc<ArcSwap<Policy>>,
+    /// Whether anything is decided at all.
+    pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
     pub(crate) measure: MetricsSettings,
@@ -56,13 +53,6 @@ pub(crate) struct Servers {
     pub(crate) metrics_address: SocketAddr,
 }
 
-/// The operations port, bound and not yet running.
-#[derive(Debug)]
-struct Operations {
-    listener: std::net::TcpListener,
-    app: Router,
-}
-
 impl Servers {
     /// Binds both ports. Everything else should be known to be right by now.
     ///
@@ -70,7 +60,7 @@ impl Servers {
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
-        let Parts { clients, look_ups, policy, mut registry, measure, settings, requests, .. } = parts;
+        let Parts { clients, look_ups, policy, switch, mut registry, measure, settings, requests, .. } = parts;
         let tls = Tls::new(Arc::clone(&certificate), clients).context("TLS cannot be set up")?;
         descriptors::raise_limit(settings.max_connections);
         let metrics = Arc::new(Metrics::register_with(&mut registry, &measure));
@@ -80,15 +70,13 @@ impl Servers {
         let exposition = Exposition::from(registry).with_exemplars(&metrics);
         let connections = metrics.connections.clone();
         let counted = Arc::clone(&metrics);
-        let admission = Admission { snapshot, live_namespace, look_ups, policy, metrics, settings: requests };
+        let admission = Admission { snapshot, live_namespace, look_ups, policy, switch, metrics, settings: requests };
 
-        let admission_port = bind("--listen", listen).await?;
-        // The thread that is to serve it takes it up.
-        let listener = bind("--metrics-listen", metrics_listen).await?.into_std()?;
+        let admission_port = operations::bind("--listen", listen).await?;
         let app = once_ready(router::router(admission), readiness.clone(), counted);
-        let operations = Operations { listener, app: health::router(readiness, Arc::new(exposition)) };
+        let operations = Operations::bind(metrics_listen, readiness, exposition).await?;
         let admission = Server::tls(admission_port, tls, app, settings, connections);
-        let (address, metrics_address) = (admission.local_addr()?, operations.listener.local_addr()?);
+        let (address, metrics_address) = (admission.local_addr()?, operations.address()?);
         Ok(Self { admission, operations, address, metrics_address })
     }
 
@@ -113,33 +101,9 @@ impl Servers {
     }
 }
 
-impl Operations {
-    /// Serves on a thread of its own until `end` is cancelled. What is returned says how that ended.
-    fn start(self, end: CancellationToken) -> anyhow::Result<oneshot::Receiver<io::Result<()>>> {
-        let serve = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async {
-                let listener = TcpListener::from_std(self.listener)?;
-                Server::plain(listener, self.app, ServerSettings::ops()).run(end).await;
-                Ok(())
-            })
-        };
-        let (ended, end) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("operations".to_owned());
-        // Nobody waits any more for how it ended if the process is about to end anyway.
-        let serve = move || drop(ended.send(serve()));
-        thread.spawn(serve).context("cannot start the thread of the operations port")?;
-        Ok(end)
-    }
-}
-
-async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} ({argument})"))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::{self, Read, Write};
     use std::net::TcpStream;
     use std::sync::mpsc;
     use std::time::Duration;
@@ -166,6 +130,7 @@ mod tests {
             live_namespace: None,
             look_ups: None,
             policy: Arc::default(),
+            switch: Switch::default(),
             readiness: Readiness::default(),
             registry: Registry::default(),
             measure: MetricsSettings::default(),

@@ -7,14 +7,17 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use futures::FutureExt;
 use pillion_control::live::LookupMetrics;
+use pillion_control::release::Release;
+use pillion_control::switch::KillSwitch;
 use pillion_control::{CacheMetrics, LiveNamespaces, Lookups, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::ReloadMetrics;
 use pillion_webhook::router::{LiveNamespace, LookUps};
+use pillion_webhook::switch::Switch;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -22,11 +25,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::certificate::{self, CertificateFiles};
+use super::certificate::{self, CertificateArgs};
 use super::client_authority::{ClientArgs, ClientAuthorityFile};
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
-use crate::args::{LogArgs, TraceArgs};
+use crate::args::{self, LogArgs, TraceArgs};
 use crate::config::follow::{self, ConfigFile};
 use crate::config::{ConfigArg, Overrides, WebhookPolicy, check};
 use crate::telemetry::Controls;
@@ -38,18 +41,21 @@ pub(crate) struct WebhookArgs {
     /// How to reach the API server. Without it: the service account of the pod that this runs in.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// The serving certificate, PEM: the leaf first, then its intermediates. Read again when it changes.
-    #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT", required_unless_present = "check_config")]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key, PEM. Read again when it changes.
-    #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY", required_unless_present = "check_config")]
-    pub(crate) tls_key: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) certificate: CertificateArgs,
     /// Where admission reviews are taken, over TLS. Port 0 lets the system choose.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_LISTEN")]
     pub(crate) listen: SocketAddr,
     /// Where /livez, /readyz and /metrics are served, in clear text.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
+    /// The release that this is a replica of: its namespace and its name. Its ConfigMap is the kill switch. Without it there
+    /// is none.
+    #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
+    pub(crate) release: Option<Release>,
+    /// What is served: the revisions that the controller publishes, or, without a controller, profiles as they stand.
+    #[arg(long, value_enum, default_value_t = ProfileSource::Profiles, value_name = "SOURCE", env = "PILLION_PROFILES_FROM")]
+    pub(crate) profiles_from: ProfileSource,
     #[command(flatten)]
     pub(crate) config: ConfigArg,
     /// After being asked to end, go on accepting connections for so long at least: until nobody is sent here any more.
@@ -70,12 +76,21 @@ pub(crate) struct WebhookArgs {
     pub(crate) traces: TraceArgs,
 }
 
+/// Where profiles are taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProfileSource {
+    /// What the controller has accepted and publishes.
+    Revisions,
+    /// What is stored: each replica compiles it by itself.
+    Profiles,
+}
+
 /// Serves until it is asked to end.
 pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     if args.check_config {
         return check::run(&args, logs);
     }
-    let policy = args.config.required(&args.overrides(logs))?;
+    let policy: WebhookPolicy = args.config.required(&args.overrides(logs))?;
     let (traces, overrides) = (args.traces.clone(), args.overrides(logs));
     let start = policy.clone();
     super::run_service(logs, &traces, &policy, |controls| serve(args, overrides, start, controls))
@@ -101,23 +116,27 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let detail = LogLevel::signal()?;
-    let (Some(certificate), Some(key)) = (args.tls_cert, args.tls_key) else {
-        return Err(anyhow!("--tls-cert and --tls-key are missing"));
-    };
-    let files = CertificateFiles::load(certificate, key).await?;
     let clients = args.clients.load().await?;
     let client = pillion_control::client::connect(args.kubeconfig.as_deref()).await?;
+    let certificate = args.certificate.load(client.default_namespace()).await?;
+    let certificate = certificate.context("--serving-secret is missing, or --tls-cert and --tls-key")?;
 
     let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let policy = Arc::new(ArcSwap::from_pointee(start.decided_by()?));
     let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
     let readiness = Readiness::default();
-    readiness.component("serving certificate").set_ready(true);
+    let has_certificate = readiness.component("serving certificate");
     let known = readiness.component("the first lists of profiles and namespaces");
+    let release = args.release.map(|release| (release, readiness.component("how the kill switch stands")));
     let mut registry = Registry::default();
     let publisher = publisher.with_metrics(CacheMetrics::register(&mut registry));
+    let publisher = match args.profiles_from {
+        ProfileSource::Revisions => publisher.of_revisions(),
+        ProfileSource::Profiles => publisher,
+    };
     let broken = broken_profiles(&mut registry);
     let reloads = ReloadMetrics::register(&mut registry);
+    let (switch, disabled) = (Switch::default(), pillion_control::switch::register(&mut registry));
     let remembered = start.lookup_settings();
     let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry), remembered.answer_limit);
     let lookups =
@@ -130,12 +149,13 @@ async fn serve(
     let servers = Servers::bind(Parts {
         listen: args.listen,
         metrics_listen: args.metrics_listen,
-        certificate: files.serving(),
+        certificate: certificate.serving(),
         clients: clients.as_ref().map(ClientAuthorityFile::clients),
         snapshot,
         live_namespace: Some(live_namespace(live)),
         look_ups: Some(look_ups(lookups)),
         policy,
+        switch: switch.clone(),
         readiness: readiness.clone(),
         registry,
         measure: start.metrics_settings(),
@@ -147,9 +167,14 @@ async fn serve(
 
     let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
     let mut tasks = JoinSet::new();
-    let watching = publisher.run(client, stop.clone());
+    if let Some((release, known)) = release {
+        let tell = Arc::new(move |off| switch.set_off(off));
+        let switch = KillSwitch::new(client.clone(), release, disabled, tell, move || known.set_ready(true));
+        tasks.spawn(switch.follow(stop.clone()).map(Ok));
+    }
+    let watching = publisher.run(client.clone(), stop.clone());
     tasks.spawn(async move { watching.await.context("the cluster is not watched any more") });
-    let following = files.follow(certificate::POLL, reloads, stop.clone());
+    let following = certificate.follow(client, reloads, has_certificate, stop.clone());
     tasks.spawn(following.map(Ok));
     if let Some(config) = config {
         tasks.spawn(config.follow(follow::POLL, stop.clone()).map(Ok));

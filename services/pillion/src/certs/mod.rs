@@ -1,0 +1,38 @@
+//! `pillion certs`: the certificates' rotation for a person: how far it is, and that it begin.
+//!
+//! Both speak with the API server alone, so they tell also what no controller is there to tell.
+
+mod rotate;
+mod status;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+
+use self::rotate::RotateArgs;
+use self::status::StatusArgs;
+
+/// Arguments of `pillion certs`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CertsArgs {
+    #[command(subcommand)]
+    command: CertsCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum CertsCommand {
+    /// Ask the controller for a new certificate authority. No admission fails of it.
+    Rotate(RotateArgs),
+    /// Show how far the rotation is, and when what ends.
+    Status(StatusArgs),
+}
+
+/// Runs it to its end.
+pub(crate) fn run(args: CertsArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    match args.command {
+        CertsCommand::Rotate(args) => runtime.block_on(rotate::run(args)),
+        CertsCommand::Status(args) => runtime.block_on(status::run(args)),
+    }
+}

@@ -1,0 +1,168 @@
+//! `pillion certs status`: what stands in the Secrets and in the webhook configuration, without the keys.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::Api;
+use pillion_control::Release;
+use pillion_control::authority::serving::Judging;
+use pillion_control::authority::{AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit};
+use pillion_control::rotation::{Authority, Phase, Record, Stored};
+use pillion_control::rotator::asked::{ASKED_ANNOTATION, Wish};
+
+use crate::args::ClusterArgs;
+use crate::output;
+
+/// Arguments of `pillion certs status`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    at: ClusterArgs,
+}
+
+/// What there is.
+#[derive(Debug)]
+pub(super) struct Seen {
+    record: Stored<Record>,
+    fault: Option<String>,
+    fulfilled: Option<String>,
+    leaf: Option<Result<Fit, Unfit>>,
+    signer: Option<u32>,
+    entries: Vec<(String, Contents)>,
+}
+
+pub(super) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
+    let (client, release) = args.at.connect().await?;
+    let seen = Seen::read(&client, &release).await?;
+    output::print(&seen.text(Timestamp::now()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Seen {
+    pub(super) async fn read(client: &kube::Client, release: &Release) -> anyhow::Result<Self> {
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), release.namespace());
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+        let record = secrets.get_opt(&release.authority_secret()).await;
+        let record = record.context("the authorities' Secret cannot be read: that takes the right to get it")?;
+        let serving = secrets.get_opt(&release.serving_secret()).await.context("the serving Secret cannot be read")?;
+        let configuration = configurations.get_opt(release.configuration()).await;
+        let configuration = configuration.context("the webhook configuration cannot be read")?;
+
+        let fulfilled = record.as_ref().and_then(|secret| secret.metadata.annotations.as_ref()?.get(ASKED_ANNOTATION));
+        let fulfilled = fulfilled.cloned();
+        let authority = AuthoritySecret::read(record.as_ref(), release);
+        let known = authority.stored.get();
+        let judging = Judging { release, known, lifetimes: &Lifetimes::default(), now: Timestamp::now() };
+        let serving = ServingSecret::read(serving.as_ref(), judging);
+        let leaf = serving.stored.get().and_then(|serving| serving.leaf);
+        let entries = configuration.map(|configuration| entries(&configuration, known, release)).unwrap_or_default();
+        Ok(Self {
+            record: authority.record(),
+            fault: authority.fault.as_ref().map(ToString::to_string),
+            fulfilled,
+            signer: leaf.and_then(|leaf| leaf.signer).map(|signer| signer.0),
+            leaf: serving.judged,
+            entries,
+        })
+    }
+
+    /// Whether this wish led to a rotation that is through.
+    pub(super) fn has_fulfilled(&self, wish: &Wish) -> bool {
+        let stable = self.record.get().is_some_and(|record| record.phase == Phase::Stable);
+        stable && self.fulfilled.as_deref() == Some(wish.to_string().as_str())
+    }
+
+    /// All of it for people.
+    pub(super) fn text(&self, now: Timestamp) -> String {
+        let mut text = String::new();
+        let mut line = |what: &str, said: &str| _ = writeln!(text, "{what:<14}{said}");
+        match &self.record {
+            Stored::Missing => {
+                line("rotation", "there is no record: no controller has led yet, or its Secret was deleted");
+            }
+            Stored::Corrupt => {
+                let fault = self.fault.as_deref().unwrap_or("it cannot be read");
+                line(
+                    "rotation",
+                    &format!("the record is damaged: {fault}; the controller makes a new authority beside the old one"),
+                );
+            }
+            Stored::Is(record) => {
+                line("rotation", &format!("{} since {}, epoch {}", record.phase, at(record.since, now), record.epoch));
+                let all = [("authority", record.active), ("next", record.next)];
+                for (what, authority) in all.into_iter().filter_map(|(what, found)| Some((what, found?))) {
+                    line(what, &told(authority, now));
+                }
+            }
+        }
+        match &self.leaf {
+            None => {
+                line("certificate", "there is none: the controller has not made one yet, or its Secret was deleted");
+            }
+            Some(Err(unfit)) => line("certificate", &format!("cannot be served: {unfit}")),
+            Some(Ok(fit)) => {
+                let signer = self
+                    .signer
+                    .map_or_else(|| "nobody who is known".to_owned(), |signer| format!("authority {signer}"));
+                line("certificate", &format!("of {signer}, ends {}", at(fit.not_after, now)));
+            }
+        }
+        if self.entries.is_empty() {
+            line("webhook", "no entry: the API server calls nobody");
+        }
+        for (name, contents) in &self.entries {
+            let known = contents.authorities.iter().map(|generation| generation.0.to_string()).collect::<Vec<_>>();
+            let mut trusts = format!("{name} trusts authority {}", known.join(" and "));
+            if known.is_empty() {
+                trusts = format!("{name} trusts no authority of the record");
+            }
+            if !contents.unknown.is_empty() {
+                _ = write!(trusts, ", and {} others", contents.unknown.len());
+            }
+            line("webhook", &trusts);
+        }
+        text
+    }
+}
+
+fn entries(
+    configuration: &MutatingWebhookConfiguration,
+    known: Option<&Known>,
+    release: &Release,
+) -> Vec<(String, Contents)> {
+    let entries = configuration.webhooks.iter().flatten();
+    let contents = entries.map(|entry| {
+        let bundle = entry.client_config.ca_bundle.as_ref().map_or(&[][..], |bundle| &bundle.0);
+        (entry.name.clone(), Contents::read(bundle, known, release))
+    });
+    contents.collect()
+}
+
+fn told(authority: Authority, now: Timestamp) -> String {
+    let key = if authority.has_key { "" } else { ", its key is deleted" };
+    format!(
+        "{} made {}, ends {}{key}",
+        authority.generation.0,
+        at(authority.created, now),
+        at(authority.not_after, now)
+    )
+}
+
+/// A time, and how far it is from now, roughly.
+fn at(time: Timestamp, now: Timestamp) -> String {
+    let distance = if time < now { now.duration_since(time) } else { time.duration_since(now) };
+    let seconds = distance.as_secs();
+    let (count, unit) = match seconds {
+        0..120 => (seconds, "s"),
+        120..7_200 => (seconds / 60, "min"),
+        7_200..172_800 => (seconds / 3_600, "h"),
+        _ => (seconds / 86_400, "d"),
+    };
+    let time = Timestamp::from_second(time.as_second()).unwrap_or(time);
+    if time < now { format!("{time} ({count} {unit} ago)") } else { format!("{time} (in {count} {unit})") }
+}

@@ -1,0 +1,397 @@
+//! The controller's policy file as types, with its keys. What is left out has its default.
+//!
+//! It is read once: who changes it starts the controller anew, which costs nothing, since the other replica takes over.
+
+use std::time::Duration;
+
+use pillion_api::held;
+use pillion_api::names::{InjectionLevel, is_dns_label};
+use pillion_api::opt_in::{OptIn, OptInError};
+use pillion_api::webhook_configuration::{self, Timeouts};
+use pillion_control::authority::Lifetimes;
+use pillion_control::held::PolicySettings;
+use pillion_control::{Release, canary, configuration, lease, probe, rotation, rotator};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::policy::{ApiVersion, Logs};
+use super::read::{Overrides, PolicyFile};
+use super::rules::{Contradiction, at_most};
+use super::settings::{Setting, Type, fixed};
+use super::units::Time;
+use crate::telemetry::logs;
+
+/// What the file is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    #[default]
+    ControllerPolicy,
+}
+
+/// All of the file. Each key is described in [`SETTINGS`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct ControllerPolicy {
+    pub(crate) api_version: ApiVersion,
+    pub(crate) kind: Kind,
+    pub(crate) leadership: Leadership,
+    pub(crate) certificates: Certificates,
+    pub(crate) webhooks: Webhooks,
+    pub(crate) logs: Logs,
+}
+
+/// How the replicas agree on who leads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Leadership {
+    pub(crate) lease_duration: Time,
+    pub(crate) renew_deadline: Time,
+    pub(crate) retry_period: Time,
+}
+
+/// Lives of certificates, and how long the parts of a rotation take.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Certificates {
+    pub(crate) managed: bool,
+    pub(crate) authority_lifetime: Time,
+    pub(crate) leaf_lifetime: Time,
+    pub(crate) rotate_after: Time,
+    pub(crate) propagation_timeout: Time,
+    pub(crate) probe_rounds: u32,
+    pub(crate) probe_gap: Time,
+    pub(crate) probe_timeout: Time,
+    pub(crate) overlap: Time,
+    pub(crate) interval: Time,
+}
+
+/// What API servers are told, besides whom to trust.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Webhooks {
+    pub(crate) excluded_namespaces: Vec<String>,
+    pub(crate) opt_in: Vec<String>,
+    pub(crate) timeout_enabled: Time,
+    pub(crate) timeout_required: Time,
+    pub(crate) timeout_held: Time,
+}
+
+/// All keys, in the order of the page.
+pub(crate) const SETTINGS: [Setting; 19] = [
+    fixed(
+        "leadership.leaseDuration",
+        Type::Time("1s", "10m"),
+        "Who has not renewed the Lease for so long, as the others see it, does not lead any more.",
+    ),
+    fixed(
+        "leadership.renewDeadline",
+        Type::Time("500ms", "10m"),
+        "A leader that could not renew the Lease for so long stops leading by itself.",
+    ),
+    fixed("leadership.retryPeriod", Type::Time("100ms", "1m"), "How often the Lease is looked at and renewed."),
+    fixed(
+        "certificates.managed",
+        Type::Other("boolean", "`true` or `false`"),
+        "Whether certificates and webhook configurations are the controller's. `false`: they are somebody else's, cert-manager's \
+         say, and the controller only probes replicas and tells what it finds.",
+    ),
+    fixed(
+        "certificates.authorityLifetime",
+        Type::Time("10s", "87600h"),
+        "How long an authority's certificate is valid.",
+    ),
+    fixed(
+        "certificates.leafLifetime",
+        Type::Time("5s", "8760h"),
+        "How long the replicas' certificate is valid. It is renewed at half of that.",
+    ),
+    fixed(
+        "certificates.rotateAfter",
+        Type::Time("1s", "43800h"),
+        "How old an authority becomes before the next one is made.",
+    ),
+    fixed(
+        "certificates.propagationTimeout",
+        Type::Time("1s", "1h"),
+        "How long API servers that cannot be asked have to see a change of the webhook configuration.",
+    ),
+    fixed(
+        "certificates.probeRounds",
+        Type::Count(1, 100),
+        "How many times, one after the other, every replica has to be seen with a certificate of the new authority.",
+    ),
+    fixed("certificates.probeGap", Type::Time("50ms", "10m"), "The time between two of these rounds."),
+    fixed("certificates.probeTimeout", Type::Time("50ms", "1m"), "How long one replica may take to answer a probe."),
+    fixed("certificates.overlap", Type::Time("0s", "8760h"), "How long the old authority stays trusted after that."),
+    fixed(
+        "certificates.interval",
+        Type::Time("100ms", "1h"),
+        "How often everything is looked at, besides whenever something changes.",
+    ),
+    fixed(
+        "webhooks.excludedNamespaces",
+        Type::Other("list of text", "names of namespaces"),
+        "Namespaces that are left alone whatever their labels say, beside the release's and `kube-system`, `kube-public` and `kube-node-lease`.",
+    ),
+    fixed(
+        "webhooks.optIn",
+        Type::Other("list of text", "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"),
+        "Labels by which namespaces opt in, besides `pillion.dev/injection`. The first that a namespace has decides.",
+    ),
+    fixed(
+        "webhooks.timeoutEnabled",
+        Type::Time("1s", "30s"),
+        "How long an API server waits for an answer; then a pod is created without.",
+    ),
+    fixed(
+        "webhooks.timeoutRequired",
+        Type::Time("1s", "30s"),
+        "The same in namespaces with `required`; then a pod is refused.",
+    ),
+    fixed("webhooks.timeoutHeld", Type::Time("1s", "30s"), "The same in namespaces with `held`; then a pod waits."),
+    fixed(
+        "logs.level",
+        Type::Other("text", "`error`, `warn`, `info`, `debug`, `trace`, `off`, or by part"),
+        "What is logged. By part, as in `info,pillion_control=debug`.",
+    ),
+];
+
+impl Default for Leadership {
+    fn default() -> Self {
+        let seconds = |count| Time(Duration::from_secs(count));
+        Self { lease_duration: seconds(15), renew_deadline: seconds(10), retry_period: seconds(2) }
+    }
+}
+
+impl Default for Certificates {
+    fn default() -> Self {
+        let rotation = rotation::Settings::default();
+        Self {
+            managed: true,
+            authority_lifetime: Time(Duration::from_hours(24 * 365)),
+            leaf_lifetime: Time(Duration::from_hours(24 * 7)),
+            rotate_after: Time(rotation.rotate_after),
+            propagation_timeout: Time(rotation.propagation_timeout),
+            probe_rounds: rotation.rounds,
+            probe_gap: Time(Duration::from_secs(10)),
+            probe_timeout: Time(Duration::from_secs(5)),
+            overlap: Time(rotation.overlap),
+            interval: Time(Duration::from_secs(30)),
+        }
+    }
+}
+
+impl Default for Webhooks {
+    fn default() -> Self {
+        let Timeouts { enabled, required, held } = Timeouts::default();
+        let seconds = |count: i32| Time(Duration::from_secs(u64::try_from(count).unwrap_or_default()));
+        Self {
+            excluded_namespaces: Vec::new(),
+            opt_in: Vec::new(),
+            timeout_enabled: seconds(enabled),
+            timeout_required: seconds(required),
+            timeout_held: seconds(held),
+        }
+    }
+}
+
+impl Webhooks {
+    /// The settings of a release's webhook configurations, without a bundle.
+    fn settings(&self, release: &Release) -> webhook_configuration::Settings {
+        let mut settings = configuration::settings_of(release);
+        let seconds = |time: Time| i32::try_from(time.0.as_secs()).unwrap_or(i32::MAX);
+        settings.levels = InjectionLevel::ALL.to_vec();
+        settings.excluded_namespaces.clone_from(&self.excluded_namespaces);
+        // What it says was checked when it was read.
+        settings.opt_in = self.labels().unwrap_or_default();
+        settings.timeouts = Timeouts {
+            enabled: seconds(self.timeout_enabled),
+            required: seconds(self.timeout_required),
+            held: seconds(self.timeout_held),
+        };
+        settings.canary = true;
+        settings.validates_profiles = true;
+        settings
+    }
+
+    fn labels(&self) -> Result<OptIn, OptInError> {
+        OptIn::with(self.opt_in.iter().map(String::as_str))
+    }
+}
+
+impl Leadership {
+    /// How the election goes.
+    pub(crate) fn election(&self) -> lease::Settings {
+        let mut settings = lease::Settings::default();
+        settings.lease_duration = self.lease_duration.0;
+        settings.renew_deadline = self.renew_deadline.0;
+        settings.retry_period = self.retry_period.0;
+        settings
+    }
+}
+
+impl Certificates {
+    /// How endpoints are probed.
+    pub(crate) fn probes(&self) -> probe::Settings {
+        let mut settings = probe::Settings::default();
+        settings.gap = self.probe_gap.0;
+        settings.timeout = self.probe_timeout.0;
+        // A leaf that lives for minutes never has a day left.
+        settings.least_left = settings.least_left.min(self.leaf_lifetime.0 / 7);
+        settings
+    }
+
+    /// How API servers are asked.
+    pub(crate) fn canary(&self) -> canary::Settings {
+        let mut settings = canary::Settings::default();
+        settings.timeout = self.probe_timeout.0;
+        settings.vanished = self.propagation_timeout.0;
+        settings
+    }
+
+    /// How long the parts of a rotation take.
+    pub(crate) fn rotation(&self) -> rotation::Settings {
+        let mut settings = rotation::Settings::default();
+        settings.rotate_after = self.rotate_after.0;
+        settings.propagation_timeout = self.propagation_timeout.0;
+        settings.rounds = self.probe_rounds;
+        settings.overlap = self.overlap.0;
+        settings
+    }
+}
+
+impl ControllerPolicy {
+    /// What the rotation depends on.
+    pub(crate) fn rotator(&self, release: &Release) -> rotator::Settings {
+        let Certificates { authority_lifetime, leaf_lifetime, interval, .. } = &self.certificates;
+        rotator::Settings {
+            rotation: self.certificates.rotation(),
+            lifetimes: Lifetimes::of(authority_lifetime.0, leaf_lifetime.0),
+            webhooks: self.webhooks.settings(release),
+            interval: interval.0,
+        }
+    }
+}
+
+impl ControllerPolicy {
+    /// How pods of held namespaces are made to wait.
+    pub(crate) fn held_policies(&self, release: &Release) -> PolicySettings {
+        let mut settings = held::Settings::new(release.name(), release.namespace());
+        settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
+        PolicySettings::new(settings)
+    }
+}
+
+impl PolicyFile for ControllerPolicy {
+    const KIND: &'static str = "ControllerPolicy";
+    const SETTINGS: &'static [Setting] = &SETTINGS;
+
+    fn apply(&mut self, overrides: &Overrides) {
+        if let Some(level) = &overrides.log_level {
+            self.logs.level.clone_from(level);
+        }
+    }
+
+    fn to_value(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    fn faults(&self) -> Vec<(&'static str, String)> {
+        let level = logs::filter(&self.logs.level).err().map(|error| ("logs.level", error.to_string()));
+        let opt_in = self.webhooks.labels().err().map(|error| ("webhooks.optIn", error.to_string()));
+        let excluded = self.webhooks.excluded_namespaces.iter().find(|name| !is_dns_label(name));
+        let excluded = excluded.map(|name| {
+            (
+                "webhooks.excludedNamespaces",
+                format!("{name:?} is no name of a namespace: lower-case letters, digits and -"),
+            )
+        });
+        level.into_iter().chain(opt_in).chain(excluded).collect()
+    }
+
+    fn contradictions(&self) -> Vec<Contradiction> {
+        let Self { leadership, certificates, .. } = self;
+        let shorter = "make the first shorter or the second longer";
+        [
+            at_most(
+                ("leadership.renewDeadline", leadership.renew_deadline),
+                ("leadership.leaseDuration", leadership.lease_duration),
+                "a leader has to stop before another one begins: make the deadline shorter",
+            ),
+            at_most(
+                ("leadership.retryPeriod", leadership.retry_period),
+                ("leadership.renewDeadline", leadership.renew_deadline),
+                shorter,
+            ),
+            at_most(
+                ("certificates.leafLifetime", certificates.leaf_lifetime),
+                ("certificates.authorityLifetime", certificates.authority_lifetime),
+                "a certificate ends before its authority: make its life shorter",
+            ),
+            at_most(
+                ("certificates.rotateAfter", certificates.rotate_after),
+                ("certificates.authorityLifetime", certificates.authority_lifetime),
+                "the next authority is made long before the old one ends: make the time shorter",
+            ),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::read::{from_text, lines};
+    use super::*;
+
+    fn read(text: &str) -> Result<ControllerPolicy, String> {
+        let text = format!("apiVersion: config.pillion.dev/v1alpha1\nkind: ControllerPolicy\n{text}");
+        from_text(Path::new("c.yaml"), &text, &Overrides::default()).map_err(|problems| lines(&problems))
+    }
+
+    #[test]
+    fn a_file_says_what_differs_from_the_defaults() {
+        let policy = read("certificates: {rotateAfter: 2s, probeRounds: 1}\n").unwrap();
+        assert_eq!(policy.certificates.rotation().rotate_after, Duration::from_secs(2));
+        assert_eq!(policy.certificates.rotation().rounds, 1);
+        assert_eq!(policy.leadership, Leadership::default());
+        assert_eq!(read("").unwrap(), ControllerPolicy::default());
+    }
+
+    #[test]
+    fn the_table_has_the_keys_of_the_types_and_every_default_is_in_its_range() {
+        let tree = ControllerPolicy::default().to_value();
+        let sections = tree.as_object().unwrap().iter().filter_map(|(key, value)| Some((key, value.as_object()?)));
+        let keys: Vec<_> =
+            sections.flat_map(|(section, keys)| keys.keys().map(move |key| format!("{section}.{key}"))).collect();
+        assert_eq!(keys, SETTINGS.map(|setting| setting.path));
+        assert!(SETTINGS.iter().all(|setting| setting.out_of_range(&tree).is_none()));
+        assert_eq!(ControllerPolicy::default().contradictions(), []);
+    }
+
+    #[test]
+    fn what_is_wrong_has_its_place() {
+        for (text, expected) in [
+            (
+                "certificates: {overlop: 1s}\n",
+                "c.yaml:3:16: certificates: unknown field `overlop` (did you mean `overlap`?)",
+            ),
+            ("certificates: {interval: 1ms}\n", "expected 100ms to 1h, found 1ms"),
+            ("leadership: {renewDeadline: 20s}\n", "expected at most leadership.leaseDuration (15s), found 20s"),
+            ("certificates: {leafLifetime: 8760h, authorityLifetime: 24h}\n", "certificates.authorityLifetime (24h)"),
+            ("logs: {level: loud}\n", "loud"),
+        ] {
+            let told = read(text).unwrap_err();
+            assert!(told.contains(expected), "{text}: {told}");
+        }
+        let kind = from_text::<ControllerPolicy>(
+            Path::new("c.yaml"),
+            "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n",
+            &Overrides::default(),
+        );
+        assert!(lines(&kind.unwrap_err()).contains("ControllerPolicy"));
+    }
+}

@@ -1,0 +1,124 @@
+//! `pillion profiles history`: the revisions of a profile that are kept.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use kube::api::ListParams;
+use pillion_api::RevisionSpec;
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::names::PROFILE_LABEL;
+use pillion_api::revision::label_value;
+
+use super::{Profile, Which};
+use crate::output;
+
+/// Arguments of `pillion profiles history`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct HistoryArgs {
+    #[command(flatten)]
+    which: Which,
+}
+
+/// A line of the table.
+struct Line {
+    revision: String,
+    generation: String,
+    made: String,
+    parents: String,
+    served: String,
+}
+
+pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<ExitCode> {
+    let which = args.which;
+    let Profile { client, metadata, status, .. } = which.read().await?;
+    let selector = format!("{PROFILE_LABEL}={}", label_value(&which.name));
+    let list = which.revisions(&client).list(&ListParams::default().labels(&selector)).await?;
+    let mut lines: Vec<(usize, Line)> = Vec::new();
+    for object in list.items {
+        let mut owners = object.metadata.owner_references.iter().flatten();
+        if !owners.any(|owner| Some(&owner.uid) == metadata.uid.as_ref()) {
+            continue;
+        }
+        let Some(Ok(spec)) = object.data.get("spec").map(|spec| serde_json::from_value::<RevisionSpec>(spec.clone()))
+        else {
+            continue;
+        };
+        let place = status.revisions.iter().position(|kept| *kept == spec.revision).unwrap_or(usize::MAX);
+        let made = object.metadata.creation_timestamp.map(|time| time.0.to_string()).unwrap_or_default();
+        lines.push((
+            place,
+            Line {
+                served: served(&status, &spec.revision),
+                generation: spec.generation.map(|generation| generation.to_string()).unwrap_or_default(),
+                parents: spec.ancestors.join(","),
+                revision: spec.revision,
+                made,
+            },
+        ));
+    }
+    lines.sort_by(|(one, a), (other, b)| (one, &b.made).cmp(&(other, &a.made)));
+    output::print(&table(lines.into_iter().map(|(_, line)| line)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Who gets a revision.
+fn served(status: &ProfileStatus, revision: &str) -> String {
+    let is = |other: &Option<String>| other.as_deref() == Some(revision);
+    let share = status.rollout.as_ref().map(|rollout| rollout.percent.unwrap_or(100));
+    if is(&status.accepted_revision) && !is(&status.revision) {
+        return "rolled back".to_owned();
+    }
+    match (is(&status.revision), is(&status.promoted_revision), share) {
+        (true, _, None) => "everybody".to_owned(),
+        (true, _, Some(share)) => format!("{share} % of workloads"),
+        (false, true, Some(_)) => "all others".to_owned(),
+        (false, ..) => "-".to_owned(),
+    }
+}
+
+fn table(lines: impl Iterator<Item = Line>) -> String {
+    let head = Line {
+        revision: "REVISION".to_owned(),
+        generation: "GENERATION".to_owned(),
+        made: "MADE".to_owned(),
+        parents: "PARENTS".to_owned(),
+        served: "SERVED TO".to_owned(),
+    };
+    let mut text = String::new();
+    for Line { revision, generation, made, parents, served } in std::iter::once(head).chain(lines) {
+        let parents = if parents.is_empty() { "-" } else { &parents };
+        let line = format!("{revision:<12}{generation:<12}{made:<22}{served:<20}{parents}");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use pillion_api::profile::Rollout;
+
+    use super::*;
+
+    #[test]
+    fn who_gets_a_revision_is_said() {
+        let some = |revision: &str| Some(revision.to_owned());
+        let mut status = ProfileStatus {
+            revision: some("b"),
+            promoted_revision: some("b"),
+            accepted_revision: some("b"),
+            ..ProfileStatus::default()
+        };
+        assert_eq!((&*served(&status, "b"), &*served(&status, "a")), ("everybody", "-"));
+        status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
+        status.promoted_revision = some("a");
+        assert_eq!((&*served(&status, "b"), &*served(&status, "a")), ("10 % of workloads", "all others"));
+        let rolled = ProfileStatus {
+            revision: some("a"),
+            promoted_revision: some("a"),
+            accepted_revision: some("b"),
+            ..ProfileStatus::default()
+        };
+        assert_eq!((&*served(&rolled, "b"), &*served(&rolled, "a")), ("rolled back", "everybody"));
+    }
+}

@@ -1,0 +1,119 @@
+//! `pillion profiles`: what was accepted of a profile, and going back to it.
+
+mod history;
+mod rollback;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{ApiResource, DynamicObject};
+use kube::{Api, Client};
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
+
+/// Arguments of `pillion profiles`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ProfilesArgs {
+    #[command(subcommand)]
+    command: ProfilesCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum ProfilesCommand {
+    /// List the revisions of a profile that are kept, the latest first.
+    History(history::HistoryArgs),
+    /// Publish an older revision of a profile again, to everybody, until another text is accepted.
+    Rollback(rollback::RollbackArgs),
+}
+
+/// Which profile, and where.
+#[derive(Clone, Debug, Args)]
+struct Which {
+    /// Name of the profile.
+    name: String,
+    /// Namespace of an `InjectionProfile`. Without it: a `ClusterInjectionProfile`.
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// How to reach the API server. Without it: as kubectl does.
+    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// A profile as it stands in the cluster, with the way to it.
+struct Profile {
+    client: Client,
+    api: Api<DynamicObject>,
+    metadata: ObjectMeta,
+    status: ProfileStatus,
+}
+
+/// Does what is asked.
+pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<ExitCode> {
+    match args.command {
+        ProfilesCommand::History(args) => block_on(history::run(args)),
+        ProfilesCommand::Rollback(args) => block_on(rollback::run(args)),
+    }
+}
+
+fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(work)
+}
+
+impl Which {
+    async fn read(&self) -> anyhow::Result<Profile> {
+        let client = match &self.kubeconfig {
+            Some(file) => pillion_control::client::connect(Some(file)).await?,
+            None => Client::try_default().await.context("there is no way to an API server; give --kubeconfig")?,
+        };
+        let api = self.api(&client, &self.resource());
+        let found = api.get_opt(&self.name).await.with_context(|| format!("cannot read {self}"))?;
+        let Some(mut object) = found else { bail!("there is no {self}") };
+        let status = object.data.get_mut("status").map_or(serde_json::Value::Null, serde_json::Value::take);
+        let status = serde_json::from_value(status).unwrap_or_default();
+        Ok(Profile { client, api, metadata: object.metadata, status })
+    }
+
+    fn resource(&self) -> ApiResource {
+        match self.namespace {
+            Some(_) => ApiResource::erase::<InjectionProfile>(&()),
+            None => ApiResource::erase::<ClusterInjectionProfile>(&()),
+        }
+    }
+
+    fn revisions(&self, client: &Client) -> Api<DynamicObject> {
+        let resource = match self.namespace {
+            Some(_) => ApiResource::erase::<ProfileRevision>(&()),
+            None => ApiResource::erase::<ClusterProfileRevision>(&()),
+        };
+        self.api(client, &resource)
+    }
+
+    fn api(&self, client: &Client, resource: &ApiResource) -> Api<DynamicObject> {
+        match &self.namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
+            None => Api::all_with(client.clone(), resource),
+        }
+    }
+
+    /// The profile as kubectl is told of it.
+    fn kubectl(&self) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("-n {namespace} iprof {}", self.name),
+            None => format!("ciprof {}", self.name),
+        }
+    }
+}
+
+impl std::fmt::Display for Which {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(formatter, "InjectionProfile {}/{}", namespace, self.name),
+            None => write!(formatter, "ClusterInjectionProfile {}", self.name),
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `pillion profiles rollback`: an older revision is published again.
+//!
+//! It is asked for by annotations and not by an edit of the profile's text: what keeps a cluster as a repository says
+//! puts back each field that the repository has, and leaves annotations alone that it does not have.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use kube::api::{Patch, PatchParams};
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use serde_json::json;
+
+use super::Which;
+use crate::output;
+
+/// How often it is looked whether it is published.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Arguments of `pillion profiles rollback`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct RollbackArgs {
+    #[command(flatten)]
+    which: Which,
+    /// The revision; its first digits are enough. Without it: what was promoted, or the one before the one that is
+    /// published.
+    #[arg(long, value_name = "REVISION")]
+    to: Option<String>,
+    /// End a rollback: the last accepted revision is published again.
+    #[arg(long, conflicts_with = "to")]
+    undo: bool,
+    /// How long to wait until it is published.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    wait: u64,
+}
+
+pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
+    let RollbackArgs { which, to, undo, wait } = args;
+    let profile = which.read().await?;
+    let (annotations, expected) = if undo {
+        let accepted = profile.status.accepted_revision.clone();
+        (json!({ROLLBACK_TO_ANNOTATION: null, ROLLBACK_FROM_ANNOTATION: null}), accepted)
+    } else {
+        let to = target(&profile.status, to.as_deref())?;
+        let from = profile.status.accepted_revision.clone();
+        (json!({ROLLBACK_TO_ANNOTATION: to, ROLLBACK_FROM_ANNOTATION: from}), Some(to))
+    };
+    let Some(expected) = expected else { bail!("nothing of {which} was ever accepted") };
+    let version = profile.metadata.resource_version.clone();
+    // Not if it was changed since it was read.
+    let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
+    profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    published(&which, &expected, Duration::from_secs(wait)).await?;
+    let before = profile.status.revision.unwrap_or_else(|| "none".to_owned());
+    let told = format!("{which}: revision {expected} is published, before it was {before}\n");
+    let how_long = format!(
+        "It stays until another text is accepted, or until it is ended:\n  kubectl annotate {} \
+         {ROLLBACK_TO_ANNOTATION}- {ROLLBACK_FROM_ANNOTATION}-\n",
+        which.kubectl()
+    );
+    output::print(&if undo { told } else { told + &how_long })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until the controller has published it.
+async fn published(which: &Which, expected: &str, limit: Duration) -> anyhow::Result<()> {
+    let wait = async {
+        loop {
+            let now = which.read().await?.status;
+            if now.revision.as_deref() == Some(expected) && now.rollout.is_none() {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    tokio::time::timeout(limit, wait).await.map_err(|_| {
+        anyhow!(
+            "{which} asks for revision {expected}, and it is not published after {limit:?}; does the controller run?"
+        )
+    })?
+}
+
+/// The revision to go back to.
+fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
+    let kept = &status.revisions;
+    if let Some(digits) = to {
+        let found: Vec<_> = kept.iter().filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
+        return match found.as_slice() {
+            [one] => Ok((*one).clone()),
+            [] => bail!("no revision that is kept begins with {digits:?}; there are {}", kept.join(", ")),
+            _ => bail!("more than one revision begins with {digits:?}: give more of its digits"),
+        };
+    }
+    let published = status.revision.as_ref();
+    // In the middle of a rollout: what all others have.
+    if let Some(promoted) = status.promoted_revision.as_ref().filter(|promoted| Some(*promoted) != published) {
+        return Ok(promoted.clone());
+    }
+    let place = kept.iter().position(|revision| Some(revision) == published);
+    match place.and_then(|place| kept.get(place + 1)) {
+        Some(before) => Ok(before.clone()),
+        None => bail!("no revision is kept from before the one that is published; say which one by --to"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(revision: &str, promoted: &str) -> ProfileStatus {
+        ProfileStatus {
+            revision: Some(revision.to_owned()),
+            promoted_revision: Some(promoted.to_owned()),
+            revisions: ["cc33", "bb22", "ba11", "aa00"].map(str::to_owned).into(),
+            ..ProfileStatus::default()
+        }
+    }
+
+    #[test]
+    fn it_goes_back_to_the_one_before_or_to_what_is_promoted() {
+        assert_eq!(target(&status("cc33", "cc33"), None).unwrap(), "bb22");
+        assert_eq!(target(&status("cc33", "aa00"), None).unwrap(), "aa00");
+        let error = target(&status("aa00", "aa00"), None).unwrap_err().to_string();
+        assert!(error.contains("--to"), "{error}");
+    }
+
+    #[test]
+    fn the_first_digits_are_enough_if_they_are_of_one() {
+        let status = status("cc33", "cc33");
+        assert_eq!(target(&status, Some("bb")).unwrap(), "bb22");
+        for (digits, told) in [("b", "more than one"), ("dd", "cc33, bb22"), ("", "no revision")] {
+            let error = target(&status, Some(digits)).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+}

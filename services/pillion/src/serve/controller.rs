@@ -1,0 +1,157 @@
+//! `pillion controller`: certificates, webhook configurations, profiles' revisions and status, the audit. Several run, and
+//! one of them leads.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use futures::FutureExt;
+use pillion_control::Release;
+use pillion_control::canary::{self, Canary};
+use pillion_control::lease::{Elector, LeaseMetrics};
+use pillion_webhook::health::Readiness;
+use pillion_webhook::metrics::Exposition;
+use prometheus_client::registry::Registry;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::operations::{self, Operations};
+use super::signals::Signals;
+use super::term::{LeaderMetrics, Term};
+use crate::args::{LogArgs, ReleaseArgs};
+use crate::config::{ConfigArg, ControllerPolicy, Overrides};
+use crate::output;
+use crate::telemetry::Telemetry;
+use crate::telemetry::logs::LogLevel;
+
+/// Arguments of `pillion controller`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ControllerArgs {
+    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) release: ReleaseArgs,
+    /// Who this is, in the Lease: the pod's name. Default: the host's name, which a pod has of its own.
+    #[arg(long, value_name = "NAME", env = "PILLION_IDENTITY")]
+    pub(crate) identity: Option<String>,
+    /// Where API servers prove that they trust the newest authority, over TLS.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_CANARY_LISTEN")]
+    pub(crate) canary_listen: SocketAddr,
+    /// At which address API servers reach this process: the pod's. Default: the address of --canary-listen.
+    #[arg(long, value_name = "ADDRESS", env = "PILLION_POD_IP")]
+    pub(crate) pod_ip: Option<IpAddr>,
+    /// Where /livez, /readyz and /metrics are served, in clear text.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
+    pub(crate) metrics_listen: SocketAddr,
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
+    /// Check flags and policy file, print the policy with all its defaults, and end. Exit code 1: something is wrong.
+    #[arg(long)]
+    pub(crate) check_config: bool,
+}
+
+/// Runs until it is asked to end.
+pub(crate) fn run(args: ControllerArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+    let overrides = Overrides { log_level: logs.log_level.clone(), ..Overrides::default() };
+    if args.check_config {
+        return check(&args, &overrides);
+    }
+    let release = args.release.release()?;
+    let policy: ControllerPolicy = args.config.required(&overrides)?;
+    let level = Telemetry::changing_logs(logs, &policy.logs.level)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    runtime.block_on(control(args, Arc::new(release), policy, level)).map(|()| ExitCode::SUCCESS)
+}
+
+fn check(args: &ControllerArgs, overrides: &Overrides) -> anyhow::Result<ExitCode> {
+    args.release.release()?;
+    match args.config.load::<ControllerPolicy>(overrides) {
+        Ok(policy) => {
+            output::print(&output::yaml(&crate::config::read::PolicyFile::to_value(&policy))?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(problems) => {
+            output::problems(&problems)?;
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+async fn control(
+    args: ControllerArgs,
+    release: Arc<Release>,
+    policy: ControllerPolicy,
+    level: LogLevel,
+) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
+    let detail = LogLevel::signal()?;
+    let config = pillion_control::client::configuration(args.kubeconfig.as_deref()).await?;
+    let client = kube::Client::try_from(config.clone()).context("the configuration makes no client")?;
+    let identity = args.identity.map_or_else(host_name, Ok)?;
+
+    let mut registry = Registry::default();
+    let readiness = Readiness::default();
+    readiness.register(&mut registry);
+    let lease = LeaseMetrics::register(&mut registry);
+    let metrics = LeaderMetrics::register(&mut registry);
+    let canary = Canary::new(metrics.canary.clone());
+    let canary_listener = operations::bind("--canary-listen", args.canary_listen).await?;
+    let canary_address = reached_at(canary_listener.local_addr()?, args.pod_ip)?;
+    let elector = Elector::new(client.clone(), &release, &identity, policy.leadership.election(), lease)?;
+    let operations = Operations::bind(args.metrics_listen, readiness.clone(), Exposition::from(registry)).await?;
+    info!(identity = elector.identity(), metrics_address = %operations.address()?, "taking part in the election");
+
+    let (stop, end) = (CancellationToken::new(), CancellationToken::new());
+    let mut operations = operations.start(end.clone())?;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(level.follow(detail, stop.clone()).map(|()| "the log's level"));
+    let serving = canary.clone();
+    let until = stop.clone();
+    tasks.spawn(async move {
+        serving.serve(canary_listener, &canary::Settings::default(), until).await;
+        "the canary"
+    });
+    let term = Term { client, config, release, policy: Arc::new(policy), metrics, canary, canary_address };
+    let electing = elector.run(stop.clone(), move |claim| term.clone().lead(claim));
+    tasks.spawn(electing.map(|()| "the election"));
+
+    let ended = tokio::select! {
+        signal = signals.next() => {
+            info!(signal, "asked to end: giving the Lease back");
+            Ok(())
+        }
+        ended = tasks.join_next() => Err(match ended {
+            Some(Ok(what)) => anyhow!("{what} ended, though nobody asked it to"),
+            Some(Err(error)) => anyhow!(error).context("a task failed"),
+            None => anyhow!("there is nothing to do"),
+        }),
+        early = &mut operations => return early?.context("the operations port cannot be served"),
+    };
+    signals.abort_at_next();
+    readiness.drain();
+    stop.cancel();
+    while tasks.join_next().await.is_some() {}
+    end.cancel();
+    operations.await?.context("the operations port cannot be served")?;
+    info!("ended");
+    ended
+}
+
+/// Where others reach what listens here.
+fn reached_at(listens: SocketAddr, pod: Option<IpAddr>) -> anyhow::Result<SocketAddr> {
+    let address = pod.unwrap_or_else(|| listens.ip());
+    if address.is_unspecified() {
+        return Err(anyhow!("--canary-listen {listens} is no address that API servers could call: give --pod-ip too"));
+    }
+    Ok(SocketAddr::new(address, listens.port()))
+}
+
+fn host_name() -> anyhow::Result<String> {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if name.is_empty() { Err(anyhow!("this host has no name: give --identity")) } else { Ok(name) }
+}

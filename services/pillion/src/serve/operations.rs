@@ -1,0 +1,63 @@
+//! The operations port: probes and metrics, in clear text, on a thread of its own which nothing else runs on. A process
+//! that is busy must not look dead, and be killed for it, to a probe that waits behind its work.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use axum::Router;
+use pillion_webhook::health::{self, Readiness};
+use pillion_webhook::metrics::Exposition;
+use pillion_webhook::serve::{Server, ServerSettings};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+/// The port, bound and not yet served.
+#[must_use = "nothing is served until it is started"]
+#[derive(Debug)]
+pub(crate) struct Operations {
+    listener: std::net::TcpListener,
+    app: Router,
+}
+
+impl Operations {
+    /// Binds the port.
+    ///
+    /// # Errors
+    /// It cannot be bound.
+    pub(crate) async fn bind(listen: SocketAddr, readiness: Readiness, exposition: Exposition) -> anyhow::Result<Self> {
+        // The thread that is to serve it takes it up.
+        let listener = bind("--metrics-listen", listen).await?.into_std()?;
+        Ok(Self { listener, app: health::router(readiness, Arc::new(exposition)) })
+    }
+
+    /// Where it is: the port that was given, or the one that the system chose for port 0.
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `end` is cancelled. What is returned says how that ended.
+    pub(crate) fn start(self, end: CancellationToken) -> anyhow::Result<oneshot::Receiver<io::Result<()>>> {
+        let serve = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(self.listener)?;
+                Server::plain(listener, self.app, ServerSettings::ops()).run(end).await;
+                Ok(())
+            })
+        };
+        let (ended, end) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("operations".to_owned());
+        // Nobody waits any more for how it ended if the process is about to end anyway.
+        let serve = move || drop(ended.send(serve()));
+        thread.spawn(serve).context("cannot start the thread of the operations port")?;
+        Ok(end)
+    }
+}
+
+/// Binds a port; `argument` is the flag that says which.
+pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} ({argument})"))
+}

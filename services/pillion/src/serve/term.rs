@@ -1,0 +1,239 @@
+//! A term of leadership: all that only the leader does, and how it is wired together.
+//!
+//! The tasks know nothing of one another. What one finds out and another needs goes through a `watch`, whose last value is
+//! all that matters.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures::FutureExt;
+use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, condition};
+use pillion_control::canary::{Asker, Canary, CanaryMetrics};
+use pillion_control::clock::{self, Clock, ClockMetrics};
+use pillion_control::configuration::{self, Keeper, Rules};
+use pillion_control::held::{HeldMetrics, Injection, ReleaseSettings, policies, release, wanted};
+use pillion_control::lease::Claim;
+use pillion_control::probe::{self, ProbeMetrics};
+use pillion_control::rotator::{self, RotatorMetrics, Wires, question};
+use pillion_control::switch::{self, KillSwitch};
+use pillion_control::{Leading, Lookups, Publisher, Release, Status, lookups, revisions};
+use pillion_engine::snapshot::Snapshot;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+use super::ticks::Ticks;
+use crate::config::ControllerPolicy;
+
+/// How often is looked whether profiles are for something else than they were.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Where all tasks of the leader count.
+#[derive(Clone, Debug)]
+pub(crate) struct LeaderMetrics {
+    pub(crate) canary: CanaryMetrics,
+    rotator: RotatorMetrics,
+    probe: ProbeMetrics,
+    configuration: configuration::Metrics,
+    clock: ClockMetrics,
+    held: HeldMetrics,
+    audit: AuditMetrics,
+    lookups: lookups::Metrics,
+    revisions: revisions::Metrics,
+    /// Whether the kill switch is off.
+    disabled: Gauge,
+}
+
+impl LeaderMetrics {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        Self {
+            canary: CanaryMetrics::register(registry),
+            rotator: RotatorMetrics::register(registry),
+            probe: ProbeMetrics::register(registry),
+            configuration: configuration::Metrics::register(registry),
+            clock: ClockMetrics::register(registry),
+            held: HeldMetrics::register(registry),
+            audit: AuditMetrics::register(registry, 0),
+            lookups: lookups::Metrics::register(registry),
+            revisions: revisions::Metrics::register(registry),
+            disabled: switch::register(registry),
+        }
+    }
+}
+
+/// What each term begins with.
+#[derive(Clone)]
+pub(crate) struct Term {
+    pub(crate) client: kube::Client,
+    pub(crate) config: kube::Config,
+    pub(crate) release: Arc<Release>,
+    pub(crate) policy: Arc<ControllerPolicy>,
+    pub(crate) metrics: LeaderMetrics,
+    pub(crate) canary: Canary,
+    /// Where API servers find the canary.
+    pub(crate) canary_address: SocketAddr,
+}
+
+impl Term {
+    /// Does what only the leader does, until the term is over.
+    pub(crate) async fn lead(self, claim: Claim) {
+        let leading = claim.leading(self.client.clone(), Arc::clone(&self.release));
+        let mut tasks = Tasks { running: JoinSet::new(), leading };
+        let accepting = revisions::run(tasks.leading(), revisions::Settings::default(), self.metrics.revisions.clone());
+        tasks.spawn("the revisions of profiles", accepting);
+        let (snapshot, status) = tasks.cluster(&self.client);
+        tasks.audit(&self.client, &snapshot, status, &self.metrics);
+        if self.policy.certificates.managed {
+            self.rotate(&mut tasks, snapshot);
+        } else {
+            let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
+            tasks.spawn("the probes", probing);
+        }
+        tasks.run().await;
+    }
+
+    /// Certificates and webhook configurations, and what follows from how they are.
+    fn rotate(self, tasks: &mut Tasks, snapshot: Arc<ArcSwap<Snapshot>>) {
+        let Self { client, config, release, policy, metrics, canary, canary_address } = self;
+        let (told_rules, rules) = watch::channel(Rules::default());
+        tasks.spawn("the rules", follow_rules(snapshot, told_rules, tasks.stop()));
+
+        let clock = Clock::new(clock::Settings::default(), metrics.clock);
+        let (telling, api_server, until) = (clock.clone(), client.clone(), tasks.stop());
+        tasks.spawn("the clock", async move { telling.run(api_server, until).await });
+
+        let (expected, expects) = watch::channel(None);
+        let (tells_found, found) = watch::channel(None);
+        let probes = policy.certificates.probes();
+        tasks.spawn("the probes", probe::run(tasks.leading(), probes, metrics.probe, expects, tells_found));
+
+        let (question, questions) = watch::channel(None);
+        let (tells_answered, answered) = watch::channel(None);
+        let access = (client.clone(), config);
+        let settings = policy.certificates.canary();
+        let asker = Asker::new(access, Arc::clone(&release), canary.clone(), canary_address, settings, metrics.canary);
+        let pause = policy.certificates.probe_gap.0;
+        tasks.spawn("the canary", question::run(tasks.leading(), asker, pause, questions, tells_answered));
+
+        let (target, targets) = watch::channel(None);
+        // It fills nothing that is empty: that is for who knows whether endpoints answer.
+        let never: configuration::Confirm = Arc::new(|_| async { false }.boxed());
+        let (keeper, live) = Keeper::new(configuration::Settings::default(), metrics.configuration, targets, never);
+        tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));
+
+        let off = tasks.switch(&client, &release, metrics.disabled);
+        let known = wanted::Known { found: found.clone(), live: live.clone(), off };
+        tasks.held(known, policy.held_policies(&release), metrics.held);
+        let wires = Wires { rules, expected, found, question, answered, canary, target, live, clock };
+        tasks.spawn("the rotation", rotator::run(tasks.leading(), policy.rotator(&release), wires, metrics.rotator));
+    }
+}
+
+/// The tasks of a term.
+struct Tasks {
+    running: JoinSet<&'static str>,
+    leading: Leading,
+}
+
+impl Tasks {
+    fn leading(&self) -> Leading {
+        self.leading.clone()
+    }
+
+    fn stop(&self) -> CancellationToken {
+        self.leading.stop.clone()
+    }
+
+    fn spawn<T: Send + 'static>(&mut self, what: &'static str, task: impl Future<Output = T> + Send + 'static) {
+        self.running.spawn(task.map(move |_| what));
+    }
+
+    /// Until the term is over. A task that fails ends it: another controller, or this one in its next term, begins anew.
+    async fn run(mut self) {
+        let first = self.running.join_next().await;
+        if !self.leading.stop.is_cancelled() {
+            match first {
+                Some(Err(error)) => error!(%error, "a task of the leader failed: the term is over"),
+                Some(Ok(what)) => error!(what, "a task of the leader ended by itself: the term is over"),
+                None => {}
+            }
+        }
+        self.leading.stop.cancel();
+        while self.running.join_next().await.is_some() {}
+    }
+
+    /// Profiles and namespaces.
+    fn cluster(&mut self, client: &kube::Client) -> (Arc<ArcSwap<Snapshot>>, watch::Receiver<Status>) {
+        let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+        // As replicas serve them: what is only stored is nobody's yet.
+        let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
+        let publisher = publisher.of_revisions();
+        self.spawn("the watch of profiles and namespaces", publisher.run(client.clone(), self.stop()));
+        (snapshot, status)
+    }
+
+    /// Whether the kill switch is off.
+    fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<bool> {
+        let (told, off) = watch::channel(false);
+        let tell = Arc::new(move |is_off| _ = told.send_replace(is_off));
+        let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, || {});
+        self.spawn("the kill switch", switch.follow(self.stop()));
+        off
+    }
+
+    /// Pods that wait to be decided about.
+    fn held(&mut self, known: wanted::Known, settings: policies::PolicySettings, metrics: HeldMetrics) {
+        let (told_wanted, wanted) = watch::channel(None);
+        let (told_injection, injection) = watch::channel(Injection::Silent);
+        let (judging, until) = (wanted::follow(known, told_wanted, told_injection), self.stop());
+        self.spawn("what held namespaces wait for", async move { until.run_until_cancelled(judging).await });
+        let keeping = policies::run(self.leading(), settings, wanted, metrics.clone());
+        self.spawn("the policies of held namespaces", keeping);
+        let releasing = release::run(self.leading(), ReleaseSettings::default(), injection, metrics);
+        self.spawn("the release of held pods", releasing);
+    }
+
+    /// Pods that are not as their profiles say.
+    fn audit(
+        &mut self,
+        client: &kube::Client,
+        snapshot: &Arc<ArcSwap<Snapshot>>,
+        status: watch::Receiver<Status>,
+        metrics: &LeaderMetrics,
+    ) {
+        let (audited, found) = watch::channel(Audited::default());
+        self.spawn("what the audit found", condition::run(self.leading(), found));
+        let lookups = Lookups::new(client.clone(), metrics.lookups.clone());
+        let reads = audit::Reads { lookups: Some(lookups), cluster: None };
+        let published = Arc::clone(snapshot);
+        let parts = audit::Parts { published, status, reads, metrics: metrics.audit.clone(), audited };
+        self.spawn("the audit", audit::run(self.leading(), parts, AuditSettings::default()));
+    }
+}
+
+/// Tells what the profiles are for, whenever that is something else.
+async fn follow_rules(snapshot: Arc<ArcSwap<Snapshot>>, rules: watch::Sender<Rules>, stop: CancellationToken) {
+    let mut ticks = Ticks::new(LOOK, stop);
+    let mut seen = None;
+    while ticks.next().await {
+        let now = snapshot.load_full();
+        if seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &now)) {
+            continue;
+        }
+        let fresh = Rules::of(now.profiles());
+        rules.send_if_modified(|known| {
+            let differs = *known != fresh;
+            if differs {
+                *known = fresh;
+            }
+            differs
+        });
+        seen = Some(now);
+    }
+}

@@ -1,0 +1,54 @@
+//! `pillion uninstall`: takes away what belongs to a release and is in no namespace, before the rest of it is deleted.
+//!
+//! Nothing that is in no namespace can be owned by what is in one, so nobody deletes the webhook configurations with the
+//! release; and one that is left behind refuses every pod of `required` namespaces for ever.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use pillion_api::held;
+use pillion_control::Release;
+use pillion_control::configuration;
+use pillion_control::held::PolicySettings;
+use pillion_control::switch;
+
+use crate::args;
+
+/// Arguments of `pillion uninstall`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UninstallArgs {
+    /// The release: its namespace and its name.
+    #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
+    release: Release,
+    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// Marks the release as disarmed, so that no controller puts them back, and takes the configurations away.
+pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(async {
+        let UninstallArgs { release, kubeconfig } = args;
+        let client = pillion_control::client::connect(kubeconfig.as_deref()).await?;
+        let (namespace, name) = (release.namespace(), release.switch());
+        switch::disarm(&client, &release).await.with_context(|| {
+            format!("cannot write {}: disarmed to the ConfigMap {namespace}/{name}", switch::WEBHOOKS_KEY)
+        })?;
+        let removed = configuration::remove(&client, &release)
+            .await
+            .with_context(|| format!("cannot delete the webhook configurations {}", release.configuration()))?;
+        let policies = PolicySettings::new(held::Settings::new(name, namespace));
+        pillion_control::held::policies::remove(&client, &policies).await.with_context(|| {
+            format!("cannot delete the policies {name}-held: pods of held namespaces would wait for ever")
+        })?;
+        let said = if removed { "are gone" } else { "were not there" };
+        anstream::println!(
+            "the webhook configurations {} {said}: the API server calls nobody",
+            release.configuration()
+        );
+        Ok(ExitCode::SUCCESS)
+    })
+}
