@@ -53,6 +53,10 @@ load script="smoke":
     PATH="$(services/testkit/tools/build.sh k6):$PATH" GODEBUG=http2client=0 K6_AUTO_EXTENSION_RESOLUTION=false \
         k6 run --no-usage-report --quiet load-tests/{{ script }}.js
 
+# So many rotations of the certificate authority while pods are created
+rotate count="100": tools
+    PILLION_ROTATIONS={{ count }} cargo test {{ cargo_flags }} -p pillion --test e2e rotations_lose_no_pod -- --nocapture
+
 # The long counts of what `just test` does shortly: 20 rolling restarts, 20 kills, every load test as it is meant, ten minutes of soak; half an hour
 nightly: tools
     PILLION_ROLLS=20 PILLION_KILLS=20 cargo test {{ cargo_flags }} -p pillion --test e2e -- --nocapture \

@@ -60,6 +60,9 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     let again = check(folder.path(), &["--config", "printed.yaml"]);
     assert_eq!(text(&again.stdout), printed, "{}", text(&again.stderr));
     assert!(check(folder.path(), &[]).status.success(), "the defaults are right");
+    let by_secret = check(folder.path(), &["--serving-secret", "pillion-serving", "--kubeconfig", "kubeconfig"]);
+    assert!(by_secret.status.success(), "{}", text(&by_secret.stderr));
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
 }
 
 #[test]
@@ -80,6 +83,7 @@ fn a_check_tells_all_that_is_wrong() {
     }
     for (arguments, expected) in [
         (&["--tls-cert", "tls.crt"][..], "expected --tls-key"),
+        (&["--serving-secret", "a/certificate"], "expected --server-name"),
         (&["--drain-minimum", "101"], "expected at most connections.drainDeadline (1m40s), found 1m41s"),
         (&["--otlp-endpoint", "https://c:4317", "--otlp-ca", "nowhere.pem"], "nowhere.pem"),
         (&["--otlp-endpoint", "https://c:4317", "--otlp-ca", "none.pem"], "none.pem"),

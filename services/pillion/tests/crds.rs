@@ -14,13 +14,13 @@ fn crds(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn both_definitions_are_printed_as_documents() {
+fn all_definitions_are_printed_as_documents() {
     let text = crds(&[]);
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
     let expected: Vec<Value> =
         pillion_api::crd::definitions().unwrap().iter().map(|crd| serde_json::to_value(crd).unwrap()).collect();
     assert_eq!(documents, expected);
-    assert_eq!(text.matches("\n---\n").count(), 1);
+    assert_eq!(text.matches("\n---\n").count(), 4);
     for line in text.lines() {
         assert!(
             !line.ends_with(": null") && !line.trim_end().ends_with(" {}") || line.ends_with("status: {}"),

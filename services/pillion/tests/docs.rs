@@ -128,6 +128,14 @@ fn every_shell_command_is_known_to_a_test() {
         ("cargo install --locked just@1.59.0 && just test", ".ci/run"),
         ("pillion lint profiles/nginx", "tests/lint.rs"),
         ("pillion inject -f deployment.yaml --profile profiles/nginx", "tests/inject.rs"),
+        ("pillion status", "tests/e2e/audit.rs"),
+        ("pillion status -n shop", "as above"),
+        ("pillion profiles history nginx", "tests/e2e/revisions.rs"),
+        ("pillion profiles rollback nginx", "tests/e2e/revisions.rs"),
+        ("pillion certs status", "tests/e2e/rotation.rs"),
+        ("pillion certs rotate --wait 600", "tests/e2e/rotation.rs"),
+        ("pillion certs rotate --compromised --wait 600", "as above"),
+        ("pillion webhook --serving-secret pillion-system/pillion-serving", "tests/e2e/serving_secret.rs"),
         ("just bench", "it measures, and needs h2load and valgrind; run by hand"),
         ("just bench --quick", "as above"),
         ("just bench --gate", "as above"),
@@ -144,7 +152,10 @@ fn every_shell_command_is_known_to_a_test() {
         ("just nightly", "what CI runs, longer"),
         ("cargo bench -p pillion-engine --bench answers", "the same program runs as a test of the engine"),
     ];
-    for document in documents() {
+    // tests/e2e/break_glass.rs and held.rs run each command of their pages, and find one that is new.
+    let by_themselves = ["docs/break-glass.md", "docs/held.md"];
+    let is_ours = |document: &PathBuf| !by_themselves.iter().any(|page| document.ends_with(page));
+    for document in documents().into_iter().filter(is_ours) {
         for block in blocks(&document).into_iter().filter(|block| block.language == "sh") {
             let uncommented = block.text.lines().map(|line| line.split(" #").next().unwrap().trim());
             for line in uncommented.filter(|line| !line.is_empty() && !line.starts_with('#')) {

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use pillion_engine::report::Reason;
-use support::metrics_page::{differences, exported, merge, page};
-use support::replicas::{Dev, TENANTS, Webhook};
+use support::metrics_page::{differences, exported, merge, page, page_of};
+use support::replicas::{Controller, Dev, TENANTS, Webhook};
 
 /// Of these, a pair of values has its series once it came up; their values are held against the program's own lists.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];
@@ -20,6 +20,13 @@ fn the_page_has_what_is_exported_and_nothing_else() {
     merge(&mut shown, exported(&webhook.scrape()));
     let found = differences(&page().metrics, &shown, &BY_OCCURRENCE);
     assert!(found.is_empty(), "docs/metrics.md and the program differ:\n  {}", found.join("\n  "));
+}
+
+#[test]
+fn the_controllers_page_has_what_it_exports_and_nothing_else() {
+    let shown = exported(&Controller::start().scrape());
+    let found = differences(&page_of("controller-metrics.md").metrics, &shown, &[]);
+    assert!(found.is_empty(), "docs/controller-metrics.md and the program differ:\n  {}", found.join("\n  "));
 }
 
 #[test]

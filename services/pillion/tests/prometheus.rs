@@ -13,8 +13,8 @@ use std::time::Duration;
 use pillion_testkit::tools;
 use serde_json::Value;
 use support::eventually;
-use support::metrics_page::page;
-use support::replicas::{Dev, TENANTS, Webhook};
+use support::metrics_page::{page, page_of};
+use support::replicas::{Controller, Dev, TENANTS, Webhook};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 /// Its sender does not keep it, so nor do we.
@@ -148,6 +148,24 @@ fn prometheus_answers_every_query_of_the_page_and_finds_the_trace_of_a_request()
     }
 }
 
+#[test]
+fn every_alarm_of_the_controllers_page_is_about_something_that_is_measured() {
+    let controller = Controller::start();
+    let prometheus = Prometheus::scraping(&[&controller.operations]);
+    eventually("it is scraped", || (prometheus.query("sum(up)").unwrap() == [1.0]).then_some(()));
+    let queries = page_of("controller-metrics.md").queries;
+    assert!(queries.len() >= 8, "{queries:?}");
+    for query in &queries {
+        prometheus.query(query).unwrap_or_else(|error| panic!("{query}\n{error}"));
+        // What is compared has to be there, whether the alarm is raised or not.
+        let measured = query.rsplit_once(" < ").or_else(|| query.rsplit_once(" > ")).unwrap().0;
+        eventually(&format!("{measured}\nfinds something that is a number"), || {
+            let values = prometheus.query(measured).unwrap();
+            (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
+        });
+    }
+}
+
 /// What promtool says against metrics of this text; empty if nothing.
 fn lint(scrape: &str) -> String {
     let mut child = Command::new(tools::program("promtool").unwrap())
@@ -168,7 +186,7 @@ fn lint(scrape: &str) -> String {
 fn promtool_has_nothing_to_say_against_the_metrics() {
     let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
     dev.inject("");
-    for scrape in [dev.scrape(), webhook.scrape()] {
+    for scrape in [dev.scrape(), webhook.scrape(), Controller::start().scrape()] {
         let said = lint(&scrape);
         assert!(said.is_empty(), "{said}");
     }

@@ -379,8 +379,8 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     slow.write_all(large.get(1..).unwrap().as_bytes()).unwrap();
     slow.flush().unwrap();
     // Only when it holds all of that: of two that fill what there is together, either may be the one that is turned away.
-    let held = u64::try_from(large.len() - 1).unwrap();
-    eventually("the memory is taken", || (dev.metric("pillion_body_bytes") >= held).then_some(()));
+    let taken = u64::try_from(large.len() - 1).unwrap();
+    eventually("the memory is taken", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
     assert_eq!(dev.post("", &large).status, 503, "there is no room");
     drop(slow);
     let spans = collector.wait_for("admission", 2);

@@ -92,11 +92,16 @@ impl Load {
     /// Creates both namespaces, waits until the webhook is called for them, and begins: one pod in the one, the next in
     /// the other.
     pub(crate) async fn start(rig: &Rig) -> Result<Self> {
+        Self::start_at(rig, RATE).await
+    }
+
+    /// The same with so many pods a second, unless `PILLION_RATE` says otherwise.
+    pub(crate) async fn start_at(rig: &Rig, rate: u64) -> Result<Self> {
         for level in Level::ALL {
             rig.namespace(level.name(), Some(level.name())).await?;
             rig.is_called(level.name()).await?;
         }
-        let rate = count_from("PILLION_RATE", RATE, 1..=2_000)?;
+        let rate = count_from("PILLION_RATE", rate, 1..=2_000)?;
         let (answered, batches, stop) =
             (Arc::<AtomicU64>::default(), Arc::<Notify>::default(), CancellationToken::new());
         let sender = Sender {

@@ -6,21 +6,30 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod api_loss;
+mod audit;
 mod bad_inputs;
+mod break_glass;
 mod cold_start;
+mod configuration;
 mod crashes;
 mod direct;
 mod export;
 mod export_functions;
 mod failures;
 mod fresh_namespaces;
+mod held;
 mod injection;
 mod load;
 mod lookups;
+mod managed;
 mod mtls;
 mod overlay;
 mod profiles;
+mod rbac;
 mod reinvocation;
+mod revisions;
 mod rig;
 mod rolling;
+mod rotation;
+mod serving_secret;
 mod validation;

@@ -62,14 +62,7 @@ impl Rig {
 
     async fn run(control_plane: Builder, args: &[&str], replicas: u8, log_level: &str) -> Result<Self> {
         let control_plane = control_plane.start().await?;
-        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
-        ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
-        // Client-side, as most people do it: the definitions have to be small enough for it.
-        let applied =
-            control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
-        ensure!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
-        let names = ["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"];
-        control_plane.wait_for_crds(&names).await?;
+        install_definitions(&control_plane).await?;
         control_plane.apply_yaml(NGINX).await?;
 
         let ca = TestCa::new()?;
@@ -132,6 +125,17 @@ impl Rig {
         namespaces.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         Ok(())
     }
+}
+
+/// Installs the definitions as the program prints them, client-side, as most people do it: they have to be small enough.
+pub(crate) async fn install_definitions(control_plane: &ControlPlane) -> Result<()> {
+    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
+    ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
+    let applied = control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
+    ensure!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    let kinds = ["clusterinjectionprofiles", "injectionprofiles", "clusterprofilerevisions", "profilerevisions"];
+    let names = kinds.map(|kind| format!("{kind}.pillion.dev"));
+    control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await
 }
 
 /// A pod of nobody's, which asks for the sidecar.

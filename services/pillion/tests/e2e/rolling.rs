@@ -132,7 +132,7 @@ fn rolling_restarts_lose_no_pod() {
     });
 }
 
-fn nothing_is_lost(outcomes: &Outcomes) -> Result<()> {
+pub(crate) fn nothing_is_lost(outcomes: &Outcomes) -> Result<()> {
     let lost = outcomes.lost();
     let first: Vec<_> = lost.iter().take(5).collect();
     ensure!(lost.is_empty(), "{} pods of {} were lost; the first: {first:#?}", lost.len(), outcomes.all.len());

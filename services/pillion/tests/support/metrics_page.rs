@@ -34,9 +34,14 @@ pub(crate) struct Page {
     pub(crate) queries: Vec<String>,
 }
 
-/// The page as it stands in this repository.
+/// The page of a replica's metrics, as it stands in this repository.
 pub(crate) fn page() -> Page {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+    page_of("metrics.md")
+}
+
+/// A page of metrics.
+pub(crate) fn page_of(name: &str) -> Page {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
     read_page(&fs::read_to_string(path).unwrap())
 }
 

@@ -1,4 +1,4 @@
-//! The two commands that serve, running, with what a test of their metrics wants of them.
+//! The commands that serve, running, with what a test of their metrics wants of them.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -64,17 +64,8 @@ pub(crate) struct Webhook {
 
 impl Webhook {
     pub(crate) fn start(more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        // Bound and never accepted from.
-        let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (folder, api_server) = unanswered();
         TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-        let kubeconfig = format!(
-            "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{}\"}}}}]\n\
-             users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-             current-context: x\n",
-            api_server.local_addr().unwrap()
-        );
-        std::fs::write(folder.path().join("kubeconfig"), kubeconfig).unwrap();
         let files = ["--kubeconfig", "kubeconfig", "--tls-cert", "tls.crt", "--tls-key", "tls.key"];
         let program = Program::start(&[&["webhook"], &ANY_PORTS[..], &files, more].concat(), folder.path());
         let operations = program.word_behind("metrics_address=");
@@ -86,4 +77,45 @@ impl Webhook {
         assert_eq!(answer.status, 200, "{}", self.program.stderr());
         answer.body
     }
+}
+
+/// `pillion controller` whose API server does not answer.
+pub(crate) struct Controller {
+    program: Program,
+    /// Where its metrics are.
+    pub(crate) operations: String,
+    _folder: tempfile::TempDir,
+    _api_server: TcpListener,
+}
+
+impl Controller {
+    pub(crate) fn start() -> Self {
+        let (folder, api_server) = unanswered();
+        let ports = ["--canary-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+        let program =
+            Program::start(&[&["controller", "--kubeconfig", "kubeconfig"], &ports[..]].concat(), folder.path());
+        let operations = program.word_behind("metrics_address=");
+        Self { program, operations, _folder: folder, _api_server: api_server }
+    }
+
+    pub(crate) fn scrape(&self) -> String {
+        let answer = get(&self.operations, "/metrics");
+        assert_eq!(answer.status, 200, "{}", self.program.stderr());
+        answer.body
+    }
+}
+
+/// A folder with a kubeconfig, and the API server that it leads to.
+fn unanswered() -> (tempfile::TempDir, TcpListener) {
+    let folder = tempfile::tempdir().unwrap();
+    // Bound and never accepted from.
+    let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{}\"}}}}]\n\
+         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+         current-context: x\n",
+        api_server.local_addr().unwrap()
+    );
+    std::fs::write(folder.path().join("kubeconfig"), kubeconfig).unwrap();
+    (folder, api_server)
 }

@@ -1,0 +1,262 @@
+//! The audit on the real API server: pods that were created while nobody called the webhook, before their namespace was
+//! opted in, before their profile was edited or deleted; each is found in time, with its cause.
+
+#![allow(clippy::print_stdout, reason = "how long it takes is what it is about")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use arc_swap::ArcSwap;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{Api, DeleteParams, PostParams};
+use pillion_api::webhook_configuration::{self, Settings};
+use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, Cause, Finding, Parts, Reads, State};
+use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
+use pillion_control::{Leading, Lookups, Publisher, Release};
+use pillion_engine::snapshot::Snapshot;
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
+use pillion_testkit::{
+    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, isolated, register_service, register_webhook,
+};
+use prometheus_client::registry::Registry;
+use serde_json::{Value as Json, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
+
+/// How long a finding may take.
+const FOUND_WITHIN: Duration = Duration::from_secs(30);
+
+/// For pods with one container, and a template that can be edited.
+const CONDITIONAL: &str = "
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: single}
+spec:
+  activation: Always
+  matchConditions: [{name: one, expression: 'object.spec.containers.size() == 1'}]
+  template: {metadata: {annotations: {example.com/single: '1'}}}
+";
+
+/// The audit as the leader runs it, with all that it needs.
+pub(crate) struct Audit {
+    pub(crate) audited: watch::Receiver<Audited>,
+    registry: Registry,
+    stop: CancellationToken,
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Audit {
+    pub(crate) fn start(client: Client) -> Result<Self> {
+        let release = Arc::new(Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?);
+        let stop = CancellationToken::new();
+        let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+        let (watches, status) = Publisher::new(Arc::clone(&published));
+        tokio::spawn(watches.run(client.clone(), stop.clone()));
+        let mut registry = Registry::default();
+        let (sender, audited) = watch::channel(Audited::default());
+        let lookups =
+            Some(Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default())));
+        let parts = Parts {
+            published,
+            status,
+            reads: Reads { lookups, cluster: None },
+            metrics: AuditMetrics::register(&mut registry, 10),
+            audited: sender,
+        };
+        let leading = Leading { client, release, stop: stop.clone() };
+        tokio::spawn(audit::run(leading, parts, AuditSettings::default()));
+        Ok(Self { audited, registry, stop })
+    }
+
+    /// Waits until the findings are these: pod, profile, state, cause.
+    pub(crate) async fn finds(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
+        let began = Instant::now();
+        eventually(FOUND_WITHIN, what, async || {
+            let report = Arc::clone(&self.audited.borrow().report);
+            let found: Vec<_> = report.findings.iter().map(told).collect();
+            ensure!(report.is_complete && found == expected, "found {found:?}, complete {}", report.is_complete);
+            Ok(())
+        })
+        .await?;
+        println!("{what}: after {:?}", began.elapsed());
+        Ok(())
+    }
+
+    fn metric(&self, line: &str) -> Result<()> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        ensure!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
+        Ok(())
+    }
+}
+
+fn told(finding: &Finding) -> (&str, &str, State, Cause) {
+    (&finding.pod, &finding.profile, finding.state, finding.cause)
+}
+
+/// `pillion status`: whether it ended well, and what it printed.
+async fn status(control_plane: &ControlPlane, arguments: &[&str]) -> Result<(Option<i32>, String, String)> {
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(["status", "--kubeconfig"])
+        .arg(control_plane.kubeconfig())
+        .args(arguments)
+        .output()
+        .await?;
+    let text = |bytes| String::from_utf8(bytes).context("text");
+    Ok((output.status.code(), text(output.stdout)?, text(output.stderr)?))
+}
+
+async fn with_definitions() -> Result<ControlPlane> {
+    let control_plane = ControlPlane::start().await?;
+    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
+    control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
+    control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+    control_plane.create_namespace(NAMESPACE, &[]).await?;
+    Ok(control_plane)
+}
+
+async fn create(control_plane: &ControlPlane, namespace: &str, pod: &Json) -> Result<Json> {
+    let pods: Api<Pod> = Api::namespaced(control_plane.client(), namespace);
+    Ok(serde_json::to_value(pods.create(&PostParams::default(), &serde_json::from_value(pod.clone())?).await?)?)
+}
+
+fn labelled(name: &str, label: &str, value: &str) -> Json {
+    let mut pod = bare_pod(name);
+    pod["metadata"]["labels"] = json!({label: value});
+    pod
+}
+
+/// Times of objects are whole seconds, and within two of them nobody can say what came first.
+async fn a_while() {
+    tokio::time::sleep(Duration::from_millis(3_200)).await;
+}
+
+#[test]
+fn pods_that_nobody_called_the_webhook_for_are_found_with_their_cause() {
+    isolated(|| async {
+        let control_plane = with_definitions().await?;
+        control_plane.apply_yaml(NGINX).await?;
+        control_plane.apply_yaml(CONDITIONAL).await?;
+        control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
+        control_plane.create_namespace("team-b", &[]).await?;
+        a_while().await;
+        let audit = Audit::start(control_plane.client())?;
+        create(&control_plane, "team-a", &bare_pod("lost")).await?;
+        create(&control_plane, "team-a", &labelled("out", "pillion.dev/inject", "false")).await?;
+        let mut two = bare_pod("two");
+        two["metadata"].as_object_mut().context("a map")?.remove("annotations");
+        two["spec"]["containers"] = json!([{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]);
+        create(&control_plane, "team-a", &two).await?;
+        create(&control_plane, "team-b", &bare_pod("early")).await?;
+        let away = [
+            ("lost", "nginx", State::Missing, Cause::WebhookAway),
+            ("lost", "single", State::Missing, Cause::WebhookAway),
+        ];
+        audit.finds("pods of the time without a webhook", &away).await?;
+        audit.metric("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2")?;
+        audit.metric("pillion_controller_audit_pods{state=\"opted_out\"} 1")?;
+        audit.metric("pillion_controller_audit_pods{state=\"not_asked\"} 1")?;
+
+        // The namespace opts in after its pod was created.
+        a_while().await;
+        control_plane.kubectl_ok(&["label", "namespace", "team-b", "pillion.dev/injection=enabled"]).await?;
+        let early = [
+            ("early", "nginx", State::Missing, Cause::BeforeOptIn),
+            ("early", "single", State::Missing, Cause::BeforeOptIn),
+        ];
+        audit.finds("a pod from before its namespace opted in", &[away, early].concat()).await?;
+
+        let (code, table, summary) = status(&control_plane, &[]).await?;
+        ensure!(code == Some(1), "{code:?} {table} {summary}");
+        let lines: Vec<_> = table.lines().map(|line| line.split("   ").last().unwrap_or_default().trim()).collect();
+        let causes = ["created while the webhook was away", "created before the namespace was opted in"];
+        ensure!(lines == ["CAUSE", causes[0], causes[0], causes[1], causes[1]], "{table}");
+        ensure!(summary.contains("2 lack a profile") && summary.contains("2 namespaces"), "{summary}");
+        let (code, table, _) = status(&control_plane, &["--namespace", "team-b"]).await?;
+        ensure!(code == Some(1) && table.lines().count() == 3 && !table.contains("lost"), "{table}");
+        let (code, _, error) = status(&control_plane, &["-n", "default"]).await?;
+        ensure!(code == Some(1) && error.contains("default is not opted in"), "{error}");
+
+        let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
+        pods.delete("lost", &DeleteParams::default().grace_period(0)).await?;
+        audit.finds("a pod that goes is forgotten", &early).await
+    });
+}
+
+#[test]
+fn pods_whose_profile_has_changed_since_are_found() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        let control_plane = &rig.control_plane;
+        control_plane.apply_yaml(CONDITIONAL).await?;
+        let audit = Audit::start(control_plane.client())?;
+        eventually(SOON, "both profiles are served", async || {
+            let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
+            ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
+            Ok(())
+        })
+        .await?;
+        let injected = rig.create("team-a", &bare_pod("web")).await?;
+        ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()), "{injected}");
+        eventually(SOON, "the pod is as its profiles say", async || {
+            let report = Arc::clone(&audit.audited.borrow().report);
+            ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 0, "{report:?}");
+            Ok(())
+        })
+        .await?;
+        let (code, table, summary) = status(control_plane, &[]).await?;
+        ensure!(code == Some(0) && table.is_empty(), "{table} {summary}");
+        ensure!(summary.contains("1 are as their profiles say"), "{summary}");
+
+        control_plane.apply_yaml(&CONDITIONAL.replace("'1'}", "'2'}")).await?;
+        let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
+        audit.finds("a pod with an older revision", &outdated).await?;
+        control_plane.kubectl_ok(&["delete", "ciprof", "single"]).await?;
+        let surplus = [("web", "single", State::Surplus, Cause::ProfileDeleted)];
+        audit.finds("a pod with a profile that is gone", &surplus).await?;
+        let counts = audit.audited.borrow().report.profiles["nginx"];
+        ensure!((counts.injected, counts.missing) == (1, 0), "{counts:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_switch_that_was_off_is_a_cause_and_the_audit_outlives_the_api_server() {
+    isolated(|| async {
+        let mut control_plane = with_definitions().await?;
+        control_plane.apply_yaml(NGINX).await?;
+        control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
+        // A replica that is never called, and counts as ready.
+        let ca = TestCa::new()?;
+        let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
+        let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
+        let replica = Replica::start(&spec, replica_address(1)).await?;
+        register_service(&control_plane.client(), &[replica.address()]).await?;
+        let mut settings = Settings::new(NAMESPACE, ca.bundle_pem());
+        settings.excluded_namespaces.push("team-a".to_owned());
+        register_webhook(&control_plane.client(), &webhook_configuration::mutating(&settings)).await?;
+        let off = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": "disabled"},
+            "metadata": {"name": "pillion", "namespace": NAMESPACE}});
+        control_plane.apply_yaml(&off.to_string()).await?;
+        a_while().await;
+        let audit = Audit::start(control_plane.client())?;
+        create(&control_plane, "team-a", &bare_pod("lost")).await?;
+        let lost = ("lost", "nginx", State::Missing, Cause::SwitchedOff);
+        audit.finds("switched off", &[lost]).await?;
+
+        // What was known stays while the API server is away, and goes on when it is back.
+        control_plane.restart_api_server().await?;
+        create(&control_plane, "team-a", &bare_pod("other")).await?;
+        audit.finds("after the API server was away", &[lost, ("other", "nginx", lost.2, lost.3)]).await
+    });
+}

@@ -1,0 +1,229 @@
+//! `docs/break-glass.md`, command by command: the kill switch with live replicas, all else with every replica dead.
+
+#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use pillion_control::release::Release;
+use pillion_control::switch;
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, Replica, eventually, isolated, tools};
+use serde_json::json;
+
+use crate::direct::{Direct, metric, review};
+use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
+
+/// Within which every replica has to know how the kill switch stands.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+/// A namespace that is refused its pods when nobody answers.
+const SHOP: &str = "shop";
+
+/// The commands of the page, by the heading that they stand under.
+struct Page {
+    blocks: Vec<(String, String)>,
+    run: usize,
+}
+
+impl Page {
+    fn read() -> Result<Self> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/break-glass.md");
+        let text = std::fs::read_to_string(path)?;
+        let (mut heading, mut blocks, mut block) = (String::new(), Vec::new(), None::<String>);
+        for line in text.lines() {
+            match (&mut block, line) {
+                (Some(_), "```") => blocks.extend(block.take().map(|text| (heading.clone(), text))),
+                (Some(text), line) => text.extend([line, "\n"]),
+                (None, "```sh") => block = Some(String::new()),
+                (None, line) => {
+                    if let Some(text) = line.strip_prefix("## ") {
+                        text.clone_into(&mut heading);
+                    }
+                }
+            }
+        }
+        Ok(Self { blocks, run: 0 })
+    }
+
+    /// Runs the next block, which stands under this heading, as a person would. What it prints.
+    async fn run(&mut self, control_plane: &ControlPlane, heading: &str) -> Result<String> {
+        let (under, block) = self.blocks.get(self.run).context("the page has no more commands")?;
+        ensure!(under == heading, "the next commands of the page are those of {under:?}, not of {heading:?}:\n{block}");
+        self.run += 1;
+        let kubectl = tools::program("kubectl")?;
+        let folder = kubectl.parent().context("a folder")?;
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-ec", block]).env("PATH", path).env("KUBECONFIG", control_plane.kubeconfig());
+        let said = command.output().await?;
+        let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        ensure!(said.status.success(), "{block}\n{out}{err}");
+        Ok(out.into_owned())
+    }
+
+    /// Passes over what stands under a heading.
+    fn skip(&mut self, heading: &str) {
+        while self.blocks.get(self.run).is_some_and(|(under, _)| under == heading) {
+            self.run += 1;
+        }
+    }
+}
+
+async fn ensure_switch(rig: &Rig) -> Result<()> {
+    let release = Release::new("pillion", NAMESPACE, "cluster.local")?;
+    Ok(switch::ensure(&rig.control_plane.client(), &release).await?)
+}
+
+/// How long it takes until every replica says that it is so.
+async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
+    let began = Instant::now();
+    for replica in replicas {
+        eventually(SOON, "the replica knows it", async || {
+            ensure!((metric(replica, "pillion_injection_disabled").await? > 0.5) == disabled);
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(began.elapsed())
+}
+
+async fn say(rig: &Rig, word: &str) -> Result<()> {
+    let maps = Api::<ConfigMap>::namespaced(rig.control_plane.client(), NAMESPACE);
+    let patch = json!({"data": {"injection": word}});
+    maps.patch("pillion", &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    Ok(())
+}
+
+#[test]
+fn the_kill_switch_stops_every_replica_within_two_seconds_and_survives_the_api_server() {
+    isolated(|| async {
+        let release = ["--release", "pillion-system/pillion"];
+        let mut rig = Rig::start_with(ControlPlane::builder(), &release, 3).await?;
+        rig.namespace(SHOP, Some("required")).await?;
+        rig.is_called(SHOP).await?;
+        ensure_switch(&rig).await?;
+        let mut page = Page::read()?;
+
+        page.run(&rig.control_plane, "The kill switch").await?;
+        let known = all_say(&rig.replicas, true).await?;
+        println!("switched off: known to three replicas after {known:?}");
+        ensure!(known < KNOWN_WITHIN, "{known:?}");
+        for number in 0..20 {
+            let pod = rig.dry_run(SHOP, &bare_pod(&format!("p-{number}"))).await?;
+            ensure!(is_untouched(&pod), "{pod}");
+        }
+        let log = rig.replicas[0].log_text()?;
+        ensure!(log.contains("injection is switched off") && log.contains("by=\"kubectl-patch\""), "{log}");
+
+        // What is not understood changes nothing, and neither does losing the API server.
+        say(&rig, "off").await?;
+        eventually(SOON, "a warning", async || {
+            ensure!(rig.replicas[0].log_text()?.contains("neither enabled nor disabled"));
+            Ok(())
+        })
+        .await?;
+        rig.control_plane.stop_api_server()?;
+        let answer =
+            Direct::to(&rig.replicas[0])?.answer("/mutate/required", &review("u-1", SHOP, &bare_pod("direct"))).await?;
+        ensure!(answer.contains("\"allowed\":true") && !answer.contains("patch"), "{answer}");
+        rig.control_plane.start_api_server().await?;
+        all_say(&rig.replicas, true).await?;
+        say(&rig, "disabled").await?;
+
+        // A replica that comes now knows it before it takes requests.
+        let late = Replica::start(&rig.spec, replica_address(9)).await?;
+        ensure!(metric(&late, "pillion_injection_disabled").await? > 0.5);
+        let counted = metric(&rig.replicas[0], "pillion_decisions_total{outcome=\"skipped\",reason=\"switched_off\"}");
+        ensure!(counted.await? >= 1.0);
+
+        page.run(&rig.control_plane, "The kill switch").await?;
+        let known = all_say(&rig.replicas, false).await?;
+        println!("switched on: known to three replicas after {known:?}");
+        ensure!(known < KNOWN_WITHIN, "{known:?}");
+        eventually(SOON, "injected again", async || {
+            let names = names(&rig.dry_run(SHOP, &bare_pod("again")).await?);
+            ensure!(names.contains(&"sidecar-nginx".to_owned()), "{names:?}");
+            Ok(())
+        })
+        .await?;
+
+        // Who takes the ConfigMap away takes the word back.
+        say(&rig, "disabled").await?;
+        all_say(&rig.replicas, true).await?;
+        let maps = Api::<ConfigMap>::namespaced(rig.control_plane.client(), NAMESPACE);
+        maps.delete("pillion", &DeleteParams::default()).await?;
+        all_say(&rig.replicas, false).await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn with_every_replica_dead_each_command_of_the_page_does_what_it_says() {
+    isolated(|| async {
+        let mut rig = Rig::start(1).await?;
+        rig.namespace(SHOP, Some("required")).await?;
+        rig.is_called(SHOP).await?;
+        ensure_switch(&rig).await?;
+        for replica in &mut rig.replicas {
+            replica.kill()?;
+        }
+        let created = async |what: &str| {
+            let began = Instant::now();
+            eventually(SOON, what, async || {
+                let pod = rig.dry_run(SHOP, &bare_pod("now")).await?;
+                ensure!(is_untouched(&pod), "{pod}");
+                Ok(())
+            })
+            .await?;
+            println!("{what}: pods are created again after {:?}", began.elapsed());
+            anyhow::Ok(())
+        };
+        let refused = async || {
+            eventually(SOON, "refused", async || {
+                let refused = rig.dry_run(SHOP, &bare_pod("now")).await;
+                ensure!(refused.is_err_and(|error| error.to_string().contains("required.pillion.dev")));
+                Ok(())
+            })
+            .await
+        };
+        let (mut page, cluster) = (Page::read()?, &rig.control_plane);
+        page.skip("The kill switch");
+        refused().await?;
+
+        page.run(cluster, "One namespace").await?;
+        created("the label taken away").await?;
+        rig.label_namespace(SHOP, "pillion.dev/injection", "required").await?;
+        refused().await?;
+        page.run(cluster, "One namespace").await?;
+        created("the label's value changed").await?;
+        page.run(cluster, "One namespace").await?;
+        refused().await?;
+
+        page.run(cluster, "All of it").await?;
+        created("disarmed").await?;
+        let all = "mutatingwebhookconfigurations,validatingwebhookconfigurations";
+        ensure!(cluster.kubectl_ok(&["get", all, "-o", "name"]).await?.is_empty());
+        cluster.kubectl_ok(&["-n", NAMESPACE, "delete", "configmap", "pillion"]).await?;
+        page.run(cluster, "All of it").await?;
+        let data =
+            async || cluster.kubectl_ok(&["-n", NAMESPACE, "get", "cm", "pillion", "-o", "jsonpath={.data}"]).await;
+        ensure!(data().await? == r#"{"webhooks":"disarmed"}"#);
+        page.run(cluster, "All of it").await?;
+        ensure!(data().await? == r#"{"webhooks":"armed"}"#);
+
+        let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
+        let configuration = pillion_api::webhook_configuration::mutating(&settings);
+        pillion_testkit::register_webhook(&cluster.client(), &configuration).await?;
+        refused().await?;
+        page.run(cluster, "Refuse nobody, and inject whom you can").await?;
+        created("nobody is refused").await?;
+
+        ensure!(page.run(cluster, "Afterwards").await? == r#"{"webhooks":"armed"}"#);
+        ensure!(page.run == page.blocks.len(), "a command of the page is not tested");
+        Ok(())
+    });
+}

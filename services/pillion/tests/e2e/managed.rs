@@ -1,0 +1,241 @@
+//! A cluster with Pillion as it is installed: controllers that make certificates and webhook configurations, and replicas
+//! that serve by them, each with the rights of its own service account and no more. Nothing is registered by the test but
+//! what Kubernetes' own controllers would: endpoints.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use pillion_testkit::control_plane::Builder;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::replica::Role;
+use pillion_testkit::{Replica, ReplicaSpec, TestCa, eventually, namespace, register_service};
+use serde_json::json;
+
+use crate::rbac::{CONTROLLER, WEBHOOK, kubeconfig};
+use crate::rig::{NGINX, Rig, SOON, bare_pod, install_definitions, names};
+use crate::rotation::Damage;
+
+/// The name of the release, and of most of its objects.
+pub(crate) const RELEASE: &str = "pillion";
+/// The first of the controllers' addresses.
+const CONTROLLERS: u8 = 101;
+
+/// Everything scaled down: what takes a day in a cluster takes moments here.
+pub(crate) const QUICK: &str = "\
+apiVersion: config.pillion.dev/v1alpha1
+kind: ControllerPolicy
+leadership: {leaseDuration: 3s, renewDeadline: 2s, retryPeriod: 500ms}
+certificates:
+  propagationTimeout: 5s
+  probeRounds: 2
+  probeGap: 100ms
+  probeTimeout: 2s
+  overlap: 200ms
+  interval: 1s
+logs: {level: 'info,pillion_control=debug'}
+";
+
+/// The cluster.
+pub(crate) struct Managed {
+    pub(crate) rig: Rig,
+    pub(crate) controllers: Vec<Replica>,
+    /// What the controllers are started from.
+    pub(crate) spec: ReplicaSpec,
+}
+
+impl Managed {
+    /// Starts so many replicas of the webhook and of the controller, and waits until pods in `team-a` are injected.
+    pub(crate) async fn start(control_plane: Builder, policy: &str, replicas: u8, controllers: u8) -> Result<Self> {
+        let managed = Self::start_uncalled(control_plane, policy, replicas, controllers).await?;
+        managed.rig.namespace("team-a", Some("enabled")).await?;
+        managed.rig.is_called("team-a").await?;
+        Ok(managed)
+    }
+
+    /// The same without a namespace that is opted in.
+    pub(crate) async fn start_uncalled(
+        control_plane: Builder,
+        policy: &str,
+        replicas: u8,
+        controllers: u8,
+    ) -> Result<Self> {
+        let control_plane = control_plane.start().await?;
+        install_definitions(&control_plane).await?;
+        control_plane.apply_yaml(NGINX).await?;
+        let service = register_service(&control_plane.client(), &[]).await?;
+        canary_service(&control_plane.client()).await?;
+        control_plane.apply_yaml(WEBHOOK).await?;
+        control_plane.apply_yaml(CONTROLLER).await?;
+
+        let file = control_plane.directory().join("controller.yaml");
+        std::fs::write(&file, policy)?;
+        let binary = env!("CARGO_BIN_EXE_pillion");
+        let mut spec = ReplicaSpec::of(Role::Controller, binary, kubeconfig(&control_plane, "controller").await?);
+        spec.args = ["--config", file.to_str().context("a path")?].map(str::to_owned).to_vec();
+        let mut running = Vec::new();
+        for number in 0..controllers {
+            running.push(controller(&spec, namespace::replica_address(CONTROLLERS + number)).await?);
+        }
+
+        let mut webhook = ReplicaSpec::new(binary, kubeconfig(&control_plane, "webhook").await?, None);
+        let secret = format!("{NAMESPACE}/{RELEASE}-serving");
+        let args = ["--serving-secret", &secret, "--profiles-from", "revisions", "--drain-minimum", "0"];
+        webhook.args = args.map(str::to_owned).to_vec();
+        webhook.args.extend(["--release".to_owned(), format!("{NAMESPACE}/{RELEASE}")]);
+        webhook.env.push(("PILLION_LOG_LEVEL".to_owned(), "info".to_owned()));
+        let replicas = Replica::start_many(&webhook, replicas).await?;
+        for replica in &replicas {
+            service.set_ready(replica.address(), true).await?;
+        }
+        let rig = Rig { control_plane, replicas, service, spec: webhook, serving_authority: String::new() };
+        Ok(Self { rig, controllers: running, spec })
+    }
+
+    /// The webhook configuration.
+    pub(crate) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
+        Api::all(self.rig.control_plane.client())
+    }
+
+    /// The release's Secrets.
+    pub(crate) fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.rig.control_plane.client(), NAMESPACE)
+    }
+
+    /// How far the rotation is, as the record says: the phase, and the number of the authority that signs.
+    pub(crate) async fn rotation(&self) -> Result<(String, u64)> {
+        let secret = self.secrets().get(&format!("{RELEASE}-authority")).await?;
+        let record = secret.data.context("data")?.remove("record").context("a record")?;
+        let record: serde_json::Value = serde_json::from_slice(&record.0)?;
+        let phase = record["phase"].as_str().context("a phase")?.to_owned();
+        Ok((phase, record["active"]["generation"].as_u64().unwrap_or_default()))
+    }
+
+    /// Waits until there is one authority, with this number or a higher one.
+    pub(crate) async fn is_stable(&self, least: u64, limit: Duration) -> Result<u64> {
+        eventually(limit, "the rotation is through", async || {
+            let (phase, generation) = self.rotation().await?;
+            ensure!(phase == "stable" && generation >= least, "{phase}, authority {generation} of {least}");
+            Ok(generation)
+        })
+        .await
+    }
+
+    /// How many certificates each entry trusts: all trust the same.
+    pub(crate) async fn trusted(&self) -> Result<usize> {
+        let configuration = self.configurations().get(RELEASE).await?;
+        let count = |entry: &MutatingWebhook| {
+            let bundle = entry.client_config.ca_bundle.clone().unwrap_or_default().0;
+            String::from_utf8_lossy(&bundle).matches("BEGIN CERTIFICATE").count()
+        };
+        let counts: Vec<_> = configuration.webhooks.iter().flatten().map(count).collect();
+        let first = counts.first().copied().unwrap_or_default();
+        ensure!(counts.iter().all(|count| *count == first), "entries differ: {counts:?}");
+        Ok(first)
+    }
+
+    /// Whose leaf is to be served: the number of the authority; 0 if there is none.
+    pub(crate) async fn leaf(&self) -> Result<u64> {
+        let secret = self.secrets().get_opt(&format!("{RELEASE}-serving")).await?;
+        let generation = secret.and_then(|secret| secret.metadata.annotations?.remove("pillion.dev/generation"));
+        Ok(generation.map(|generation| generation.parse()).transpose()?.unwrap_or_default())
+    }
+
+    /// The address of the controller that leads.
+    pub(crate) async fn leader(&self) -> Result<IpAddr> {
+        let leases: Api<Lease> = Api::namespaced(self.rig.control_plane.client(), NAMESPACE);
+        eventually(SOON, "somebody leads", async || {
+            let lease = leases.get(&format!("{RELEASE}-controller")).await?;
+            let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
+            let holder = holder.context("nobody")?;
+            let address = holder.strip_prefix("controller-").and_then(|rest| rest.split('_').next());
+            Ok(address.with_context(|| holder.clone())?.parse()?)
+        })
+        .await
+    }
+
+    /// Waits until an API server calls the webhook, seen through a client of its own.
+    pub(crate) async fn is_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        eventually(SOON, "the API server calls the webhook", async || {
+            let parameters = PostParams { dry_run: true, ..PostParams::default() };
+            let pod = pods.create(&parameters, &serde_json::from_value(bare_pod("probe"))?).await?;
+            let pod = serde_json::to_value(pod)?;
+            ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Does this to the Secrets.
+    pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
+        let (record, leaf) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
+        let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);
+        match damage {
+            Damage::LeafDeleted => self.delete(&leaf).await,
+            Damage::LeafWithAnotherKey => self.replace(&leaf, "tls.key", &another()?).await,
+            Damage::LeafJunk => self.replace(&leaf, "tls.crt", "junk").await,
+            Damage::RecordDeleted => self.delete(&record).await,
+            Damage::RecordJunk => self.replace(&record, "record", "junk").await,
+            Damage::AuthorityWithAnotherKey => {
+                let (_, active) = self.rotation().await?;
+                self.replace(&record, &format!("authority-{active}.key"), &another()?).await
+            }
+            Damage::BothDeleted => {
+                self.delete(&record).await?;
+                self.delete(&leaf).await
+            }
+        }
+    }
+
+    async fn delete(&self, secret: &str) -> Result<()> {
+        self.secrets().delete(secret, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    async fn replace(&self, secret: &str, key: &str, text: &str) -> Result<()> {
+        let patch = json!({"stringData": {key: text}});
+        self.secrets().patch(secret, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        Ok(())
+    }
+
+    /// Asks for another authority, as a person does.
+    pub(crate) fn rotate(&self) -> Result<()> {
+        self.pillion(&["certs", "rotate"]).map(drop)
+    }
+
+    /// Runs a command of the program against this cluster. What it prints.
+    pub(crate) fn pillion(&self, arguments: &[&str]) -> Result<String> {
+        let ran = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+            .args(arguments)
+            .arg("--kubeconfig")
+            .arg(self.rig.control_plane.kubeconfig())
+            .output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        ensure!(ran.status.success(), "{arguments:?}: {}{}", text(&ran.stdout), text(&ran.stderr));
+        Ok(text(&ran.stdout))
+    }
+}
+
+/// Starts one, which tells its own address in the Lease.
+pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Replica> {
+    let mut spec = spec.clone();
+    spec.args.extend(["--identity".to_owned(), format!("controller-{address}")]);
+    spec.ready_within = SOON;
+    Replica::start(&spec, address).await
+}
+
+/// The Service in front of the canary. Its endpoints are the leader's affair.
+async fn canary_service(client: &kube::Client) -> Result<()> {
+    let service: Service = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{RELEASE}-canary")},
+        "spec": {"ports": [{"name": "https", "port": 443, "targetPort": "https"}]},
+    }))?;
+    let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
+    services.patch(&format!("{RELEASE}-canary"), &PatchParams::apply("test"), &Patch::Apply(&service)).await?;
+    Ok(())
+}

@@ -1,0 +1,405 @@
+//! Profiles as the controller accepts and publishes them, and replicas that serve what is published.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pillion_api::webhook_configuration;
+use pillion_control::leading::Leading;
+use pillion_control::release::Release;
+use pillion_control::revisions::{self, Metrics, Settings};
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
+use serde_json::{Value as Json, json};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::rig::{NGINX, Rig, SOON, annotation, bare_pod};
+
+/// A leader's term, in this process.
+struct Leader {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Leader {
+    fn begin(control_plane: &ControlPlane) -> Result<Self> {
+        let stop = CancellationToken::new();
+        let leading = Leading {
+            client: control_plane.client(),
+            release: Arc::new(Release::new("pillion", "pillion-system", "cluster.local")?),
+            stop: stop.clone(),
+        };
+        let settings = Settings { count_every: Duration::from_millis(200), ..Settings::default() };
+        let task = tokio::spawn(revisions::run(leading, settings, Metrics::default()));
+        Ok(Self { stop, task })
+    }
+
+    async fn end(self) -> Result<()> {
+        self.stop.cancel();
+        self.task.await.context("the leader's task failed")
+    }
+}
+
+/// A cluster in which a leader accepts profiles and replicas serve revisions.
+async fn start(replicas: u8) -> Result<(Rig, Leader)> {
+    let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], replicas).await?;
+    let leader = Leader::begin(&rig.control_plane)?;
+    rig.namespace("team-a", Some("enabled")).await?;
+    rig.is_called("team-a").await?;
+    Ok((rig, leader))
+}
+
+/// The shipped profile with another image.
+fn with_image(image: &str) -> String {
+    NGINX.replace("nginx:1.29", image)
+}
+
+/// The shipped profile in a form that does not compile: its container has no image.
+fn broken() -> String {
+    NGINX.replace("        image: nginx:1.29\n", "").replace("1.29", "1.31")
+}
+
+fn image_of(pod: &Json) -> Option<String> {
+    let mut containers = pod["spec"]["containers"].as_array()?.iter();
+    let sidecar = containers.find(|container| container["name"] == "sidecar-nginx")?;
+    sidecar["image"].as_str().map(str::to_owned)
+}
+
+async fn image(rig: &Rig) -> Result<Option<String>> {
+    Ok(image_of(&rig.dry_run("team-a", &bare_pod("probe")).await?))
+}
+
+/// Every replica gives the image: each is asked in turn by the API server.
+async fn image_becomes(rig: &Rig, expected: &str) -> Result<()> {
+    eventually(SOON, &format!("pods get the image {expected}"), async || {
+        for _ in 0..4 * rig.replicas.len() {
+            let image = image(rig).await?;
+            ensure!(image.as_deref() == Some(expected), "still {image:?}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn get(rig: &Rig, what: &[&str]) -> Result<Json> {
+    let arguments: Vec<_> = ["get", "-o", "json"].iter().chain(what).copied().collect();
+    Ok(serde_json::from_str(&rig.control_plane.kubectl_ok(&arguments).await?)?)
+}
+
+async fn status(rig: &Rig) -> Result<Json> {
+    Ok(get(rig, &["ciprof", "nginx"]).await?["status"].clone())
+}
+
+fn condition<'s>(status: &'s Json, type_: &str) -> &'s Json {
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    conditions.find(|condition| condition["type"] == type_).unwrap_or(&Json::Null)
+}
+
+async fn accepted_becomes(rig: &Rig, expected: &str) -> Result<Json> {
+    eventually(SOON, &format!("Accepted becomes {expected}"), async || {
+        let profile = get(rig, &["ciprof", "nginx"]).await?;
+        let status = profile["status"].clone();
+        let accepted = condition(&status, "Accepted");
+        ensure!(accepted["status"] == expected, "{status}");
+        ensure!(accepted["observedGeneration"] == profile["metadata"]["generation"], "{status}");
+        Ok(status)
+    })
+    .await
+}
+
+async fn restart_all(rig: &mut Rig) -> Result<()> {
+    let addresses: Vec<_> = rig.replicas.iter().map(Replica::address).collect();
+    rig.replicas.clear();
+    for address in addresses {
+        let replica = Replica::start(&rig.spec, address).await?;
+        rig.replicas.push(replica);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_broken_profile_changes_nothing_also_after_all_replicas_and_the_leader_are_restarted() {
+    isolated(|| async {
+        let (mut rig, leader) = start(2).await?;
+        image_becomes(&rig, "nginx:1.29").await?;
+        let first = accepted_becomes(&rig, "True").await?;
+        ensure!(first["revision"] == first["promotedRevision"], "{first}");
+
+        rig.control_plane.apply_yaml(&broken()).await?;
+        let status = accepted_becomes(&rig, "False").await?;
+        ensure!(status["revision"] == first["revision"], "what is published stays: {status}");
+        let told = condition(&status, "Accepted")["message"].as_str().unwrap_or_default().to_owned();
+        ensure!(told.contains("spec.template.spec.containers[0]") && told.contains("image"), "{told}");
+        ensure!(condition(&status, "Ready")["reason"] == "LastAccepted", "{status}");
+        image_becomes(&rig, "nginx:1.29").await?;
+
+        restart_all(&mut rig).await?;
+        image_becomes(&rig, "nginx:1.29").await?;
+        leader.end().await?;
+        restart_all(&mut rig).await?;
+        image_becomes(&rig, "nginx:1.29").await?;
+        let leader = Leader::begin(&rig.control_plane)?;
+        // The new leader has looked at it when it has taken up another one.
+        rig.control_plane.apply_yaml(&NGINX.replace("name: nginx\n", "name: other\n")).await?;
+        eventually(SOON, "the new leader works", async || {
+            let other = get(&rig, &["ciprof", "other"]).await?;
+            ensure!(other["status"]["revision"].is_string(), "{other}");
+            Ok(())
+        })
+        .await?;
+        rig.control_plane.kubectl_ok(&["delete", "ciprof", "other"]).await?;
+        let status = accepted_becomes(&rig, "False").await?;
+        ensure!(status["revision"] == first["revision"], "{status}");
+        image_becomes(&rig, "nginx:1.29").await?;
+
+        rig.control_plane.apply_yaml(&with_image("nginx:1.32")).await?;
+        image_becomes(&rig, "nginx:1.32").await?;
+        let status = accepted_becomes(&rig, "True").await?;
+        ensure!(status["revision"] != first["revision"], "{status}");
+        restart_all(&mut rig).await?;
+        image_becomes(&rig, "nginx:1.32").await?;
+        leader.end().await
+    });
+}
+
+#[test]
+fn a_revision_cannot_be_edited_and_a_deleted_one_is_made_again() {
+    isolated(|| async {
+        let (mut rig, leader) = start(1).await?;
+        let status = accepted_becomes(&rig, "True").await?;
+        let object = format!("nginx-{}", status["revision"].as_str().unwrap_or_default());
+        let revision = get(&rig, &["ciprev", &object]).await?;
+        ensure!(revision["metadata"]["ownerReferences"][0]["name"] == "nginx", "{revision}");
+        ensure!(revision["metadata"]["labels"]["pillion.dev/profile"] == "nginx", "{revision}");
+        let text: Json = serde_json::from_str(revision["spec"]["text"].as_str().unwrap_or_default())?;
+        ensure!(text["template"]["spec"]["containers"][0]["name"] == "sidecar-nginx", "{text}");
+
+        for patch in [r#"{"spec":{"text":"{}"}}"#, r#"{"spec":{"bounds":"Tenant"}}"#, r#"{"spec":{"source":"{}"}}"#] {
+            let patched = rig.control_plane.kubectl(&["patch", "ciprev", &object, "--type=merge", "-p", patch]).await?;
+            let told = String::from_utf8_lossy(&patched.stderr).into_owned();
+            ensure!(!patched.status.success() && told.contains("a revision does not change"), "{patch}: {told}");
+        }
+        rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
+        eventually(SOON, "the revision is made again", async || get(&rig, &["ciprev", &object]).await.map(drop))
+            .await?;
+
+        // A replica that starts while it is gone finds it when it is there again.
+        leader.end().await?;
+        rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
+        restart_all(&mut rig).await?;
+        ensure!(image(&rig).await?.is_none());
+        ensure!(rig.replicas[0].metrics_text().await?.contains("pillion_broken_profiles 1"));
+        let leader = Leader::begin(&rig.control_plane)?;
+        image_becomes(&rig, "nginx:1.29").await?;
+        ensure!(rig.replicas[0].metrics_text().await?.contains("pillion_broken_profiles 0"));
+        leader.end().await
+    });
+}
+
+#[test]
+fn status_and_events_are_what_an_owner_reads() {
+    isolated(|| async {
+        let (rig, leader) = start(1).await?;
+        rig.namespace("team-b", Some("required")).await?;
+        rig.namespace("team-c", None).await?;
+        accepted_becomes(&rig, "True").await?;
+        eventually(SOON, "the namespaces are counted", async || {
+            let status = status(&rig).await?;
+            ensure!(status["namespacesMatched"] == 2, "{status}");
+            Ok(())
+        })
+        .await?;
+        let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
+        ensure!(table.contains("ACCEPTED") && table.contains("True"), "{table}");
+
+        rig.control_plane.apply_yaml(&broken()).await?;
+        accepted_becomes(&rig, "False").await?;
+        let described = eventually(SOON, "the event is there", async || {
+            let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
+            ensure!(events.contains("Rejected") && events.contains("needs an image"), "{events}");
+            Ok(events)
+        })
+        .await?;
+        ensure!(described.contains("clusterinjectionprofile/nginx"), "{described}");
+        ensure!(described.matches("Rejected").count() == 1, "once for a generation: {described}");
+
+        // A status that says what is so is not written again.
+        let version = get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"].clone();
+        rig.namespace("team-d", None).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        ensure!(get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"] == version);
+        leader.end().await
+    });
+}
+
+#[test]
+fn a_rollout_a_pin_and_a_rollback_are_seen_in_pods() {
+    isolated(|| async {
+        let (rig, leader) = start(1).await?;
+        let old = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        let staged = {
+            let mut profile: Json = serde_saphyr::from_str(&with_image("nginx:1.30"))?;
+            profile["spec"]["rollout"] = json!({"percent": 50});
+            profile
+        };
+        rig.control_plane.apply_yaml(&staged.to_string()).await?;
+        let seen = eventually(SOON, "both revisions are at work", async || {
+            let mut seen = std::collections::BTreeMap::new();
+            for number in 0..20 {
+                let pod = rig.dry_run("team-a", &bare_pod(&format!("web-{number}"))).await?;
+                seen.insert(number, image_of(&pod).context("no sidecar")?);
+            }
+            let images: std::collections::BTreeSet<_> = seen.values().cloned().collect();
+            ensure!(images.len() == 2, "{images:?}");
+            Ok(seen)
+        })
+        .await?;
+        // All of them, and those who had it before have it still.
+        let mut all = staged.clone();
+        all["spec"]["rollout"] = json!({"percent": 100});
+        rig.control_plane.apply_yaml(&all.to_string()).await?;
+        image_becomes(&rig, "nginx:1.30").await?;
+        ensure!(seen.values().any(|image| image == "nginx:1.29"));
+        let status = status(&rig).await?;
+        ensure!(status["promotedRevision"] == status["revision"] && status["rollout"].is_null(), "{status}");
+        ensure!(status["revisions"].as_array().is_some_and(|kept| kept.len() == 2), "{status}");
+
+        // The old one is not at work any more, and is fetched for who asks for it.
+        let mut pinned = bare_pod("pinned");
+        pinned["metadata"]["annotations"]["pillion.dev/profiles"] = json!(format!("nginx@{}", &old[..6]));
+        let pod = rig.dry_run("team-a", &pinned).await?;
+        ensure!(image_of(&pod).as_deref() == Some("nginx:1.29"), "{pod}");
+        let record = annotation(&pod, "pillion.dev/injected").unwrap_or_default();
+        ensure!(record.contains(&old), "{record}");
+
+        rig.control_plane
+            .kubectl_ok(&["annotate", "ciprof", "nginx", &format!("pillion.dev/rollback-to={old}")])
+            .await?;
+        image_becomes(&rig, "nginx:1.29").await?;
+        eventually(SOON, "the rollback is told", async || {
+            let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
+            ensure!(events.contains("RolledBack"), "{events}");
+            Ok(())
+        })
+        .await?;
+        rig.control_plane.kubectl_ok(&["annotate", "ciprof", "nginx", "pillion.dev/rollback-to-"]).await?;
+        image_becomes(&rig, "nginx:1.30").await?;
+        leader.end().await
+    });
+}
+
+/// Registers the path that looks at profiles while they are stored.
+async fn register_profiles(rig: &Rig) -> Result<()> {
+    let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
+    let mutating = webhook_configuration::mutating(&settings);
+    let mut client = mutating.webhooks.unwrap_or_default().remove(0).client_config;
+    let service = client.service.as_mut().context("a service")?;
+    service.path = Some("/validate-profiles".to_owned());
+    let configuration = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "pillion-profiles"},
+        "webhooks": [{
+            "name": "profiles.pillion.dev",
+            "clientConfig": client,
+            "rules": [{
+                "apiGroups": ["pillion.dev"], "apiVersions": ["v1alpha1"], "operations": ["CREATE", "UPDATE"],
+                "resources": ["clusterinjectionprofiles", "injectionprofiles"],
+            }],
+            "failurePolicy": "Ignore", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 5,
+        }],
+    });
+    rig.control_plane.apply_yaml(&configuration.to_string()).await.map(drop)
+}
+
+#[test]
+fn who_applies_a_broken_profile_is_warned_and_not_refused() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        register_profiles(&rig).await?;
+        let apply = async |yaml: &str| {
+            let output = rig.control_plane.kubectl_with_input(&["apply", "-f", "-"], yaml).await?;
+            ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            anyhow::Ok(String::from_utf8(output.stderr)?)
+        };
+        let mut number = 0;
+        let told = eventually(SOON, "kubectl shows the warning", async || {
+            // Something has to change, or nobody is called.
+            number += 1;
+            let told = apply(&broken().replace("\nspec:\n", &format!("\nspec:\n  order: {number}\n"))).await?;
+            ensure!(told.contains("Warning: spec.template.spec.containers[0]"), "{told}");
+            Ok(told)
+        })
+        .await?;
+        ensure!(told.contains("needs an image") && told.contains("its last accepted revision stays at work"), "{told}");
+        ensure!(!apply(&with_image("nginx:1.30")).await?.contains("Warning: spec"));
+
+        // One that extends another is looked at with it.
+        let child = |name: &str| {
+            format!(
+                "apiVersion: pillion.dev/v1alpha1\nkind: InjectionProfile\nmetadata: {{name: own, namespace: team-a}}\n\
+                 spec: {{extends: {{name: {name}}}, parameters: [{{name: nothing, default: 1}}]}}\n"
+            )
+        };
+        let told = apply(&child("nginx")).await?;
+        ensure!(told.contains("Warning: spec.parameters[0]"), "{told}");
+        let told = apply(&child("ngnix")).await?;
+        ensure!(told.contains("there is no cluster profile") && told.contains("did you mean"), "{told}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_docs_say_of_history_and_rollback_is_so() {
+    isolated(|| async {
+        let (rig, leader) = start(1).await?;
+        let first = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
+        image_becomes(&rig, "nginx:1.30").await?;
+        let second = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+
+        let document = include_str!("../../../../docs/revisions.md");
+        let history = pillion(&rig, document, "pillion profiles history nginx")?;
+        ensure!(history.starts_with("REVISION"), "{history}");
+        let lines: Vec<_> = history.lines().skip(1).collect();
+        ensure!(lines.len() == 2 && lines[0].starts_with(&second) && lines[0].contains("everybody"), "{history}");
+        ensure!(lines[1].starts_with(&first), "{history}");
+
+        let told = pillion(&rig, document, "pillion profiles rollback nginx")?;
+        ensure!(told.contains(&format!("revision {first} is published, before it was {second}")), "{told}");
+        image_becomes(&rig, "nginx:1.29").await?;
+        let history = pillion(&rig, document, "pillion profiles history nginx")?;
+        ensure!(history.contains("rolled back"), "{history}");
+        let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
+        ensure!(spec.contains("nginx:1.30"), "the text is as the repository has it");
+
+        // Another text ends it.
+        rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
+        image_becomes(&rig, "nginx:1.31").await?;
+        let told = pillion(&rig, document, &format!("pillion profiles rollback nginx --to {}", &second[..6]));
+        ensure!(told?.contains(&second));
+        image_becomes(&rig, "nginx:1.30").await?;
+        pillion(&rig, document, "pillion profiles rollback nginx --undo")?;
+        image_becomes(&rig, "nginx:1.31").await?;
+        let unknown = run(&rig, "pillion profiles rollback nginx --to zz")?;
+        ensure!(!unknown.status.success());
+        ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no revision that is kept begins with"));
+        leader.end().await
+    });
+}
+
+/// Runs a command of the document's. What is particular to this cluster (`--to 7f3a91`) may differ.
+fn pillion(rig: &Rig, document: &str, command: &str) -> Result<String> {
+    let general = command.split(" --to ").next().unwrap_or(command);
+    ensure!(document.contains(general), "docs/revisions.md does not have: {general}");
+    let output = run(rig, command)?;
+    ensure!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn run(rig: &Rig, command: &str) -> Result<std::process::Output> {
+    let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"));
+    let program = program.args(command.split(' ').skip(1)).env("PILLION_KUBECONFIG", rig.control_plane.kubeconfig());
+    Ok(program.output()?)
+}

@@ -1,0 +1,340 @@
+//! A replica that has its certificate from a Secret, on a real API server, which also verifies what is served.
+
+#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::{Api, DeleteParams, PostParams};
+use pillion_api::webhook_configuration::{self, Settings};
+use pillion_control::Release;
+use pillion_control::authority::{AuthoritySecret, Known, LeafMaterial, Lifetimes, Making, SystemRandomness};
+use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
+use pillion_control::rotation::{Generation, Phase, Record};
+use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
+use pillion_testkit::replica::WEBHOOK_PORT;
+use pillion_testkit::{
+    ControlPlane, Replica, ReplicaSpec, eventually, isolated, namespace, register_service, register_webhook,
+};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tokio::net::TcpStream;
+
+use crate::direct::metric;
+use crate::rig::{NGINX, SOON, bare_pod, names};
+
+/// How soon a new certificate has to be served.
+const SWAPPED_WITHIN: Duration = Duration::from_secs(2);
+/// No more than a replica needs.
+const ROLE: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: serving, namespace: pillion-system}
+rules:
+- {apiGroups: [''], resources: [secrets], resourceNames: [pillion-serving], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: serving, namespace: pillion-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: serving}
+subjects: [{kind: ServiceAccount, name: replica, namespace: pillion-system}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: pillion-replica}
+rules:
+- {apiGroups: [''], resources: [namespaces], verbs: [get, list, watch]}
+- {apiGroups: [pillion.dev], resources: [clusterinjectionprofiles, injectionprofiles], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: pillion-replica}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pillion-replica}
+subjects: [{kind: ServiceAccount, name: replica, namespace: pillion-system}]
+";
+
+/// Takes whatever is shown: what it is, is looked at afterwards.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The leaf that a new connection is shown.
+async fn shown(replica: &Replica) -> Result<CertificateDer<'static>> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_no_client_auth();
+    let tcp = TcpStream::connect((replica.address(), WEBHOOK_PORT)).await?;
+    let name = ServerName::try_from(SERVER_NAME)?;
+    let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
+    let (_, connection) = stream.get_ref();
+    let leaf = connection.peer_certificates().and_then(<[_]>::first).context("no certificate")?;
+    Ok(leaf.clone().into_owned())
+}
+
+/// What the controller would do, by hand.
+struct Controller {
+    release: Release,
+    known: Known,
+    secrets: Api<Secret>,
+}
+
+impl Controller {
+    fn new(control_plane: &ControlPlane) -> Result<Self> {
+        let release = Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
+        // Old enough to have signed a leaf that has expired.
+        let now = Timestamp::now() - Duration::from_hours(24 * 20);
+        let lifetimes = Lifetimes::default();
+        let mut making = Making { release: &release, lifetimes: &lifetimes, now, random: &mut SystemRandomness };
+        let authority = making.authority(Generation(1), &[])?;
+        let record = Record {
+            phase: Phase::Stable,
+            since: now,
+            epoch: 1,
+            bundle_epoch: 1,
+            leaf_epoch: 1,
+            active: Some(authority.facts),
+            next: None,
+            trigger: None,
+        };
+        let known = AuthoritySecret::read(None, &release).with(record, Some(authority))?;
+        let secrets = Api::namespaced(control_plane.client(), NAMESPACE);
+        Ok(Self { release, known, secrets })
+    }
+
+    /// A leaf that was made then.
+    fn leaf(&self, now: Timestamp, names: &[String]) -> Result<LeafMaterial> {
+        let lifetimes = Lifetimes::default();
+        let mut making = Making { release: &self.release, lifetimes: &lifetimes, now, random: &mut SystemRandomness };
+        Ok(self.known.sign(Generation(1), names, &mut making)?)
+    }
+
+    /// Writes the Secret as it is to be after this.
+    async fn write(&self, change: impl FnOnce(Option<&Secret>) -> Secret) -> Result<()> {
+        let existing = self.secrets.get_opt("pillion-serving").await?;
+        let secret = change(existing.as_ref());
+        match existing {
+            Some(_) => self.secrets.replace("pillion-serving", &PostParams::default(), &secret).await?,
+            None => self.secrets.create(&PostParams::default(), &secret).await?,
+        };
+        Ok(())
+    }
+
+    async fn serve(&self, leaf: &LeafMaterial, epoch: u64) -> Result<()> {
+        self.write(|existing| leaf.secret(&self.release, epoch, existing)).await
+    }
+
+    async fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.write(|existing| {
+            let mut secret = existing.cloned().unwrap_or_default();
+            secret.data.get_or_insert_default().insert(key.to_owned(), ByteString(value.to_vec()));
+            secret
+        })
+        .await
+    }
+}
+
+fn reloads(result: &str) -> String {
+    format!("pillion_tls_reloads_total{{result=\"{result}\"}}")
+}
+
+/// Waits until so many looks came to this.
+async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
+    let series = reloads(result);
+    eventually(SOON, &format!("{series} is {times}"), async || {
+        let found = metric(replica, &series).await?;
+        ensure!((found - times).abs() < 0.5, "it is {found}");
+        Ok(())
+    })
+    .await
+}
+
+async fn swapped(replica: &Replica, leaf: &LeafMaterial) -> Result<Duration> {
+    let began = Instant::now();
+    eventually(SOON, "the new leaf is served", async || {
+        ensure!(shown(replica).await? == *leaf.certificate(), "the old one is");
+        Ok(())
+    })
+    .await?;
+    Ok(began.elapsed())
+}
+
+async fn start(control_plane: &ControlPlane, roles: &str) -> Result<Replica> {
+    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
+    control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
+    control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+    control_plane.apply_yaml(NGINX).await?;
+    control_plane.create_namespace(NAMESPACE, &[]).await?;
+    control_plane.apply_yaml(roles).await?;
+    let kubeconfig = control_plane.kubeconfig_for_service_account(NAMESPACE, "replica").await?;
+    let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), kubeconfig, None);
+    spec.args =
+        ["--serving-secret", "pillion-system/pillion-serving", "--drain-minimum", "0"].map(ToOwned::to_owned).into();
+    Replica::spawn(&spec, namespace::replica_address(1))
+}
+
+#[test]
+fn the_certificate_follows_its_secret_and_never_to_a_worse_one() {
+    isolated(|| async {
+        let mut control_plane = ControlPlane::start().await?;
+        let mut replica = start(&control_plane, ROLE).await?;
+        let controller = Controller::new(&control_plane)?;
+        let names_of_release = controller.release.server_names();
+
+        // No Secret yet: all is known but that, and who connects is told at once.
+        eventually(SOON, "not ready for want of a certificate alone", async || {
+            let (status, text) = replica.get("/readyz").await?;
+            ensure!(status.as_u16() == 503 && text.trim_end().ends_with("waiting for serving certificate"), "{text}");
+            ensure!(!text.contains("first lists"), "{text}");
+            Ok(())
+        })
+        .await?;
+        let began = Instant::now();
+        let refused = shown(&replica).await.err().context("there is nothing to show")?;
+        ensure!(began.elapsed() < Duration::from_secs(1), "{refused:#} after {:?}", began.elapsed());
+        ensure!(replica.get("/livez").await?.0.is_success());
+        counted(&replica, "unreadable", 1.0).await?;
+
+        // One that nobody may trust is not begun with.
+        let expired = controller.leaf(Timestamp::now() - Duration::from_hours(24 * 8), &names_of_release)?;
+        controller.serve(&expired, 1).await?;
+        counted(&replica, "invalid", 1.0).await?;
+        ensure!(replica.get("/readyz").await?.0.as_u16() == 503);
+        shown(&replica).await.err().context("there is nothing to show")?;
+
+        let first = controller.leaf(Timestamp::now(), &names_of_release)?;
+        controller.serve(&first, 1).await?;
+        let took = swapped(&replica, &first).await?;
+        ensure!(took < SWAPPED_WITHIN, "the first after {took:?}");
+        replica.ready().await?;
+
+        // The API server verifies it by rules of its own.
+        register_service(&control_plane.client(), &[replica.address()]).await?;
+        let bundle = controller.known.bundle(&[Generation(1)], &[])?;
+        register_webhook(&control_plane.client(), &webhook_configuration::mutating(&Settings::new(NAMESPACE, bundle)))
+            .await?;
+        control_plane.create_namespace("strict", &[("pillion.dev/injection", "required")]).await?;
+        let pods = Api::<Pod>::namespaced(control_plane.client(), "strict");
+        let injected = async || {
+            let parameters = PostParams { dry_run: true, ..PostParams::default() };
+            let pod = pods.create(&parameters, &serde_json::from_value(bare_pod("web"))?).await?;
+            let pod = serde_json::to_value(pod)?;
+            ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");
+            anyhow::Ok(())
+        };
+        eventually(SOON, "the API server calls the webhook", injected).await?;
+
+        // Ten new ones, each within two seconds.
+        let mut slowest = Duration::ZERO;
+        let mut served = first;
+        for epoch in 2..12 {
+            served = controller.leaf(Timestamp::now(), &names_of_release)?;
+            controller.serve(&served, epoch).await?;
+            slowest = slowest.max(swapped(&replica, &served).await?);
+            injected().await?;
+        }
+        println!("the slowest of 10 swaps: {slowest:?}");
+        ensure!(slowest < SWAPPED_WITHIN, "{slowest:?}");
+        counted(&replica, "served", 11.0).await?;
+
+        // Worse ones: the old one stays, and each is counted.
+        let other = controller.leaf(Timestamp::now(), &names_of_release)?;
+        let canary = controller.leaf(Timestamp::now(), &controller.release.canary_names())?;
+        let ahead = controller.leaf(Timestamp::now() + Duration::from_hours(3), &names_of_release)?;
+        let stranger = Controller::new(&control_plane)?;
+        controller.set("tls.crt", b"junk").await?;
+        counted(&replica, "invalid", 2.0).await?;
+        controller.serve(&served, 12).await?;
+        counted(&replica, "unchanged", 1.0).await?;
+        controller.set("tls.key", other.key().pem().as_bytes()).await?;
+        counted(&replica, "invalid", 3.0).await?;
+        controller.serve(&canary, 13).await?;
+        counted(&replica, "invalid", 4.0).await?;
+        controller.serve(&expired, 14).await?;
+        counted(&replica, "invalid", 5.0).await?;
+        controller.serve(&ahead, 15).await?;
+        counted(&replica, "invalid", 6.0).await?;
+        controller.serve(&other, 16).await?;
+        swapped(&replica, &other).await?;
+        let strangers = stranger.known.bundle(&[Generation(1)], &[])?;
+        controller.set("ca.crt", strangers.as_bytes()).await?;
+        counted(&replica, "invalid", 7.0).await?;
+        ensure!(shown(&replica).await? == *other.certificate());
+        let log = replica.log_text()?;
+        for reason in ["no_certificate", "mismatch", "name", "expired", "not_yet", "untrusted"] {
+            ensure!(log.contains(&format!("reason=\"{reason}\"")), "{reason} is not in\n{log}");
+        }
+
+        // Deleted, and then the API server is away: what is served is served.
+        controller.secrets.delete("pillion-serving", &DeleteParams::default()).await?;
+        counted(&replica, "unreadable", 2.0).await?;
+        ensure!(shown(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success());
+        injected().await?;
+        control_plane.stop_api_server()?;
+        ensure!(shown(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success());
+        control_plane.start_api_server().await?;
+        let last = controller.leaf(Timestamp::now(), &names_of_release)?;
+        controller.serve(&last, 17).await?;
+        swapped(&replica, &last).await?;
+        counted(&replica, "unreadable", 2.0).await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_replica_that_may_not_read_its_secret_says_what_it_needs() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;
+        eventually(SOON, "it is said", async || {
+            let log = replica.log_text()?;
+            ensure!(log.contains("get, list and watch for this one Secret, by its name"), "{log}");
+            Ok(())
+        })
+        .await?;
+        let (status, text) = replica.get("/readyz").await?;
+        ensure!(status.as_u16() == 503 && text.contains("serving certificate"), "{text}");
+        Ok(())
+    });
+}
