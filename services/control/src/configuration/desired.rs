@@ -2,13 +2,15 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
+    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::names::InjectionLevel;
 use pillion_api::webhook_configuration::{self, mutating_rules, rules_of};
 use pillion_engine::profile::ProfileSet;
 
 use super::bundle::Bundle;
+use super::live::Live;
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::release::Release;
 
@@ -38,6 +40,25 @@ impl Rules {
             validating: rules_of(validating.map(|profile| profile.target())),
         }
     }
+
+    /// What is called for at present: for who does not know the profiles yet, and should change nothing about it.
+    #[must_use]
+    pub fn of_live(live: &Live) -> Self {
+        let mutating = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
+        let mut mutating = mutating.filter(|entry| is_at(&entry.client_config, InjectionLevel::path));
+        let validating = live.validating.iter().flat_map(|validating| validating.webhooks.iter().flatten());
+        let mut validating = validating.filter(|entry| is_at(&entry.client_config, InjectionLevel::validate_path));
+        Self {
+            mutating: mutating.find_map(|entry| entry.rules.clone()).unwrap_or_else(|| Self::default().mutating),
+            validating: validating.find_map(|entry| entry.rules.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Whether an entry is for a level, by the path that it calls.
+fn is_at(config: &WebhookClientConfig, path: fn(InjectionLevel) -> &'static str) -> bool {
+    let called = config.service.as_ref().and_then(|service| service.path.as_deref());
+    InjectionLevel::ALL.into_iter().any(|level| called == Some(path(level)))
 }
 
 /// All that the configurations are made of.

@@ -153,6 +153,14 @@ fn each_kind_of_drift_is_told_for_what_it_is() {
 }
 
 #[test]
+fn who_does_not_know_the_profiles_calls_for_what_is_called_for() {
+    let target = target(&[1], 3);
+    assert_ne!(target.rules.validating, Rules::default().validating);
+    assert_eq!(Rules::of_live(&after(&target)), target.rules);
+    assert_eq!(Rules::of_live(&Live::default()), Rules::default());
+}
+
+#[test]
 fn rules_are_those_of_profiles_that_do_something() {
     use pillion_engine::profile::{ProfileName, ProfileSet, compile};
     let profile = |name: &str, spec: serde_json::Value| {

@@ -66,8 +66,8 @@ pub struct Settings {
 /// What others tell the rotation, and what it tells them.
 #[derive(Debug)]
 pub struct Wires {
-    /// What the profiles are for.
-    pub rules: watch::Receiver<Rules>,
+    /// What the profiles are for; `None` until they are known, and nothing of that is changed.
+    pub rules: watch::Receiver<Option<Rules>>,
     /// What endpoints are to be probed for.
     pub expected: watch::Sender<Option<Arc<Expected>>>,
     /// What probing them found.

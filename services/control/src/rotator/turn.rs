@@ -15,7 +15,7 @@ use super::{RotatorMetrics, Settings, Wires};
 use crate::authority::{Known, MakeError, Making, MissingAuthority, SystemRandomness};
 use crate::canary::Identity;
 use crate::canary::server::IdentityError;
-use crate::configuration::{self, Target, WriteError};
+use crate::configuration::{self, Rules, Target, WriteError};
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::probe::{self, Expected, Found};
 use crate::rotation::{self, Blocked, Configuration, Generation, Observed, Phase, Record, Repair, Step, Trigger};
@@ -250,7 +250,7 @@ impl Turn {
     ) -> Result<Target, TurnError> {
         let besides = if keep_unknown { objects.unknown() } else { Vec::new() };
         let bundle = known.bundle(authorities, &besides)?;
-        let rules = wires.rules.borrow().clone();
+        let rules = wires.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
         Ok(Target::new(self.settings.webhooks.clone(), rules, bundle.into_bytes(), epoch))
     }
 

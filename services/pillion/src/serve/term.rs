@@ -88,9 +88,9 @@ impl Term {
         let accepting = revisions::run(tasks.leading(), revisions::Settings::default(), self.metrics.revisions.clone());
         tasks.spawn("the revisions of profiles", accepting);
         let (snapshot, status) = tasks.cluster(&self.client);
-        tasks.audit(&self.client, &snapshot, status, &self.metrics);
+        tasks.audit(&self.client, &snapshot, status.clone(), &self.metrics);
         if self.policy.certificates.managed {
-            self.rotate(&mut tasks, snapshot);
+            self.rotate(&mut tasks, snapshot, status);
         } else {
             let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
             tasks.spawn("the probes", probing);
@@ -99,10 +99,10 @@ impl Term {
     }
 
     /// Certificates and webhook configurations, and what follows from how they are.
-    fn rotate(self, tasks: &mut Tasks, snapshot: Arc<ArcSwap<Snapshot>>) {
+    fn rotate(self, tasks: &mut Tasks, snapshot: Arc<ArcSwap<Snapshot>>, status: watch::Receiver<Status>) {
         let Self { client, config, release, policy, metrics, canary, canary_address } = self;
-        let (told_rules, rules) = watch::channel(Rules::default());
-        tasks.spawn("the rules", follow_rules(snapshot, told_rules, tasks.stop()));
+        let (told_rules, rules) = watch::channel(None);
+        tasks.spawn("the rules", follow_rules(snapshot, status, told_rules, tasks.stop()));
 
         let clock = Clock::new(clock::Settings::default(), metrics.clock);
         let (telling, api_server, until) = (clock.clone(), client.clone(), tasks.stop());
@@ -217,8 +217,16 @@ impl Tasks {
     }
 }
 
-/// Tells what the profiles are for, whenever that is something else.
-async fn follow_rules(snapshot: Arc<ArcSwap<Snapshot>>, rules: watch::Sender<Rules>, stop: CancellationToken) {
+/// Tells what the profiles are for, whenever that is something else; nothing before all profiles are known.
+async fn follow_rules(
+    snapshot: Arc<ArcSwap<Snapshot>>,
+    mut status: watch::Receiver<Status>,
+    rules: watch::Sender<Option<Rules>>,
+    stop: CancellationToken,
+) {
+    let synced = stop.run_until_cancelled(status.wait_for(|status| status.synced)).await;
+    // Whoever watches the cluster has ended, and with it the term.
+    let Some(Ok(_)) = synced else { return };
     let mut ticks = Ticks::new(LOOK, stop);
     let mut seen = None;
     while ticks.next().await {
@@ -226,7 +234,7 @@ async fn follow_rules(snapshot: Arc<ArcSwap<Snapshot>>, rules: watch::Sender<Rul
         if seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &now)) {
             continue;
         }
-        let fresh = Rules::of(now.profiles());
+        let fresh = Some(Rules::of(now.profiles()));
         rules.send_if_modified(|known| {
             let differs = *known != fresh;
             if differs {
