@@ -515,6 +515,18 @@ mod tests {
             let (whole, _) = index.whole(&name).unwrap();
             assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the text can be kept again");
         }
+        // A list that is cut off after its first page begins anew, and what was accepted is still known.
+        let mut index = Index::default().keeping_texts();
+        index.seed(ProfileName::cluster("proxy"), "uid-of-proxy".into(), &sidecar("proxy:1").to_string());
+        let page = [Change::Restarted, Change::Listed(profile("proxy", 2, broken.clone()))];
+        feed(&mut index, page.map(Update::Cluster));
+        feed(&mut index, list([profile("proxy", 2, broken.clone())]).into_iter().map(Update::Cluster));
+        assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_some());
+        // Once it is complete, it is known what is there: one that comes later is new.
+        feed(&mut index, [Update::Cluster(Change::Deleted(ProfileName::cluster("proxy")))]);
+        feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, broken.clone())))]);
+        assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_none());
+
         // One that was made anew has nothing in common with what was accepted.
         let mut index = Index::default().keeping_texts();
         index.seed(ProfileName::cluster("proxy"), "another".into(), &sidecar("proxy:1").to_string());

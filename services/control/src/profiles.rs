@@ -152,6 +152,8 @@ pub struct ProfileIndex {
 /// What became of a profile's text.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'i> {
+    /// Which object of this name this is about.
+    pub uid: &'i str,
     /// The last one that compiled, with what it inherits now.
     pub good: Option<&'i Arc<CompiledProfile>>,
     /// Whether the text as it is stored did not.
@@ -182,8 +184,8 @@ impl ProfileIndex {
     #[must_use]
     pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
         let entry = self.entries.get(name)?;
-        let Entry { good, broken, due, generation, .. } = entry;
-        Some(State { good: good.as_ref(), broken: *broken, due: *due, generation: *generation })
+        let Entry { uid, good, broken, due, generation, .. } = entry;
+        Some(State { uid, good: good.as_ref(), broken: *broken, due: *due, generation: *generation })
     }
 
     /// The accepted text of a profile with what it inherits, and without; only where texts are kept.
@@ -199,7 +201,8 @@ impl ProfileIndex {
         let known = self.entries.get(&stored.name);
         let seed = match known {
             Some(_) => None,
-            None => self.seeds.remove(&stored.name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text),
+            // It stays until the list is complete: one that is cut off begins anew, with nothing known.
+            None => self.seeds.get(&stored.name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
         };
         next(known, stored, seed, self.keeps_texts)
     }
@@ -226,6 +229,7 @@ impl ProfileIndex {
                 let due = listed.iter().filter(|(_, entry)| entry.due).map(|(name, _)| name.clone());
                 self.due = due.collect();
                 self.entries = listed;
+                self.seeds.clear();
                 self.synced = true;
                 Updated { changed, touched, ..Updated::default() }
             }
