@@ -1,5 +1,6 @@
 //! Doing what was planned.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{API_VERSION, PROFILE_LABEL};
-use pillion_api::revision::{RevisionSpec, label_value, object_name};
+use pillion_api::revision::{RevisionBounds, RevisionSpec, label_value, object_name};
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
 use pillion_engine::profile::ProfileName;
 use serde_json::json;
@@ -22,7 +23,7 @@ use tracing::{info, warn};
 
 use super::observe::{self, Profile, World};
 use super::plan::{News, Plan, plan};
-use super::{Metrics, Settings};
+use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::watch::chain;
 
@@ -247,10 +248,14 @@ impl Writer {
         spec: RevisionSpec,
     ) -> kube::Result<Option<ObjectMeta>> {
         let object = object_name(&name.name, &spec.revision);
+        let mut labels = BTreeMap::from([(PROFILE_LABEL.to_owned(), label_value(&name.name))]);
+        if spec.bounds == RevisionBounds::Parent {
+            labels.insert(BOUNDS_LABEL.to_owned(), BOUNDED_BY_PARENT.to_owned());
+        }
         let metadata = ObjectMeta {
             name: Some(object.clone()),
             namespace: name.namespace.as_deref().map(str::to_owned),
-            labels: Some([(PROFILE_LABEL.to_owned(), label_value(&name.name))].into()),
+            labels: Some(labels),
             owner_references: Some(vec![OwnerReference {
                 api_version: API_VERSION.to_owned(),
                 kind: kind(name).to_owned(),

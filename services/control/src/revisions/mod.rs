@@ -26,6 +26,11 @@ use prometheus_client::registry::Registry;
 
 pub use execute::run;
 
+/// By what a revision is bounded, as a label: who follows only the metadata of revisions has to know it.
+const BOUNDS_LABEL: &str = "pillion.dev/bounds";
+/// Its value of one that is bounded by its parent alone.
+const BOUNDED_BY_PARENT: &str = "Parent";
+
 /// How revisions are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {

@@ -18,10 +18,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::plan::{Accepted, Observed, Rollback};
+use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::cache_metrics::{CacheMetrics, Kind};
 use crate::change::Change;
 use crate::index::{Index, Update};
-use crate::profiles::{self, StoredProfile};
+use crate::profiles::{self, State, StoredProfile};
 use crate::served::read_status;
 use crate::watch::{self, PROFILES_A_PAGE, changes, config};
 
@@ -41,6 +42,7 @@ pub(super) struct Profile {
 pub(super) struct Known {
     owner: Box<str>,
     made: Timestamp,
+    bounded_by_parent: bool,
 }
 
 /// What a watch says.
@@ -57,6 +59,14 @@ pub(super) struct RevisionObject {
     object: Box<str>,
     owner: Box<str>,
     made: Timestamp,
+    bounded_by_parent: bool,
+}
+
+/// The revisions of one profile that are there, with the time of their making.
+#[derive(Default)]
+pub(super) struct Existing {
+    pub(super) made: BTreeMap<Box<str>, Timestamp>,
+    pub(super) bounded_by_parent: BTreeSet<Box<str>>,
 }
 
 /// Namespace and name of an object.
@@ -264,8 +274,8 @@ impl World {
     }
 
     fn add_revision(&mut self, object: RevisionObject) {
-        let RevisionObject { namespace, object, owner, made } = object;
-        self.revisions.insert((namespace, object), Known { owner, made });
+        let RevisionObject { namespace, object, owner, made, bounded_by_parent } = object;
+        self.revisions.insert((namespace, object), Known { owner, made, bounded_by_parent });
     }
 
     /// A revision was made, as the watch will say later.
@@ -302,7 +312,18 @@ impl World {
     }
 
     /// The revisions of a profile that are there, by their hashes.
-    pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> BTreeMap<Box<str>, Timestamp> {
+    pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> Existing {
+        let mut existing = Existing::default();
+        self.each_of(name, uid, |revision, known| {
+            existing.made.insert(revision.into(), known.made);
+            if known.bounded_by_parent {
+                existing.bounded_by_parent.insert(revision.into());
+            }
+        });
+        existing
+    }
+
+    fn each_of(&self, name: &ProfileName, uid: &str, mut see: impl FnMut(&str, &Known)) {
         // All names of a profile's revisions have the same begin, behind which nothing but a hash stands.
         let begin = object_name(&name.name, "");
         let from = (name.namespace.clone(), begin.as_str().into());
@@ -310,25 +331,25 @@ impl World {
             .revisions
             .range(from..)
             .take_while(|((namespace, object), _)| *namespace == name.namespace && object.starts_with(&begin));
-        let of_it = all.filter(|(_, known)| *known.owner == *uid);
-        of_it
-            .filter_map(|((_, object), known)| {
-                let revision = object.strip_prefix(&*begin)?;
-                let is_hash = !revision.is_empty() && revision.bytes().all(|byte| byte.is_ascii_hexdigit());
-                is_hash.then(|| (revision.into(), known.made))
-            })
-            .collect()
+        for ((_, object), known) in all.filter(|(_, known)| *known.owner == *uid) {
+            let revision = object.strip_prefix(&*begin).unwrap_or_default();
+            if !revision.is_empty() && revision.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                see(revision, known);
+            }
+        }
     }
 
-    /// What is observed of a profile; `None` if it is not compiled yet.
+    /// What is observed of a profile; `None` if it is not compiled yet, also if it was seen anew and what was compiled is
+    /// another generation of it, or of one of its name that was there before: a list comes in pages, and is taken at its end.
     pub(super) fn observe<'w>(
         &'w self,
         name: &ProfileName,
         profile: &'w Profile,
-        existing: &'w BTreeMap<Box<str>, Timestamp>,
+        existing: &'w Existing,
         namespaces: i64,
     ) -> Option<Observed<'w>> {
-        let state = self.index.state(name).filter(|state| !state.due)?;
+        let is_it = |state: &State<'_>| state.generation == profile.generation && *state.uid == *profile.uid;
+        let state = self.index.state(name).filter(|state| !state.due && is_it(state))?;
         let accepted = state.good.map(|good| {
             let alias = self.aliases.get(name).filter(|(now, _)| **now == *good.revision());
             let revision = alias.map_or_else(|| good.revision().into(), |(_, stored)| stored.clone());
@@ -347,7 +368,17 @@ impl World {
         };
         let generation = profile.generation;
         let status = &profile.status;
-        Some(Observed { generation, accepted, rejected, bounds, status, rollback, existing, namespaces })
+        Some(Observed {
+            generation,
+            accepted,
+            rejected,
+            bounds,
+            status,
+            rollback,
+            existing: &existing.made,
+            bounded_by_parent: &existing.bounded_by_parent,
+            namespaces,
+        })
     }
 
     /// Whether namespaces have to be counted anew.
@@ -386,12 +417,14 @@ impl World {
 
 impl RevisionObject {
     fn new(metadata: ObjectMeta) -> Self {
+        let bounds = metadata.labels.and_then(|mut labels| labels.remove(BOUNDS_LABEL));
         let owner = metadata.owner_references.as_ref().and_then(|owners| owners.first()).map(|owner| owner.uid.clone());
         Self {
             namespace: metadata.namespace.map(Into::into),
             object: metadata.name.unwrap_or_default().into(),
             owner: owner.unwrap_or_default().into(),
             made: metadata.creation_timestamp.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+            bounded_by_parent: bounds.as_deref() == Some(BOUNDED_BY_PARENT),
         }
     }
 }
@@ -487,7 +520,7 @@ mod tests {
             world.take(Seen::Revision(Change::Applied(object(namespace, name, owner)), namespace.is_none()));
         }
         let revisions = |world: &World, name: &ProfileName, uid: &str| -> Vec<String> {
-            world.existing(name, uid).keys().map(ToString::to_string).collect()
+            world.existing(name, uid).made.keys().map(ToString::to_string).collect()
         };
         let name = ProfileName::cluster("proxy");
         assert_eq!(revisions(&world, &name, "1"), ["aa11"]);
@@ -502,5 +535,54 @@ mod tests {
         assert_eq!(revisions(&world, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
         world.unmade(&name, "ee55");
         assert!(revisions(&world, &name, "1").is_empty());
+    }
+
+    #[test]
+    fn a_revision_that_a_parent_bounds_is_known_by_its_label() {
+        let mut world = World::new();
+        let mut bounded = object(None, "proxy-aa11", "1");
+        for bounds in [None, Some("Tenant"), Some(BOUNDED_BY_PARENT)] {
+            let metadata = json!({
+                "name": "proxy-aa11", "labels": bounds.map(|bounds| json!({BOUNDS_LABEL: bounds})),
+                "ownerReferences": [{"apiVersion": "v", "kind": "k", "name": "n", "uid": "1"}],
+            });
+            bounded = RevisionObject::new(serde_json::from_value(metadata).unwrap());
+            assert_eq!(bounded.bounded_by_parent, bounds == Some(BOUNDED_BY_PARENT), "{bounds:?}");
+        }
+        world.take(Seen::Revision(Change::Applied(object(None, "proxy-bb22", "1")), true));
+        world.take(Seen::Revision(Change::Applied(bounded), true));
+        let existing = world.existing(&ProfileName::cluster("proxy"), "1");
+        assert_eq!(existing.made.len(), 2);
+        assert_eq!(existing.bounded_by_parent, ["aa11".into()].into());
+    }
+
+    fn seen(uid: &str, generation: i64, label: &str) -> Box<(Profile, StoredProfile)> {
+        let metadata = json!({"name": "proxy", "uid": uid, "generation": generation});
+        let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
+        let profile = Profile::new(&metadata, ProfileStatus::default());
+        let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
+        Box::new((profile, StoredProfile::new(metadata, spec)))
+    }
+
+    #[test]
+    fn between_the_pages_of_a_list_nothing_is_said_of_what_was_seen_anew() {
+        let name = ProfileName::cluster("proxy");
+        let take = |world: &mut World, change| world.take(Seen::Profile(change, true));
+        let accepted = |world: &World| {
+            let (profile, existing) = (&world.profiles[&name], Existing::default());
+            world.observe(&name, profile, &existing, 0).map(|observed| observed.accepted.unwrap().revision)
+        };
+        for (uid, generation) in [("1", 2), ("2", 1)] {
+            let mut world = World::new();
+            take(&mut world, Change::Restarted);
+            take(&mut world, Change::Listed(seen("1", 1, "old")));
+            take(&mut world, Change::ListComplete);
+            let before = accepted(&world).expect("it is known");
+            take(&mut world, Change::Restarted);
+            take(&mut world, Change::Listed(seen(uid, generation, "new")));
+            assert_eq!(accepted(&world), None, "the new one is not compiled: {uid} {generation}");
+            take(&mut world, Change::ListComplete);
+            assert!(accepted(&world).is_some_and(|after| after != before));
+        }
     }
 }

@@ -6,12 +6,14 @@
 //! * `pillion.dev/rollback-to` publishes a revision that is kept instead of the last accepted one, to everybody.
 //!   `pillion.dev/rollback-from` says which one is rolled back: once another one is accepted, that one is published.
 //! * The latest revisions are kept, and whatever is published.
+//! * What is bounded by its parent alone is published as its parent is now, to everybody: no rollout, no rollback and no
+//!   pin keeps what the platform has taken back, and no older revision of it is kept.
 //!
 //! What is published stands in the profile's status and is written at once, with the list of what is kept: nobody sees
 //! half of it.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -51,6 +53,8 @@ pub(super) struct Observed<'o> {
     pub(super) rollback: Option<Rollback<'o>>,
     /// The revisions that are there, with the time of their making.
     pub(super) existing: &'o BTreeMap<Box<str>, Timestamp>,
+    /// Those of them that are bounded by a parent alone.
+    pub(super) bounded_by_parent: &'o BTreeSet<Box<str>>,
     /// How many namespaces it may act in.
     pub(super) namespaces: i64,
 }
@@ -129,8 +133,19 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     Plan { create: false, status: changed.then_some(wanted), news, delete }
 }
 
+impl Observed<'_> {
+    /// Whether a revision may be served besides the accepted one. One that is its parent's may not: it is the platform's
+    /// text as it was once.
+    fn may_be_older(&self, revision: &str) -> bool {
+        self.bounds != Some(RevisionBounds::Parent) && !self.bounded_by_parent.contains(revision)
+    }
+}
+
 fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publication<'o> {
-    let Observed { status, existing, .. } = observed;
+    let Observed { status, .. } = observed;
+    if observed.bounds == Some(RevisionBounds::Parent) {
+        return Publication { newest: accepted, promoted: accepted, rollout: None, rolled_back: false };
+    }
     if let Some(to) = accepted.and_then(|accepted| rollback_target(observed, accepted)) {
         return Publication { newest: Some(to), promoted: Some(to), rollout: None, rolled_back: true };
     }
@@ -145,8 +160,12 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
     let rollout = rollout.filter(is_partial);
     let promoted = match rollout {
         None => accepted,
-        // What was promoted last; before the first rollout that is what everybody had.
-        Some(_) => status.promoted_revision.as_deref().filter(|promoted| existing.contains_key(*promoted)),
+        // What was promoted last; before the first rollout that is what everybody had. Also if somebody has deleted it: who
+        // has it at hand serves it, and to name none would take the profile away from all who are not in the share.
+        Some(_) => status
+            .promoted_revision
+            .as_deref()
+            .filter(|promoted| Some(*promoted) == accepted || observed.may_be_older(promoted)),
     };
     let rollout = rollout.filter(|_| accepted.is_some() && promoted != accepted);
     Publication { newest: accepted, promoted, rollout, rolled_back: false }
@@ -159,7 +178,9 @@ fn rollback_target<'o>(observed: &'o Observed<'_>, accepted: &str) -> Option<&'o
     if !is_current || to.is_empty() {
         return None;
     }
-    let mut found = observed.existing.keys().filter(|revision| revision.starts_with(to));
+    let available =
+        observed.existing.keys().filter(|revision| ***revision == *accepted || observed.may_be_older(revision));
+    let mut found = available.filter(|revision| revision.starts_with(to));
     match (found.next(), found.next()) {
         (Some(revision), None) => Some(revision),
         _ => None,
@@ -179,8 +200,9 @@ fn keep_latest(
     latest.sort_by_cached_key(|(revision, made)| (Reverse(**made), listed(revision), (*revision).clone()));
     let in_use = [publication.newest, publication.promoted, accepted];
     let (mut kept, mut gone) = (Vec::new(), Vec::new());
-    for (place, (revision, _)) in latest.into_iter().enumerate() {
-        if place < keep || in_use.contains(&Some(revision)) {
+    for (revision, _) in latest {
+        let is_kept = kept.len() < keep && observed.may_be_older(revision);
+        if is_kept || in_use.contains(&Some(revision)) {
             kept.push(revision.to_string());
         } else {
             gone.push(revision.clone());
@@ -211,8 +233,11 @@ fn conditions(observed: &Observed<'_>, publication: &Publication<'_>) -> Vec<Con
                 (READY, "True", "LastAccepted", message)
             }
             (None, Some(rollout)) => {
-                let others =
-                    publication.promoted.map_or_else(|| "nothing".to_owned(), |other| format!("revision {other}"));
+                let others = match publication.promoted {
+                    None => "nothing".to_owned(),
+                    Some(other) if observed.existing.contains_key(other) => format!("revision {other}"),
+                    Some(other) => format!("revision {other}, which is not there any more: promote or roll back"),
+                };
                 let share = rollout.percent.unwrap_or(100);
                 let scope = if rollout.namespace_selector.is_some() { " in the selected namespaces" } else { "" };
                 let message = format!("{share} % of the workloads{scope} get revision {revision}, all others {others}");

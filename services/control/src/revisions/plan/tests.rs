@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use pillion_engine::profile::Part;
 
 use super::*;
@@ -10,6 +12,7 @@ struct Case {
     status: ProfileStatus,
     rollback: Option<(&'static str, Option<&'static str>)>,
     existing: BTreeMap<Box<str>, Timestamp>,
+    parents: BTreeSet<Box<str>>,
 }
 
 impl Case {
@@ -23,6 +26,7 @@ impl Case {
             status: ProfileStatus::default(),
             rollback: None,
             existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), made(n))).collect(),
+            parents: BTreeSet::new(),
         }
     }
 
@@ -60,6 +64,7 @@ impl Case {
             status: &self.status,
             rollback: self.rollback.map(|(to, from)| Rollback { to, from }),
             existing: &self.existing,
+            bounded_by_parent: &self.parents,
             namespaces: 3,
         };
         plan(&observed, keep)
@@ -146,6 +151,47 @@ fn what_the_platform_takes_back_is_withdrawn() {
     assert_eq!(case.result(), (None, None, None));
     case.bounds = Some(RevisionBounds::Tenant);
     assert_eq!(case.result(), all("a"));
+}
+
+#[test]
+fn what_its_parent_bounds_is_served_as_the_parent_is_now() {
+    let case = || {
+        let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
+        case.bounds = Some(RevisionBounds::Parent);
+        case.parents = ["a", "b"].map(Box::from).into();
+        case
+    };
+    let mut rolled_back = case();
+    rolled_back.rollback = Some(("a", None));
+    for case in [case(), case().rollout(0), case().rollout(0).broken(), rolled_back] {
+        assert_eq!(case.result(), all("b"));
+        let plan = case.plan();
+        assert_eq!(plan.status.unwrap().revisions, ["b"], "nothing else is there to be pinned to");
+        assert_eq!(plan.delete, ["a".into()]);
+    }
+    // Once it says more it is bounded as the namespace's own, and what was its parent's is not the namespace's to keep.
+    let own = |rollback| {
+        let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).rollout(0);
+        case.bounds = Some(RevisionBounds::Tenant);
+        case.parents = [Box::from("a")].into();
+        case.rollback = rollback;
+        case
+    };
+    for case in [own(None), own(Some(("a", None)))] {
+        assert_eq!(case.result(), some("b", None, 0));
+        assert_eq!(case.plan().status.unwrap().revisions, ["b"]);
+    }
+}
+
+#[test]
+fn a_promoted_revision_that_somebody_deleted_is_still_named() {
+    let mut case = Case::new(Some("b"), &["b"]).published("b", Some("a")).rollout(10);
+    case.status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
+    assert_eq!(case.result(), some("b", Some("a"), 10), "who has it at hand goes on with it");
+    let after = case.plan();
+    assert_eq!(after.status.as_ref().unwrap().revisions, ["b"]);
+    assert!(after.status.as_ref().unwrap().conditions[1].message.contains("is not there"));
+    assert_eq!(case.after(&after).plan().status, None);
 }
 
 #[test]
