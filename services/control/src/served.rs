@@ -4,6 +4,9 @@
 //! by its name, compiled, and kept for as long as it is published. So a profile that is edited or broken changes nothing
 //! before the controller has accepted it, also not for a replica that starts later. Revisions that are not published are
 //! known by their hashes only, whatever there are of them.
+//!
+//! What is published may be such as this build cannot use, or be gone. Who serves something goes on with it; who has just
+//! started serves the promoted revision instead, or the latest of those that are kept that it can use.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -108,6 +111,13 @@ impl Publication {
         let promoted = self.staged().and_then(|(_, promoted)| promoted);
         std::iter::once(&*self.newest).chain(promoted)
     }
+
+    /// What is served instead by who serves nothing yet, the best first: the newest is the last, as it is not meant for
+    /// everybody.
+    fn instead(&self) -> impl Iterator<Item = &str> {
+        let older = self.promoted.iter().chain(&*self.kept).filter(|older| **older != self.newest);
+        older.chain([&self.newest]).map(|revision| &**revision)
+    }
 }
 
 #[derive(Debug)]
@@ -177,6 +187,9 @@ impl ServedIndex {
                         let serving = entry.served.as_ref().map(|served| served.profile.revision().into());
                         let name = key.profile.clone();
                         updated.broken.push(Broken { name, generation: None, serving, diagnostics });
+                        updated.changed = entry.settle();
+                        let wanted = entry.wanted(&key.profile).filter(|key| !self.fetching.contains(key));
+                        self.due.extend(wanted);
                     }
                 }
             }
@@ -250,16 +263,13 @@ impl ServedIndex {
             return was_served;
         }
         entry.pointer = pointer;
-        let needed: BTreeSet<Box<str>> = entry.needed().map(Into::into).collect();
-        entry.unusable.retain(|revision| needed.contains(revision));
-        entry.fetched.retain(|revision, _| needed.contains(revision));
-        for revision in needed {
-            let key = RevisionKey { profile: name.clone(), revision };
-            if entry.at_hand(&key.revision).is_none() && !self.fetching.contains(&key) {
-                self.due.insert(key);
-            }
-        }
-        entry.settle() || was_served
+        let named: BTreeSet<Box<str>> = entry.needed().map(Into::into).collect();
+        entry.unusable.retain(|revision| named.contains(revision));
+        entry.fetched.retain(|revision, _| named.contains(revision));
+        let settled = entry.settle();
+        let unknown = |key: &RevisionKey| !entry.unusable.contains(&key.revision) && !self.fetching.contains(key);
+        self.due.extend(entry.wanted(&name).filter(unknown));
+        settled || was_served
     }
 
     /// Whether it is synced from now on.
@@ -272,7 +282,24 @@ impl ServedIndex {
 
 impl Entry {
     fn needed(&self) -> impl Iterator<Item = &str> {
-        self.pointer.published.iter().flat_map(Publication::needed)
+        self.pointer.published.iter().flat_map(Publication::needed).chain(self.instead())
+    }
+
+    /// What is served instead of what is published, while nothing is served and that cannot be.
+    fn instead(&self) -> Option<&str> {
+        let published = self.pointer.published.as_ref().filter(|_| self.served.is_none())?;
+        let is_usable = |revision: &&str| !self.unusable.contains(*revision);
+        if published.needed().all(|revision| is_usable(&revision)) {
+            return None;
+        }
+        published.instead().find(is_usable)
+    }
+
+    /// What is needed and not at hand.
+    fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
+        let missing =
+            self.needed().filter(|revision| !self.unusable.contains(*revision) && self.at_hand(revision).is_none());
+        missing.map(|revision| RevisionKey { profile: profile.clone(), revision: revision.into() })
     }
 
     fn needs(&self, revision: &str) -> bool {
@@ -291,16 +318,35 @@ impl Entry {
 
     /// Serves what is published, if all of it is at hand. Whether that is another thing than before.
     fn settle(&mut self) -> bool {
-        let Some(published) = &self.pointer.published else {
+        if self.pointer.published.is_none() {
             return self.served.take().is_some();
-        };
-        let Some(profile) = self.at_hand(&published.newest) else { return false };
+        }
+        let Some(now) = self.as_published().or_else(|| self.as_good_as_can_be()) else { return false };
+        let is_whole =
+            self.pointer.published.iter().flat_map(Publication::needed).all(|needed| self.at_hand(needed).is_some());
+        self.served = Some(now);
+        if is_whole {
+            self.fetched.clear();
+        }
+        true
+    }
+
+    /// To everybody what is served instead, if it is at hand.
+    fn as_good_as_can_be(&self) -> Option<Served> {
+        let profile = self.at_hand(self.instead()?)?;
+        let kept = &self.pointer.published.as_ref()?.kept;
+        Some(Served { profile, stage: None, kept: Arc::clone(kept) })
+    }
+
+    /// What is published, if all of it is at hand.
+    fn as_published(&self) -> Option<Served> {
+        let published = self.pointer.published.as_ref()?;
+        let profile = self.at_hand(&published.newest)?;
         let stage = match published.staged() {
             None => None,
             Some((rollout, promoted)) => {
-                let promoted = match promoted.map(|promoted| self.at_hand(promoted)) {
-                    Some(None) => return false,
-                    Some(found) => found,
+                let promoted = match promoted {
+                    Some(promoted) => Some(self.at_hand(promoted)?),
                     None => None,
                 };
                 let percent = rollout.percent.unwrap_or(100);
@@ -309,9 +355,7 @@ impl Entry {
         };
         // A rollout of what everybody has already is none.
         let stage = stage.filter(|_| published.promoted.as_deref() != Some(&*published.newest));
-        self.served = Some(Served { profile, stage, kept: Arc::clone(&published.kept) });
-        self.fetched.clear();
-        true
+        Some(Served { profile, stage, kept: Arc::clone(&published.kept) })
     }
 }
 
@@ -449,6 +493,66 @@ mod tests {
         known["rollout"] = json!({"percent": 10});
         assert_eq!(read_status(known).revision.as_deref(), Some("b"));
         assert_eq!(read_status(Value::Null), ProfileStatus::default());
+    }
+
+    #[test]
+    fn who_has_just_started_serves_an_older_one_instead_of_what_cannot_be_used() {
+        let [new, promoted, old] = ["new", "promoted", "old"].map(compiled);
+        let start = |percent| {
+            let mut pointer = pointer("1", Some((new.revision(), Some(promoted.revision()), percent)));
+            let kept = [&new, &promoted, &old].map(|profile| profile.revision().into());
+            pointer.published.as_mut().unwrap().kept = kept.into();
+            let mut index = listed([pointer]);
+            index.due();
+            index
+        };
+        let give = |index: &mut ServedIndex, profile: &Arc<CompiledProfile>| {
+            index.fetched(&key(profile.revision()), Fetched::Compiled(Arc::clone(profile))).changed
+        };
+        let fail = |index: &mut ServedIndex, profile: &Arc<CompiledProfile>| {
+            index.fetched(&key(profile.revision()), Fetched::Missing(Vec::new())).changed
+        };
+        let only = |profile: &Arc<CompiledProfile>| [(profile.revision().to_owned(), None)];
+
+        // The newest is none for this build; the promoted one is there already, or comes next.
+        let mut index = start(Some(10));
+        give(&mut index, &promoted);
+        assert!(fail(&mut index, &new) && index.synced());
+        assert_eq!((served(&index), index.broken()), (only(&promoted).to_vec(), 1));
+        let mut index = start(Some(10));
+        fail(&mut index, &new);
+        assert!(!index.synced());
+        assert!(give(&mut index, &promoted) && index.synced());
+        assert_eq!(served(&index), only(&promoted));
+        // It is mended: what is published is served.
+        assert!(index.still_wants(&key(new.revision())));
+        assert!(give(&mut index, &new));
+        assert_eq!(served(&index), [(new.revision().to_owned(), Some(promoted.revision().to_owned()))]);
+
+        // Neither is: the next that is kept has to be fetched first.
+        let mut index = start(None);
+        fail(&mut index, &new);
+        assert_eq!(index.due(), [key(promoted.revision())]);
+        fail(&mut index, &promoted);
+        assert_eq!((index.due(), index.synced()), (vec![key(old.revision())], false));
+        assert!(give(&mut index, &old) && index.synced());
+        assert_eq!(served(&index), only(&old));
+
+        // The promoted one alone is gone, and nothing older is there: everybody gets the newest.
+        let mut index = start(Some(10));
+        give(&mut index, &new);
+        fail(&mut index, &promoted);
+        assert_eq!(index.due(), [key(old.revision())]);
+        fail(&mut index, &old);
+        assert_eq!((served(&index), index.due(), index.synced()), (only(&new).to_vec(), Vec::new(), true));
+        // None is to be had.
+        let mut index = start(None);
+        for profile in [&new, &promoted, &old] {
+            assert!(!index.synced());
+            fail(&mut index, profile);
+            index.due();
+        }
+        assert!(index.synced() && served(&index).is_empty());
     }
 
     #[test]

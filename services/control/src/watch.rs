@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 
 use crate::cache_metrics::{CacheMetrics, Kind, Reason};
 use crate::change::Change;
-use crate::fetch::Fetches;
+use crate::fetch::{self, Fetches};
 use crate::heard::noting;
 use crate::index::{Index, Status, Update};
 use crate::namespaces;
@@ -144,10 +144,15 @@ impl Publisher {
                             error = %chain(&error),
                             "a published revision could not be read, what was last known stays; trying again"
                         );
+                        let mut updates = Vec::new();
                         if self.index.still_wants(&key) {
-                            fetches.ask_again(key, paused);
+                            fetches.ask_again(key.clone(), paused);
+                            if fetch::is_out_of_patience(paused) {
+                                let fetched = fetch::not_to_be_had(&key, &chain(&error));
+                                updates.push(Update::Fetched(key, fetched));
+                            }
                         }
-                        Vec::new()
+                        updates
                     }
                 },
             };
