@@ -30,11 +30,12 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// What these profiles are for. They are compiled, so their targets are such as profiles may have.
+    /// What these profiles are for, in all their revisions that are at work: while a rollout goes on, also what only the
+    /// promoted one is for. They are compiled, so their targets are such as profiles may have.
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
-        let injecting = profiles.iter().filter(|profile| profile.injects());
-        let validating = profiles.iter().filter(|profile| profile.validates());
+        let injecting = profiles.at_work().filter(|profile| profile.injects());
+        let validating = profiles.at_work().filter(|profile| profile.validates());
         Self {
             mutating: mutating_rules(injecting.map(|profile| profile.target())),
             validating: rules_of(validating.map(|profile| profile.target())),
@@ -126,4 +127,35 @@ pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, wri
 /// How a configuration says whose it is.
 pub(super) fn owner(release: &Release) -> String {
     format!("{}/{}", release.namespace(), release.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pillion_engine::profile::{ProfileName, Served, Stage, compile};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_only_the_promoted_revision_is_for_is_called_for_while_it_is_at_work() {
+        let profile = |spec: serde_json::Value| {
+            Arc::new(compile(&ProfileName::cluster("a"), &serde_json::from_value(spec).unwrap()).unwrap())
+        };
+        let template = json!({"metadata": {"labels": {"a": "b"}}});
+        let jobs = json!({"group": "batch", "version": "v1", "resources": ["jobs"]});
+        let promoted = profile(json!({
+            "target": jobs, "template": template, "validations": [{"expression": "true"}],
+        }));
+        let newest = profile(json!({"template": template}));
+        let stage = Stage { promoted: Some(promoted), percent: 10, namespaces: None };
+        let served = Served { stage: Some(stage), ..Served::from(newest) };
+        let rules = Rules::of(&ProfileSet::serving(&ProfileSet::default(), [served]));
+        let resources = |rules: &[RuleWithOperations]| -> Vec<String> {
+            rules.iter().flat_map(|rule| rule.resources.clone().unwrap()).collect()
+        };
+        assert_eq!(resources(&rules.mutating), ["pods", "jobs"]);
+        assert_eq!(resources(&rules.validating), ["jobs"]);
+    }
 }

@@ -173,6 +173,11 @@ impl ProfileSet {
         self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }
 
+    /// All revisions that are at work: those of [`Self::iter`], and of profiles that are rolled out the promoted ones.
+    pub fn at_work(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
+        self.all.iter().map(|entry| &entry.profile)
+    }
+
     /// Whether any profile may act, in a namespace, on objects of the resource that a request is about.
     pub(crate) fn has_resource(&self, namespace: &str, action: Action<'_>) -> bool {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
