@@ -2,7 +2,8 @@
 //!
 //! * What an earlier pass over the same object applied is applied again, also if another one was published between.
 //! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, asks for one that is kept. The first digits are
-//!   enough if they are of one only. A profile whose `optOut` is `Forbidden` is not for the author to choose.
+//!   enough if they are of one only. A profile whose `optOut` is `Forbidden` is not for the author to choose, and one that
+//!   is bounded by its parent alone neither: an older one is the platform's text as it was once.
 //! * Else a rollout gives the newest to its share of the *workloads*, so that the pods of one are alike, and the promoted
 //!   one to all others. Which ones is a hash of profile, namespace and workload: it is the same at every replica, a larger
 //!   share takes none out, and another profile's rollout meets others.
@@ -23,7 +24,7 @@ use super::request::names;
 use crate::inject::Record;
 use crate::json::Value;
 use crate::lookup::{Answer, Query, Which, workload};
-use crate::profile::{CompiledProfile, ProfileName};
+use crate::profile::{CompiledProfile, Limits, ProfileName};
 use crate::report::Notice;
 use crate::snapshot::Namespace;
 
@@ -138,8 +139,16 @@ impl Chooser<'_, '_> {
         let places: Vec<_> = places.collect();
         let chosen = places.iter().find(|place| !self.choice.unchosen.contains(place)).or_else(|| places.first());
         let Some(profile) = chosen.and_then(|place| self.candidates.profile(*place)) else { return };
-        if profile.opt_out == OptOut::Forbidden {
-            let text = "it cannot be pinned, as nobody can drop it; the revision that is at work is taken";
+        let refused = match (profile.opt_out, profile.limits()) {
+            (OptOut::Forbidden, _) => {
+                Some("it cannot be pinned, as nobody can drop it; the revision that is at work is taken")
+            }
+            (_, Limits::Parent) => {
+                Some("it cannot be pinned, as it is what its parent is; the revision that is at work is taken")
+            }
+            _ => None,
+        };
+        if let Some(text) = refused {
             self.choice.notices.push(Notice::OfProfile { profile: profile.display_name().into(), text: text.into() });
             return;
         }
@@ -177,6 +186,8 @@ impl Chooser<'_, '_> {
         let stands_for = match places.iter().find(is_it) {
             Some(place) => *place,
             None => match (self.fetch)(name, revision) {
+                // Of a time when it was no more than its parent: it would stand in for what the parent is now.
+                Answer::Found(compiled) if compiled.limits() == Limits::Parent => return false,
                 Answer::Found(compiled) => {
                     let Some(place) = places.first() else { return false };
                     self.choice.pinned.retain(|(other, _)| !places.contains(other));

@@ -1,13 +1,27 @@
+use pillion_api::ProfileSpec;
 use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
-use crate::profile::{NoParents, ProfileSet, Served, Stage, Whole};
+use crate::profile::{NoParents, Parent, Parents, ProfileSet, Served, Stage, Whole};
 use crate::report::Outcome;
 use crate::review::{Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::Snapshot;
+
+/// A library of one profile.
+struct OneParent(ProfileSpec);
+
+impl Parents for OneParent {
+    fn parent(&self, _: &str) -> Parent<'_> {
+        Parent::Accepted(Cow::Borrowed(&self.0))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        Vec::new()
+    }
+}
 
 fn whole(name: &ProfileName, more: &Json) -> Whole {
     let mut spec = json!({"activation": "Always"});
@@ -230,6 +244,46 @@ fn what_nobody_can_drop_nobody_can_pin() {
     let got = inject(&snapshot, &object, InjectionLevel::Enabled, LookedUp::default());
     assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("promoted"), 0));
     assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
+}
+
+#[test]
+fn what_is_bounded_by_its_parent_nobody_can_pin() {
+    let parent = json!({
+        "activation": "Always", "template": labelled("parent")["template"],
+        "parameters": [{"name": "a", "type": "string", "default": "x", "annotation": "a/a", "sources": ["Namespace"]}],
+    });
+    let parents = OneParent(serde_json::from_value(parent).unwrap());
+    let name = ProfileName::namespaced("shop", "own");
+    let text = |more: &Json| {
+        let mut spec = json!({"extends": {"name": "proxy"}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        Whole::new(&name, &serde_json::from_value(spec).unwrap(), &parents).unwrap()
+    };
+    let compiled = |whole: &Whole| Arc::new(whole.compile(&name).unwrap());
+    let value = |value: &str| text(&json!({"parameters": [{"name": "a", "default": value}]}));
+    let (old, bounded, own) = (value("old"), value("new"), text(&labelled("own")));
+    let old_revision = compiled(&old).revision().to_owned();
+    assert_eq!(compiled(&old).limits(), Limits::Parent);
+    let served = |whole: &Whole| {
+        snapshot([Served { kept: [Box::from(&*old_revision)].into(), ..Served::from(compiled(whole)) }])
+    };
+    let object = pod("web", &json!({"pillion.dev/profiles": format!("own@{old_revision}")}));
+
+    let got = inject(&served(&bounded), &object, InjectionLevel::Enabled, LookedUp::default());
+    assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("parent"), 0));
+    assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
+
+    // Nor once it is the namespace's own, to one from before.
+    assert_eq!(compiled(&own).limits(), Limits::Tenant);
+    let own = served(&own);
+    let asking = inject(&own, &object, InjectionLevel::Enabled, LookedUp::default());
+    let [query] = asking.wanted.as_slice() else { panic!("{:?}", asking.wanted) };
+    let kept = json!({"spec": old.to_revision(&name, None, None).unwrap()});
+    let kept = Answer::Found(Arc::new(OwnedTape::parse(kept.to_string()).unwrap()));
+    let looked_up = LookedUp { objects: vec![(query.clone(), kept)], ..LookedUp::default() };
+    let got = inject(&own, &object, InjectionLevel::Enabled, looked_up);
+    assert_eq!(got.label.as_deref(), Some("own"));
+    assert!(got.warnings.iter().any(|told| told.contains("own@")), "{:?}", got.warnings);
 }
 
 #[test]
