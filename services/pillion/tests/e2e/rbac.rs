@@ -40,7 +40,7 @@ batch cronjobs: get
 batch jobs: get
 namespaces: get list watch
 pillion.dev clusterprofilerevisions: get list watch
-pillion.dev clusterinjectionprofiles: list watch
+pillion.dev clusterinjectionprofiles: get list watch
 pillion.dev profilerevisions: get list watch
 pillion.dev injectionprofiles: list watch
 replicationcontrollers: get
@@ -137,6 +137,9 @@ const CASES: &[Case] = &[
     ("controller", "list", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", "", false),
     ("controller", "create", "admissionregistration.k8s.io/validatingadmissionpolicies", "", "another", false),
     ("controller", "update", "pillion.dev/clusterinjectionprofiles", "", "a", false),
+    // What a profile extends that is being stored.
+    ("webhook", "get", "pillion.dev/clusterinjectionprofiles", "", "a", true),
+    ("webhook", "get", "pillion.dev/injectionprofiles", "team-a", "a", false),
     ("controller", "patch", "pillion.dev/clusterinjectionprofiles/status", "", "a", true),
     ("controller", "update", "pillion.dev/clusterprofilerevisions", "", "a", false),
     ("controller", "list", "/pods", "", "", true),
