@@ -408,6 +408,44 @@ mod tests {
         assert!(status.borrow().synced, "what came before was taken");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_revision_that_cannot_be_had_for_seconds_is_not_waited_for() {
+        let answers = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            let status = r#"{"apiVersion":"v1","kind":"Status","status":"Failure","message":"no","code":403}"#;
+            http::Response::builder().status(403).body(kube::client::Body::from(status.as_bytes().to_vec()))
+        });
+        let pointer = Pointer {
+            name: pillion_engine::profile::ProfileName::cluster("proxy"),
+            uid: "1".into(),
+            published: Some(crate::served::Publication {
+                newest: "ab".into(),
+                promoted: None,
+                rollout: None,
+                kept: Arc::default(),
+            }),
+        };
+        let namespaces = [Change::Restarted, Change::ListComplete].map(Update::Namespace);
+        let updates = [
+            Update::PublishedNamespaced(Change::Restarted),
+            Update::PublishedNamespaced(Change::ListComplete),
+            Update::PublishedCluster(Change::Restarted),
+            Update::PublishedCluster(Change::Listed(pointer)),
+            Update::PublishedCluster(Change::ListComplete),
+        ];
+        let updates = stream::iter(updates.into_iter().chain(namespaces)).chain(stream::pending());
+        let (publisher, mut status) = Publisher::new(Arc::default());
+        let fetches = Fetches::new(Some(Client::new(answers, "default")));
+        let shutdown = CancellationToken::new();
+        let running = tokio::spawn(publisher.of_revisions().follow(updates, fetches, shutdown.clone()));
+        let began = tokio::time::Instant::now();
+        let limit = Duration::from_mins(1);
+        let synced = tokio::time::timeout(limit, status.wait_for(|status| status.synced)).await;
+        assert_eq!(synced.unwrap().unwrap().broken_profiles, 1);
+        assert!(began.elapsed() >= Duration::from_secs(2), "one refusal may pass: {:?}", began.elapsed());
+        shutdown.cancel();
+        assert!(running.await.unwrap().is_ok());
+    }
+
     #[derive(Clone, Default)]
     struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
 
