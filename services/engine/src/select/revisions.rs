@@ -56,9 +56,19 @@ pub(crate) fn choose(
     let mut chooser = Chooser { candidates: &candidates, fetch, choice: Choice::default() };
     chooser.shares(subject);
     // The namespace's first: the pod's own take their place.
+    let mut pins: Vec<Pin<'_>> = Vec::new();
     for list in [&*candidates.namespace_names, &*pods] {
         for (word, name, digits) in names(list).filter_map(pin) {
-            chooser.pinned(word, name, digits);
+            if let Some(pin) = chooser.pinned(word, name, digits) {
+                // Only the last one of a profile counts, and only that one is worth being fetched and compiled.
+                pins.retain(|other| other.places != pin.places);
+                pins.push(pin);
+            }
+        }
+    }
+    for Pin { word, places, name, revision } in pins {
+        if !chooser.take(&name, &places, revision) {
+            chooser.choice.unknown.push(word.into());
         }
     }
     for (profile, revision) in subject.record.into_iter().flat_map(Record::revisions) {
@@ -109,13 +119,21 @@ pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &s
     number % SHARES < u64::from(percent) * (SHARES / 100)
 }
 
+/// A word of the author's that says which revision, of those that are kept.
+struct Pin<'c> {
+    word: &'c str,
+    places: Vec<Place>,
+    name: ProfileName,
+    revision: &'c str,
+}
+
 struct Chooser<'c, 'f> {
     candidates: &'c Candidates,
     fetch: &'f mut dyn FnMut(&ProfileName, &str) -> Answer<Arc<CompiledProfile>>,
     choice: Choice,
 }
 
-impl Chooser<'_, '_> {
+impl<'c> Chooser<'c, '_> {
     /// The newest or the promoted one, by each rollout.
     fn shares(&mut self, subject: Subject<'_>) {
         let mut workload_name: Option<Cow<'_, str>> = None;
@@ -129,16 +147,16 @@ impl Chooser<'_, '_> {
         }
     }
 
-    /// A word `name@digits` of the author's.
-    fn pinned(&mut self, word: &str, name: &str, digits: &str) {
+    /// A word `name@digits` of the author's, if it says which revision.
+    fn pinned(&mut self, word: &'c str, name: &str, digits: &str) -> Option<Pin<'c>> {
         let mut places = self.candidates.places_of(name).peekable();
         if places.peek().is_none() {
             // Nobody is called so: that is said of the word as of any other.
-            return;
+            return None;
         }
         let places: Vec<_> = places.collect();
         let chosen = places.iter().find(|place| !self.choice.unchosen.contains(place)).or_else(|| places.first());
-        let Some(profile) = chosen.and_then(|place| self.candidates.profile(*place)) else { return };
+        let profile = chosen.and_then(|place| self.candidates.profile(*place))?;
         let refused = match (profile.opt_out, profile.limits()) {
             (OptOut::Forbidden, _) => {
                 Some("it cannot be pinned, as nobody can drop it; the revision that is at work is taken")
@@ -150,20 +168,18 @@ impl Chooser<'_, '_> {
         };
         if let Some(text) = refused {
             self.choice.notices.push(Notice::OfProfile { profile: profile.display_name().into(), text: text.into() });
-            return;
+            return None;
         }
         let known = places.iter().flat_map(|place| self.candidates.revisions_at(*place));
-        let mut found: Vec<&str> =
+        let mut found: Vec<&'c str> =
             known.filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
         found.sort_unstable();
         found.dedup();
-        let is_taken = match found.as_slice() {
-            [revision] => self.take(profile.name(), &places, revision),
-            _ => false,
-        };
-        if !is_taken {
+        let [revision] = found.as_slice() else {
             self.choice.unknown.push(word.into());
-        }
+            return None;
+        };
+        Some(Pin { word, name: profile.name().clone(), revision, places })
     }
 
     /// What an earlier pass applied. Where it is not kept any more, what is at work is taken.

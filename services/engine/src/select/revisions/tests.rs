@@ -236,6 +236,19 @@ fn a_pin_is_a_part_of_a_revision() {
 }
 
 #[test]
+fn of_many_pins_of_one_profile_only_the_last_is_fetched() {
+    let name = ProfileName::cluster("proxy");
+    let (mut served, _) = staged(&name, 0, &json!({}));
+    let kept: Vec<String> = (0..8).map(|number| format!("f{number}0000000")).collect();
+    served.kept = kept.iter().map(|revision| Box::from(revision.as_str())).collect();
+    let words: Vec<_> = kept.iter().map(|revision| format!("proxy@{revision}")).collect();
+    let object = pod("web", &json!({"pillion.dev/profiles": words.join(",")}));
+    let got = inject(&snapshot([served]), &object, InjectionLevel::Enabled, LookedUp::default());
+    let wanted: Vec<_> = got.wanted.iter().map(|query| query.which.clone()).collect();
+    assert_eq!(wanted, [Which::Named(format!("proxy-{}", kept[7]).into())]);
+}
+
+#[test]
 fn what_nobody_can_drop_nobody_can_pin() {
     let name = ProfileName::cluster("proxy");
     let (served, [_, _, old]) = staged(&name, 0, &json!({"optOut": "Forbidden"}));
