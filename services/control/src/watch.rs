@@ -148,8 +148,8 @@ impl Publisher {
                         if self.index.still_wants(&key) {
                             fetches.ask_again(key.clone(), paused);
                             if fetch::is_out_of_patience(paused) {
-                                let fetched = fetch::not_to_be_had(&key, &chain(&error));
-                                updates.push(Update::Fetched(key, fetched));
+                                let missing = fetch::not_to_be_had(&key, &chain(&error));
+                                updates.push(Update::Fetched(key, missing));
                             }
                         }
                         updates

@@ -150,10 +150,8 @@ impl<'c> Chooser<'c, '_> {
     /// A word `name@digits` of the author's, if it says which revision.
     fn pinned(&mut self, word: &'c str, name: &str, digits: &str) -> Option<Pin<'c>> {
         let mut places = self.candidates.places_of(name).peekable();
-        if places.peek().is_none() {
-            // Nobody is called so: that is said of the word as of any other.
-            return None;
-        }
+        // Nobody is called so: that is said of the word as of any other.
+        places.peek()?;
         let places: Vec<_> = places.collect();
         let chosen = places.iter().find(|place| !self.choice.unchosen.contains(place)).or_else(|| places.first());
         let profile = chosen.and_then(|place| self.candidates.profile(*place))?;
