@@ -41,6 +41,8 @@ pub enum Errand {
 pub struct Auditor {
     snapshot: Arc<Snapshot>,
     places: BTreeMap<Box<str>, Place>,
+    /// Namespaces that nobody calls the webhook for, whatever their labels say.
+    excluded: BTreeSet<Box<str>>,
     /// Number of the list that is being read, or was last.
     epoch: u32,
     is_listed: bool,
@@ -91,6 +93,7 @@ impl Auditor {
         let mut auditor = Self {
             snapshot: Arc::new(Snapshot::default()),
             places: BTreeMap::new(),
+            excluded: BTreeSet::new(),
             epoch: 0,
             is_listed: false,
             unjudged: BTreeMap::new(),
@@ -116,11 +119,19 @@ impl Auditor {
         &self.snapshot
     }
 
+    /// The namespaces that are left alone.
+    #[must_use]
+    pub const fn excluded(&self) -> &BTreeSet<Box<str>> {
+        &self.excluded
+    }
+
     /// Takes other profiles and namespaces. What that changes is found by [`Auditor::judge`]; whether there is anything.
     pub fn set_snapshot(&mut self, snapshot: Arc<Snapshot>, now: i64) -> bool {
         let other_profiles = !std::ptr::eq(self.snapshot.profiles(), snapshot.profiles());
         let mut seen = BTreeSet::new();
-        for (name, namespace) in snapshot.namespaces().filter(|(_, namespace)| namespace.level().is_some()) {
+        let excluded = &self.excluded;
+        let is_audited = |name: &str, namespace: &Namespace| namespace.level().is_some() && !excluded.contains(name);
+        for (name, namespace) in snapshot.namespaces().filter(|(name, namespace)| is_audited(name, namespace)) {
             seen.insert(name);
             if let Some(place) = self.places.get_mut(name) {
                 let is_other = place.namespace != *namespace;
@@ -140,6 +151,15 @@ impl Auditor {
         drop(seen);
         self.snapshot = snapshot;
         !self.unjudged.is_empty()
+    }
+
+    /// Takes other namespaces that are left alone. Returns what [`Auditor::set_snapshot`] does.
+    pub fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
+        if self.excluded == excluded {
+            return !self.unjudged.is_empty();
+        }
+        self.excluded = excluded;
+        self.set_snapshot(Arc::clone(&self.snapshot), now)
     }
 
     /// Takes what the watch says.
@@ -277,6 +297,24 @@ impl Auditor {
         }
     }
 
+    /// Has the pods read again for which something could not be looked up; how many there are.
+    pub fn ask_again(&mut self) -> usize {
+        let is_it = |judged: &Judged| judged.standing == Standing::NotLookedUp;
+        let mut count = 0;
+        for (namespace, place) in &mut self.places {
+            for (name, pod) in place.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(is_it)) {
+                let open = pod.verdict.iter().cloned().map(|judged| match judged.standing {
+                    Standing::NotLookedUp => Judged { standing: Standing::Open, by_whole: false, ..judged },
+                    _ => judged,
+                });
+                pod.verdict = self.shelves.verdicts.share(open.collect());
+                add_due(&mut self.due, namespace, name);
+                count += 1;
+            }
+        }
+        count
+    }
+
     /// What has to be looked up before this whole pod can be judged.
     #[must_use]
     pub fn needs(&self, pod: Value<'_>) -> Wanted {
@@ -307,7 +345,12 @@ impl Auditor {
             }
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
             // Who is not asked for by all that the pod has is not for it.
-            let standing = of_whole.map_or(Standing::NotWanted, |expected| expected.standing);
+            let standing = match of_whole {
+                None => Standing::NotWanted,
+                // The one that it pins was not to be had.
+                Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
+                Some(expected) => expected.standing,
+            };
             Judged { standing, by_whole: true, ..judged }
         });
         kept.verdict = self.shelves.verdicts.share(answered.collect());
@@ -388,18 +431,16 @@ fn judge(
         };
         pod.verdict.iter().find(is_it).filter(|_| !forgets)
     };
-    let found = audit::of_metadata(snapshot, name, namespace, tape.root(), |profile| {
+    let found = audit::of_metadata(snapshot, name, namespace, tape.root(), |profile, revision| {
         // Who has it in the record was decided about when it was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
-        has.or_else(|| {
-            before(profile.display_name(), profile.revision()).map(|judged| judged.standing == Standing::Wanted)
-        })
+        has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.standing == Standing::Wanted))
     });
     let judged = found.into_iter().map(|expected| {
-        let (profile, revision) = (expected.profile.display_name(), expected.profile.revision());
+        let (profile, revision) = (expected.profile.display_name(), expected.revision());
         let before = before(profile, revision).filter(|_| pod.has.revision(profile).is_none());
-        let standing = match (expected.standing, before) {
-            (Standing::NotWanted, Some(judged)) if judged.standing == Standing::Undecided => Standing::Undecided,
+        let standing = match (expected.standing, before.map(|judged| judged.standing)) {
+            (Standing::NotWanted, Some(found @ (Standing::Undecided | Standing::NotLookedUp))) => found,
             (standing, _) => standing,
         };
         Judged {

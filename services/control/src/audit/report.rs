@@ -255,7 +255,7 @@ fn compare(verdict: &[Judged], has: &Has, at_work: &HashMap<&str, &Arc<CompiledP
                 comparison.wrong.push((profile(), State::Outdated, Some(revision.into()), Some(there.into())));
             }
             (Standing::Wanted, Some(_)) => comparison.right.push(profile()),
-            (Standing::Open | Standing::Undecided, _) => {
+            (Standing::Open | Standing::Undecided | Standing::NotLookedUp, _) => {
                 comparison.is_pending |= *standing == Standing::Open;
                 comparison.undecided.push(profile());
             }
