@@ -390,7 +390,7 @@ impl Auditor {
             }
         }
         let is_idle = self.unjudged.is_empty() && self.due.is_empty() && self.listing.is_none();
-        reporter.finish(self.is_listed && is_idle)
+        reporter.finish(self.is_listed, is_idle)
     }
 
     /// Everything was given by [`Auditor::whole`].
