@@ -1,6 +1,7 @@
 //! The book of the audit: what is kept of every pod, what is to be judged, and which whole pods are to be read. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use pillion_engine::audit::{self, Standing};
@@ -49,7 +50,10 @@ pub struct Auditor {
     /// Namespaces whose pods are to be judged again; with `true`, whatever was found by whole pods does not hold.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
-    listing: Option<Listing>,
+    /// Lists that are being read, by namespace.
+    listings: BTreeMap<Box<str>, Listing>,
+    /// The namespace of the last errand. The next one is another's: nobody's pods wait for all of somebody else's.
+    last: Box<str>,
     shelves: Shelves,
 }
 
@@ -70,9 +74,8 @@ enum Due {
 }
 
 /// A list of a namespace's pods, page by page.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Listing {
-    namespace: Box<str>,
     next: Option<String>,
     /// Pods that went while it was being read. A later page may still show them.
     gone: HashSet<Box<str>>,
@@ -98,7 +101,8 @@ impl Auditor {
             is_listed: false,
             unjudged: BTreeMap::new(),
             due: BTreeMap::new(),
-            listing: None,
+            listings: BTreeMap::new(),
+            last: Box::default(),
             shelves: Shelves::default(),
         };
         auditor.set_snapshot(snapshot, now);
@@ -147,6 +151,7 @@ impl Auditor {
         }
         self.places.retain(|name, _| seen.contains(&**name));
         self.due.retain(|name, _| seen.contains(&**name));
+        self.listings.retain(|name, _| seen.contains(&**name));
         self.unjudged.retain(|name, _| seen.contains(&**name));
         drop(seen);
         self.snapshot = snapshot;
@@ -180,7 +185,7 @@ impl Auditor {
     }
 
     fn forget(&mut self, namespace: &str, name: &str) {
-        if let Some(listing) = self.listing.as_mut().filter(|listing| *listing.namespace == *namespace) {
+        if let Some(listing) = self.listings.get_mut(namespace) {
             listing.gone.insert(name.into());
         }
         if let Some(place) = self.places.get_mut(namespace) {
@@ -248,25 +253,35 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// The next request that is due.
+    /// The next request that is due: one namespace after the other, a request each.
     pub fn next_errand(&mut self) -> Option<Errand> {
-        if let Some(Listing { namespace, next, .. }) = &self.listing {
-            return Some(Errand::List { namespace: namespace.clone(), from: next.clone() });
+        let namespace = self.next_namespace()?;
+        self.last.clone_from(&namespace);
+        if let Some(listing) = self.listings.get(&namespace) {
+            return Some(Errand::List { namespace, from: listing.next.clone() });
         }
-        let mut entry = self.due.first_entry()?;
-        let namespace = entry.key().clone();
-        if let Due::Some(names) = entry.get_mut()
+        let due = self.due.get_mut(&namespace)?;
+        if let Due::Some(names) = due
             && names.len() <= ONE_BY_ONE
         {
             let name = names.pop_first();
             if names.is_empty() {
-                entry.remove();
+                self.due.remove(&namespace);
             }
             return Some(Errand::Get { namespace, name: name? });
         }
-        entry.remove();
-        self.listing = Some(Listing { namespace: namespace.clone(), next: None, gone: HashSet::new() });
+        self.due.remove(&namespace);
+        self.listings.insert(namespace.clone(), Listing::default());
         Some(Errand::List { namespace, from: None })
+    }
+
+    /// Whose turn it is: the first after the last in the alphabet, and then from its beginning.
+    fn next_namespace(&self) -> Option<Box<str>> {
+        fn after<V>(map: &BTreeMap<Box<str>, V>, from: Bound<&Box<str>>) -> Option<Box<str>> {
+            map.range((from, Bound::Unbounded)).next().map(|(name, _)| name.clone())
+        }
+        let first = |from| [after(&self.due, from), after(&self.listings, from)].into_iter().flatten().min();
+        first(Bound::Excluded(&self.last)).or_else(|| first(Bound::Unbounded))
     }
 
     /// An errand was done. Of a page: where the next one begins. Of a pod: whether it is there.
@@ -274,9 +289,11 @@ impl Auditor {
         match errand {
             Errand::Get { namespace, name } if !is_there => self.forget(namespace, name),
             Errand::Get { .. } => {}
-            Errand::List { .. } => {
-                let listing = self.listing.take();
-                self.listing = listing.filter(|_| next.is_some()).map(|listing| Listing { next, ..listing });
+            Errand::List { namespace, .. } if next.is_none() => _ = self.listings.remove(namespace),
+            Errand::List { namespace, .. } => {
+                if let Some(listing) = self.listings.get_mut(namespace) {
+                    listing.next = next;
+                }
             }
         }
     }
@@ -289,7 +306,7 @@ impl Auditor {
             }
             Errand::Get { .. } => {}
             Errand::List { namespace, .. } => {
-                self.listing = None;
+                self.listings.remove(&namespace);
                 if self.places.contains_key(&namespace) {
                     self.due.insert(namespace, Due::All);
                 }
@@ -328,8 +345,7 @@ impl Auditor {
     /// Takes a whole pod, which decides what metadata leaves open.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
         let Some(seen) = read(pod) else { return };
-        let is_gone = |listing: &Listing| listing.namespace == seen.namespace && listing.gone.contains(&seen.name);
-        if self.listing.as_ref().is_some_and(is_gone) {
+        if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
             return;
         }
         let (namespace, name) = (seen.namespace.clone(), seen.name.clone());
@@ -389,7 +405,7 @@ impl Auditor {
                 reporter.add((name, &place.namespace), place.since, pod_name, pod);
             }
         }
-        let is_idle = self.unjudged.is_empty() && self.due.is_empty() && self.listing.is_none();
+        let is_idle = self.unjudged.is_empty() && self.due.is_empty() && self.listings.is_empty();
         reporter.finish(self.is_listed, is_idle)
     }
 

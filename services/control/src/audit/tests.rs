@@ -323,6 +323,45 @@ fn many_pods_are_read_by_lists_and_a_failure_is_tried_again() {
 }
 
 #[test]
+fn nobodys_pods_wait_for_somebody_else() {
+    let mut snapshot = Snapshot::new(profiles(&[("a", conditional())]));
+    for name in ["a-busy", "b-broken", "quiet"] {
+        snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+    }
+    let of = |namespace: &str, name: &str| {
+        let mut pod = pod(name);
+        pod.value["metadata"]["namespace"] = namespace.into();
+        pod
+    };
+    let busy: Vec<_> = (0..100).map(|number| of("a-busy", &format!("p{number:03}"))).collect();
+    let others = [of("b-broken", "p"), of("quiet", "p")];
+    let mut auditor = listed(snapshot, &[&busy[..], &others[..]].concat());
+    let mut told = Vec::new();
+    for _ in 0..9 {
+        // Of a list that never ends one page, and always one that fails.
+        let errand = auditor.next_errand().unwrap();
+        match &errand {
+            Errand::List { namespace, .. } => {
+                assert_eq!(&**namespace, "a-busy");
+                told.push("a-busy");
+                auditor.done(&errand, Some("more".to_owned()), true);
+            }
+            Errand::Get { namespace, .. } if &**namespace == "b-broken" => {
+                told.push("b-broken");
+                auditor.failed(errand);
+            }
+            Errand::Get { .. } => {
+                told.push("quiet");
+                auditor.whole(others[1].whole().root(), &LookedUp::default());
+                auditor.done(&errand, None, true);
+            }
+        }
+    }
+    let turn = ["a-busy", "b-broken"];
+    assert_eq!(told, [&["a-busy", "b-broken", "quiet"], &turn[..], &turn, &turn].concat());
+}
+
+#[test]
 fn pods_go_with_their_deletion_and_with_a_list_that_lacks_them() {
     let snapshot = shop(profiles(&[("a", always())]));
     let mut auditor = listed(snapshot, &[pod("a"), pod("bb"), pod("ccc")]);
