@@ -42,8 +42,8 @@ use crate::watch::{WATCH_FOR, chain, described, pauses};
 pub(super) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Pods of one page of the watch's list: metadata alone.
 const METADATA_A_PAGE: u32 = 500;
-/// Pods of one page that are read whole.
-pub(super) const PODS_A_PAGE: u32 = 100;
+/// Pods of one page that are read whole. Each may have a million bytes, and be there three times while it is read.
+pub(super) const PODS_A_PAGE: u32 = 20;
 /// How many changes of pods are taken at a time.
 const BATCH: usize = 256;
 /// Pods that are judged again at a time; watching and serving go on in between.
@@ -61,7 +61,7 @@ pub struct AuditSettings {
     pub report_every: Duration,
     /// How often it is looked whether the webhook is away, or switched off.
     pub look_every: Duration,
-    /// The pause between two requests for whole pods, each of a hundred at most.
+    /// The pause between two requests for whole pods, each of twenty at most.
     pub pause: Duration,
     /// The pause after one that failed.
     pub pause_after_failure: Duration,
@@ -75,12 +75,12 @@ pub struct AuditSettings {
 }
 
 impl Default for AuditSettings {
-    /// A second, five seconds, a tenth of a second, three seconds, ten seconds, ten seconds, a thousand.
+    /// A second, five seconds, a twentieth of a second, three seconds, ten seconds, ten seconds, a thousand.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
             look_every: Duration::from_secs(5),
-            pause: Duration::from_millis(100),
+            pause: Duration::from_millis(50),
             pause_after_failure: Duration::from_secs(3),
             ask_again: Duration::from_secs(10),
             request_limit: Duration::from_secs(10),
