@@ -97,10 +97,6 @@ pub async fn once(
     let mut surroundings = Surroundings::default();
     if let Some(Look { registered, has_endpoint, is_off, .. }) = looked {
         let now = now();
-        // What is so now says nothing of before: only of pods that were created just now.
-        for spans in [&mut surroundings.away, &mut surroundings.off] {
-            spans.look(now.saturating_sub(60), false);
-        }
         surroundings.away.look(now, registered.is_none() || !has_endpoint);
         surroundings.off.look(now, is_off);
         surroundings.registered = Some(registered.unwrap_or(i64::MAX));
