@@ -277,11 +277,11 @@ impl Auditor {
 
     /// Whose turn it is: the first after the last in the alphabet, and then from its beginning.
     fn next_namespace(&self) -> Option<Box<str>> {
-        fn after<V>(map: &BTreeMap<Box<str>, V>, from: Bound<&Box<str>>) -> Option<Box<str>> {
-            map.range((from, Bound::Unbounded)).next().map(|(name, _)| name.clone())
+        fn after<V>(map: &BTreeMap<Box<str>, V>, from: Bound<&str>) -> Option<Box<str>> {
+            map.range::<str, _>((from, Bound::Unbounded)).next().map(|(name, _)| name.clone())
         }
         let first = |from| [after(&self.due, from), after(&self.listings, from)].into_iter().flatten().min();
-        first(Bound::Excluded(&self.last)).or_else(|| first(Bound::Unbounded))
+        first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
     /// An errand was done. Of a page: where the next one begins. Of a pod: whether it is there.
