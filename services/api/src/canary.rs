@@ -21,8 +21,12 @@ pub const PLURAL: &str = "injectioncanaries";
 /// The name of the entry in the webhook configuration. The API server says it when a call fails.
 pub const WEBHOOK: &str = "canary.pillion.dev";
 
-/// The path that the entry calls.
+/// The path that the entry of the mutating configuration calls.
 pub const PATH: &str = "/canary";
+
+/// The path that the entry of the validating configuration calls. Each configuration is an object of its own, and an API server
+/// may know the one as it is and the other as it was.
+pub const VALIDATE_PATH: &str = "/canary/validate";
 
 /// An object that is created by dry run only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -106,6 +106,13 @@ impl OptIn {
         &self.labels
     }
 
+    /// Whether another label than Pillion's own has pods wait.
+    #[must_use]
+    pub fn holds_by_others(&self) -> bool {
+        let mut others = self.labels.iter().filter(|label| label.key != INJECTION_LABEL);
+        others.any(|label| label.values_of(InjectionLevel::Held).next().is_some())
+    }
+
     /// How firmly a namespace with such labels is opted in; `None` if it is not.
     pub fn level<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> Option<InjectionLevel> {
         let (known, value) = self.labels.iter().find_map(|known| Some((known, label(&known.key)?)))?;

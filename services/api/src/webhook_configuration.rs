@@ -178,6 +178,26 @@ fn canary_entry(settings: &Settings) -> MutatingWebhook {
     }
 }
 
+/// The same in the other configuration, which an API server learns of at another moment.
+fn validating_canary_entry(settings: &Settings) -> ValidatingWebhook {
+    let MutatingWebhook { name, admission_review_versions, failure_policy, match_policy, .. } = canary_entry(settings);
+    let MutatingWebhook { namespace_selector, object_selector, rules, side_effects, timeout_seconds, .. } =
+        canary_entry(settings);
+    ValidatingWebhook {
+        name,
+        admission_review_versions,
+        client_config: client_config(settings, &format!("{}-canary", settings.service_name), canary::VALIDATE_PATH),
+        failure_policy,
+        match_conditions: None,
+        match_policy,
+        namespace_selector,
+        object_selector,
+        rules,
+        side_effects,
+        timeout_seconds,
+    }
+}
+
 /// Builds the configuration of the validating paths; `None` if there is nothing to validate. `rules` are those of
 /// [`validating_rules`].
 #[must_use]
@@ -185,6 +205,7 @@ pub fn validating(settings: &Settings, rules: &[RuleWithOperations]) -> Option<V
     let entry = |(level, place, label)| validating_entry(settings, level, place, label, rules);
     let mut entries: Vec<_> = if rules.is_empty() { Vec::new() } else { settings.entries().map(entry).collect() };
     entries.extend(settings.validates_profiles.then(|| profiles_entry(settings)));
+    entries.extend(settings.canary.then(|| validating_canary_entry(settings)));
     (!entries.is_empty()).then(|| ValidatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
         webhooks: Some(entries),

@@ -178,7 +178,9 @@ impl Clock {
                     }
                     told = Some(agrees);
                 }
-                sleep(self.settings.interval).await;
+                // Until it is known, nothing that needs a time is done.
+                let known = self.difference().is_some();
+                sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST) }).await;
             }
         };
         tokio::select! {
@@ -191,6 +193,9 @@ impl Clock {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// How often the API server is asked until it has answered once.
+const FIRST: Duration = Duration::from_secs(1);
 
 /// The time that a header says, as in `Sat, 21 Nov 2026 12:00:00 GMT`.
 fn date(text: &str) -> Option<Timestamp> {

@@ -184,6 +184,7 @@ impl KillSwitch {
         }
         // Whoever waits for this task sees it end only when it was asked to.
         stop.cancelled().await;
+        self.gauge.set(0);
     }
 
     fn take(&mut self, config_map: Option<&ConfigMap>) {

@@ -194,7 +194,10 @@ fn canaries_and_profiles_are_called_for_when_asked_and_selected_by_nothing_else(
     assert_eq!(told(canary.rules.as_ref().unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
 
     let entries = validating(&settings, &[]).unwrap().webhooks.unwrap();
-    let [profiles] = entries.try_into().unwrap();
+    let [profiles, canary] = entries.try_into().unwrap();
+    assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
+    assert_eq!(canary.client_config.service.unwrap().path.as_deref(), Some("/canary/validate"));
+    assert_eq!(told(&canary.rules.unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
     assert_eq!((&*profiles.name, profiles.failure_policy.as_deref()), (PROFILES_ENTRY, Some("Ignore")));
     assert_eq!(profiles.client_config.service.unwrap().path.as_deref(), Some("/validate-profiles"));
     let kinds = "clusterinjectionprofiles,injectionprofiles".to_owned();

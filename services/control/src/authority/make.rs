@@ -77,6 +77,14 @@ pub enum MakeError {
     Unfit(#[source] Unfit),
 }
 
+impl MakeError {
+    /// Whether trying again will not do: the authority has ended, or may not sign for these names.
+    #[must_use]
+    pub const fn is_final(&self) -> bool {
+        matches!(self, Self::Ended { .. } | Self::Unfit(_))
+    }
+}
+
 impl From<rcgen::Error> for MakeError {
     fn from(error: rcgen::Error) -> Self {
         Self::Library(error.to_string())

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use pillion_api::canary::PATH;
+use pillion_api::canary::{PATH, VALIDATE_PATH};
 use rustls::ServerConfig;
 use rustls::server::NoServerSessionStorage;
 use rustls_pki_types::pem::PemObject;
@@ -62,9 +62,17 @@ pub struct Canary(Arc<Shared>);
 
 struct Shared {
     identity: ArcSwapOption<Identity>,
-    /// The names that calls are expected with, and of whose leaf the one was that was shown to the caller.
-    expected: Mutex<HashMap<String, Option<Generation>>>,
+    /// The names that calls are expected with.
+    expected: Mutex<HashMap<String, Calls>>,
     metrics: CanaryMetrics,
+}
+
+/// The calls that came with a name, and of whose leaf the one was that was shown to the caller: each configuration has an
+/// entry, and an API server may know the one as it is and the other as it was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Calls {
+    mutating: Option<Generation>,
+    validating: Option<Generation>,
 }
 
 /// A call that is waited for, until it is dropped.
@@ -203,7 +211,8 @@ impl Canary {
             *response.status_mut() = status;
             response
         };
-        if request.method() != Method::POST || request.uri().path() != PATH {
+        let path = request.uri().path().to_owned();
+        if request.method() != Method::POST || ![PATH, VALIDATE_PATH].contains(&path.as_str()) {
             return Ok(status(StatusCode::NOT_FOUND));
         }
         let body = Limited::new(request.into_body(), LARGEST).collect().await.map(http_body_util::Collected::to_bytes);
@@ -211,7 +220,7 @@ impl Canary {
             return Ok(status(StatusCode::BAD_REQUEST));
         };
         let ReviewRequest { uid, name } = review.request;
-        self.called(&name, shown);
+        self.called(&name, path == VALIDATE_PATH, shown);
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -222,28 +231,30 @@ impl Canary {
         Ok(response)
     }
 
-    fn called(&self, name: &str, shown: Generation) {
+    fn called(&self, name: &str, validates: bool, shown: Generation) {
         self.0.metrics.called();
-        if let Some(expected) = self.lock().get_mut(name) {
-            *expected = Some(shown);
+        if let Some(calls) = self.lock().get_mut(name) {
+            let call = if validates { &mut calls.validating } else { &mut calls.mutating };
+            *call = Some(shown);
         }
     }
 
     /// Waits for a call with this name, which has to be one that nobody guesses.
     pub(super) fn expect(&self, name: String) -> Expectation {
-        self.lock().insert(name.clone(), None);
+        self.lock().insert(name.clone(), Calls::default());
         Expectation { canary: self.clone(), name }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Option<Generation>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Calls>> {
         self.0.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Expectation {
-    /// Whose leaf was shown to who called with the name, if somebody did.
+    /// Whose leaf was shown to who called with the name by both configurations, if somebody did.
     pub(super) fn shown(&self) -> Option<Generation> {
-        self.canary.lock().get(&self.name).copied().flatten()
+        let Calls { mutating, validating } = self.canary.lock().get(&self.name).copied()?;
+        mutating.filter(|_| mutating == validating)
     }
 }
 
@@ -321,17 +332,24 @@ mod tests {
         let answer = call(address, &first, "/canary", &review("one")).await.unwrap();
         assert!(answer.contains("200 OK") && answer.contains(r#""uid":"u-1""#), "{answer}");
         assert!(answer.contains(r#""allowed":true"#) && answer.contains("connection: close"), "{answer}");
+        assert_eq!((one.shown(), two.shown()), (None, None), "the other configuration did not call");
+        call(address, &first, "/canary/validate", &review("one")).await.unwrap();
         assert_eq!((one.shown(), two.shown()), (Some(Generation(1)), None));
 
         canary.show(Some(identity(2, &second)));
         assert!(call(address, &first, "/canary", &review("two")).await.is_err(), "the leaf is another's now");
         assert_eq!(two.shown(), None);
         call(address, &second, "/canary", &review("two")).await.unwrap();
+        call(address, &second, "/canary/validate", &review("two")).await.unwrap();
         assert_eq!((one.shown(), two.shown()), (Some(Generation(1)), Some(Generation(2))));
-        assert_eq!(canary.0.metrics.calls(), 2);
+        assert_eq!(canary.0.metrics.calls(), 4);
+        // One knows of the change, and the other does not.
+        canary.show(Some(identity(1, &first)));
+        call(address, &first, "/canary", &review("two")).await.unwrap();
+        assert_eq!(two.shown(), None);
 
         drop((one, two));
-        call(address, &second, "/canary", &review("nobody expects this")).await.unwrap();
+        call(address, &first, "/canary", &review("nobody expects this")).await.unwrap();
         assert!(canary.lock().is_empty(), "what is not expected is not remembered");
     }
 
@@ -347,7 +365,9 @@ mod tests {
         let request = format!("POST /canary HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         stream.write_all(request.as_bytes()).await.unwrap();
         stream.read_to_end(&mut Vec::new()).await.unwrap();
-        assert_eq!(expectation.shown(), Some(Generation(1)));
+        canary.show(Some(identity(1, &ca)));
+        call(address, &ca, "/canary/validate", &body).await.unwrap();
+        assert_eq!(expectation.shown(), Some(Generation(1)), "and not of the second, which nobody was shown");
     }
 
     #[tokio::test]

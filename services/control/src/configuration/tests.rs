@@ -189,6 +189,7 @@ fn rules_are_those_of_profiles_that_do_something() {
 #[test]
 fn where_nothing_validates_there_is_no_validating_configuration() {
     let mut quiet = target(&[1], 1);
+    quiet.settings.canary = false;
     let live = after(&quiet);
     quiet.settings.validates_profiles = false;
     quiet.rules.validating.clear();

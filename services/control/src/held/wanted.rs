@@ -14,8 +14,8 @@ pub struct Known {
     pub found: watch::Receiver<Option<Found>>,
     /// The webhook configurations.
     pub live: watch::Receiver<Option<Live>>,
-    /// Whether the kill switch is off.
-    pub off: watch::Receiver<bool>,
+    /// Whether the kill switch is off; `None` until it is known.
+    pub off: watch::Receiver<Option<bool>>,
 }
 
 /// Tells both, whenever they are something else, until whoever knows is gone.
@@ -24,7 +24,8 @@ pub async fn follow(mut known: Known, policies: watch::Sender<Option<bool>>, inj
         let (wanted, now) = {
             let (found, live) = (known.found.borrow_and_update(), known.live.borrow_and_update());
             let answering = found.as_ref().is_some_and(|found| found.endpoints.answering > 0);
-            judge(*known.off.borrow_and_update(), live.as_ref(), answering)
+            let off = *known.off.borrow_and_update();
+            judge(off.unwrap_or_default(), live.as_ref().filter(|_| off.is_some()), answering)
         };
         policies.send_if_modified(|told| std::mem::replace(told, wanted) != wanted);
         injection.send_if_modified(|told| std::mem::replace(told, now) != now);
@@ -39,7 +40,9 @@ pub async fn follow(mut known: Known, policies: watch::Sender<Option<bool>>, inj
     }
 }
 
-/// `None`: it is not known what is wanted, as nobody has looked yet. Pods wait only where the webhook is called that lets them go, and only while injection is wanted at all.
+/// Pods wait only where the webhook is called that lets them go, and only while injection is wanted at all. `None`: the
+/// policies stay as they are. It is not known what is there, or it is damaged, which somebody is about to repair: that nobody
+/// is called for a moment, or that nobody answers, is no reason to let pods run without.
 fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
     let Some(live) = live else { return (None, Injection::Silent) };
     if off || live.disarmed {
@@ -49,7 +52,8 @@ fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Inje
     let mut entries = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
     let is_called = entries
         .any(|entry| entry.client_config.service.as_ref().is_some_and(|service| service.path.as_deref() == Some(path)));
-    (Some(is_called), if answering { Injection::Answering } else { Injection::Silent })
+    let injection = if answering && is_called { Injection::Answering } else { Injection::Silent };
+    (is_called.then_some(true), injection)
 }
 
 #[cfg(test)]
@@ -64,17 +68,19 @@ mod tests {
     }
 
     #[test]
-    fn pods_wait_only_for_somebody_who_is_called() {
+    fn pods_wait_for_somebody_who_is_called() {
         let all = live(&InjectionLevel::ALL, false);
         assert_eq!(judge(false, Some(&all), true), (Some(true), Injection::Answering));
         // That nobody answers is what they wait for.
         assert_eq!(judge(false, Some(&all), false), (Some(true), Injection::Silent));
-        assert_eq!(
-            judge(false, Some(&live(&[InjectionLevel::Enabled], false)), true),
-            (Some(false), Injection::Answering)
-        );
-        assert_eq!(judge(false, Some(&Live::default()), true), (Some(false), Injection::Answering));
-        assert_eq!(judge(false, None, true), (None, Injection::Silent));
+    }
+
+    #[test]
+    fn what_is_damaged_or_unknown_changes_no_policy_and_releases_nobody() {
+        let damaged = live(&[InjectionLevel::Enabled], false);
+        for there in [None, Some(&damaged), Some(&Live::default())] {
+            assert_eq!(judge(false, there, true), (None, Injection::Silent));
+        }
     }
 
     #[test]

@@ -235,7 +235,9 @@ impl Plan<'_> {
             Phase::Expanded if self.is_propagated() => self.to(Phase::Switched),
             Phase::Switched => self.to(Phase::Verified),
             Phase::Verified if endpoints.rounds < self.settings.rounds => wait(Blocked::Endpoints),
-            Phase::Verified if record.trigger == Some(Trigger::Compromised) => self.to(Phase::Contracted),
+            Phase::Verified if self.is_compromised() => self.to(Phase::Contracted),
+            // From then on it is counted by the clock.
+            Phase::Verified if !self.seen.clock_agrees => wait(Blocked::Clock),
             Phase::Verified => self.to(Phase::Soaking),
             // Somebody came back with the old leaf: a replica that was cut off, say.
             Phase::Soaking | Phase::Contracted if endpoints.older => self.to(Phase::Verified),
@@ -268,9 +270,16 @@ impl Plan<'_> {
         Step::NewAuthority { generation: following(self.seen), trigger: Some(trigger) }
     }
 
+    /// Whether the old authority's key is known to others, be it that the rotation began for that, or that it is said since.
+    fn is_compromised(&self) -> bool {
+        [self.record.trigger, self.seen.asked].contains(&Some(Trigger::Compromised))
+    }
+
     fn soak(&self) -> Step {
         let until = after(self.record.since, self.settings.overlap);
-        if !self.seen.clock_agrees {
+        if self.is_compromised() && self.seen.endpoints.rounds > 0 {
+            self.to(Phase::Contracted)
+        } else if !self.seen.clock_agrees {
             wait(Blocked::Clock)
         } else if self.seen.now < until {
             Step::Wait { blocked: Blocked::Soaking, until: Some(until) }
@@ -335,4 +344,82 @@ impl Plan<'_> {
 /// So much later; for ever, if time does not go so far.
 fn after(time: Timestamp, duration: Duration) -> Timestamp {
     time.checked_add(duration).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::observed::{Endpoints, Leaf};
+    use super::*;
+
+    const EPOCH: u64 = 7;
+
+    fn authority(number: u32) -> Authority {
+        let (created, not_after) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
+        Authority { generation: Generation(number), created, not_after, has_key: true }
+    }
+
+    /// What is seen in the middle of a soak that lasts a day, with all in its place.
+    fn soaking(asked: Option<Trigger>) -> Observed {
+        let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
+        let authorities = [Generation(1), Generation(2)].into();
+        let record = Record {
+            phase: Phase::Soaking,
+            since: now,
+            epoch: EPOCH,
+            bundle_epoch: EPOCH,
+            leaf_epoch: EPOCH,
+            active: Some(Authority { has_key: false, ..authority(1) }),
+            next: Some(authority(2)),
+            trigger: Some(Trigger::Age),
+        };
+        Observed {
+            now,
+            clock_agrees: true,
+            record: Stored::Is(record),
+            serving: Stored::Is(Serving { leaf: Some(Leaf { signer, renew_at: Timestamp::MAX }), epoch: EPOCH }),
+            configuration: Configuration::Present(Bundle {
+                authorities,
+                uniform: true,
+                unknown: false,
+                epoch: EPOCH,
+                written: now,
+            }),
+            endpoints: Endpoints { answering: 3, rounds: 3, older: false, stranger: false, unreachable: 0 },
+            propagation: Propagation { proven: 0, behind: 0, silent: 0 },
+            asked,
+            highest: Some(Generation(2)),
+        }
+    }
+
+    fn phase(step: &Step) -> Option<Phase> {
+        if let Step::Advance(record) = step { Some(record.phase) } else { None }
+    }
+
+    #[test]
+    fn a_key_that_others_know_is_not_soaked_whenever_that_is_said() {
+        let settings = Settings::default();
+        assert_eq!(phase(&next(&settings, &soaking(None))), None);
+        assert_eq!(phase(&next(&settings, &soaking(Some(Trigger::Asked)))), None);
+        let compromised = soaking(Some(Trigger::Compromised));
+        assert_eq!(phase(&next(&settings, &compromised)), Some(Phase::Contracted));
+        let endpoints = Endpoints { rounds: 0, unreachable: 1, ..compromised.endpoints };
+        let unprobed = Observed { endpoints, ..compromised };
+        assert_eq!(phase(&next(&settings, &unprobed)), None, "not before all are seen with the new leaf");
+    }
+
+    #[test]
+    fn an_authority_that_cannot_sign_is_replaced_like_one_whose_key_is_lost() {
+        let mut seen = soaking(None);
+        let active = Some(Authority { has_key: false, ..authority(2) });
+        if let Stored::Is(record) = &mut seen.record {
+            *record = Record { phase: Phase::Stable, active, next: None, ..record.clone() };
+        }
+        if let Configuration::Present(bundle) = &mut seen.configuration {
+            bundle.authorities = [Generation(2)].into();
+        }
+        // Its leaf is due, and it cannot make another.
+        seen.serving = Stored::Is(Serving { leaf: None, epoch: EPOCH });
+        let expected = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
+        assert_eq!(next(&Settings::default(), &seen), expected);
+    }
 }

@@ -28,11 +28,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use pillion_api::webhook_configuration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use self::question::{Answered, Question};
-use self::turn::{Next, Turn};
+use self::turn::{Next, Turn, TurnError};
 use crate::authority::Lifetimes;
 use crate::canary::Canary;
 use crate::clock::Clock;
@@ -46,6 +46,8 @@ pub use metrics::RotatorMetrics;
 
 /// Writes that may follow one another before somebody has to look: a rotation has ten.
 const MOST_AT_ONCE: u32 = 64;
+/// How long a turn may take: a few requests. An API server that hangs is one to be given up, and another is asked.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// The first pause after an error, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -101,7 +103,10 @@ pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics
     let mut turn = Turn::new(leading.clone(), settings.clone(), metrics.clone());
     let (mut pause, mut writes, mut told) = (FIRST_PAUSE, 0, None);
     while !leading.stop.is_cancelled() {
-        let looked = leading.stop.run_until_cancelled(turn.make(&mut wires)).await;
+        // What is cut off is looked at again: every write is guarded.
+        let made = timeout(TURN_LIMIT, turn.make(&mut wires));
+        let looked = leading.stop.run_until_cancelled(made).await;
+        let looked = looked.map(|made| made.unwrap_or(Err(TurnError::Late(TURN_LIMIT))));
         let rest = match looked {
             None => break,
             Some(Ok(Next::Again)) if writes < MOST_AT_ONCE => {

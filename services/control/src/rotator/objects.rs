@@ -14,7 +14,7 @@ use crate::authority::serving::Judging;
 use crate::authority::{AuthoritySecret, Known, Lifetimes, ServingSecret, identity};
 use crate::configuration::{self, Live};
 use crate::release::Release;
-use crate::rotation::{Configuration, Endpoints, Generation, Observed, Propagation};
+use crate::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
 
 /// The objects of one moment.
 #[derive(Debug)]
@@ -100,19 +100,31 @@ impl Objects {
         unknown.into_iter().map(CertificateDer::from).collect()
     }
 
-    /// All that the next step depends on.
+    /// The record; the key of an authority that cannot sign is as good as lost.
+    fn record_without(&self, unable: Option<Generation>) -> Stored<Record> {
+        let mut record = self.authority.record();
+        if let Stored::Is(Record { active: Some(active), .. }) = &mut record
+            && Some(active.generation) == unable
+        {
+            active.has_key = false;
+        }
+        record
+    }
+
+    /// All that the next step depends on. `unable`: an authority that could not sign.
     pub(super) fn observed(
         &self,
         release: &Release,
         endpoints: Endpoints,
         propagation: Propagation,
         clock_agrees: bool,
+        unable: Option<Generation>,
     ) -> Observed {
         let claimed = self.unknown().iter().filter_map(|unknown| identity::claimed(release, unknown)).max();
         Observed {
             now: self.now,
             clock_agrees,
-            record: self.authority.record(),
+            record: self.record_without(unable),
             serving: self.serving.stored.clone(),
             configuration: self.configuration(),
             endpoints,

@@ -40,6 +40,9 @@ pub(super) enum TurnError {
     /// Something changed while it was read, or before it was written.
     #[error("an object of the rotation was changed by somebody else")]
     Changed,
+    /// It took too long.
+    #[error("the API server did not answer within {0:?}")]
+    Late(std::time::Duration),
     /// Something cannot be read.
     #[error("an object of the rotation cannot be read")]
     Read(#[source] kube::Error),
@@ -90,12 +93,27 @@ pub(super) struct Turn {
     metrics: RotatorMetrics,
     /// What the `ConfigMap` said last, for when it says neither.
     disarmed: bool,
+    /// The authority that could not sign when it was asked to: it has ended, or was made for other names.
+    unable: Option<Generation>,
+    /// Who is trusted and not known, while that has to stay: also what somebody took out of the configuration since.
+    strangers: Vec<CertificateDer<'static>>,
+    /// When the leaf that the canary shows is to be made anew.
+    canary_renewal: Timestamp,
 }
 
 impl Turn {
     pub(super) fn new(leading: Leading, settings: Settings, metrics: RotatorMetrics) -> Self {
         let place = Place::new(leading.client.clone(), &leading.release);
-        Self { leading, place, settings, metrics, disarmed: false }
+        Self {
+            leading,
+            place,
+            settings,
+            metrics,
+            disarmed: false,
+            unable: None,
+            strangers: Vec::new(),
+            canary_renewal: Timestamp::MIN,
+        }
     }
 
     /// One turn.
@@ -103,6 +121,7 @@ impl Turn {
         let release = Arc::clone(&self.leading.release);
         let objects = Objects::read(&self.place, &release, &self.settings.lifetimes, self.disarmed).await?;
         self.disarmed = objects.live.disarmed;
+        self.note_strangers(&objects);
         let expected = self.expected(&objects);
         let question = question(&objects);
         self.show(question, &objects, wires)?;
@@ -111,7 +130,7 @@ impl Turn {
             None => probe::fold::UNKNOWN,
         };
         let propagation = Answered::to(wires.answered.borrow_and_update().as_ref(), question);
-        let seen = objects.observed(&release, endpoints, propagation, wires.clock.agrees());
+        let seen = objects.observed(&release, endpoints, propagation, wires.clock.agrees(), self.unable);
         replace(&wires.expected, expected);
         replace(&wires.question, question);
 
@@ -125,9 +144,22 @@ impl Turn {
             replace(&wires.target, target);
             return Ok(Next::Wait { blocked, until });
         }
+        if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
+            // Whoever damaged it may do so again and again: that is paced by who repairs.
+            let target = self.wanted(&step, &objects, wires)?;
+            replace(&wires.target, target.map(Arc::new));
+            self.metrics.waits(Some(Blocked::Repair));
+            return Ok(Next::Wait { blocked: Blocked::Repair, until: None });
+        }
         self.metrics.waits(None);
         let name = name(&step);
-        let done = self.perform(step, &objects, &seen, wires).await;
+        let done = self.perform(&step, &objects, &seen, wires).await;
+        if let (Step::WriteLeaf { signer, .. }, Err(TurnError::Make(error))) = (&step, &done)
+            && error.is_final()
+        {
+            warn!(authority = signer.0, %error, "the authority cannot sign any more: there will be a new one");
+            self.unable = Some(*signer);
+        }
         self.metrics.did(
             name,
             match &done {
@@ -139,23 +171,24 @@ impl Turn {
         done.map(|()| Next::Again)
     }
 
-    async fn perform(&self, step: Step, objects: &Objects, seen: &Observed, wires: &Wires) -> Result<(), TurnError> {
+    async fn perform(&self, step: &Step, objects: &Objects, seen: &Observed, wires: &Wires) -> Result<(), TurnError> {
         match step {
             Step::Wait { .. } => Ok(()),
-            Step::NewAuthority { generation, trigger } => self.new_authority(generation, trigger, objects, seen).await,
-            Step::Advance(record) => self.advance(record, objects).await,
-            Step::WriteLeaf { signer, epoch } => self.write_leaf(signer, epoch, objects).await,
+            Step::NewAuthority { generation, trigger } => {
+                self.new_authority(*generation, *trigger, objects, seen).await
+            }
+            Step::Advance(record) => self.advance(record.clone(), objects).await,
+            Step::WriteLeaf { signer, epoch } => self.write_leaf(*signer, *epoch, objects).await,
             Step::Claim { epoch } => {
                 let Leading { client, release, .. } = &self.leading;
-                configuration::claim(client, release, &objects.live, epoch).await.map_err(TurnError::Configuration)?;
+                configuration::claim(client, release, &objects.live, *epoch).await.map_err(TurnError::Configuration)?;
                 info!(epoch, "the webhook configuration is claimed; it is filled when endpoints answer");
                 Ok(())
             }
-            Step::WriteBundle { authorities, keep_unknown, epoch, repair } => {
-                let known = objects.known().ok_or(TurnError::NoRecord)?;
-                let target = self.filled(objects, known, &authorities, keep_unknown, epoch, wires)?;
-                self.write_bundle(target, repair, objects, wires).await
-            }
+            Step::WriteBundle { repair, .. } => match self.wanted(step, objects, wires)? {
+                Some(target) => self.write_bundle(target, *repair, objects, wires).await,
+                None => Ok(()),
+            },
         }
     }
 
@@ -230,6 +263,13 @@ impl Turn {
         Ok(())
     }
 
+    /// How a step wants the configurations to be.
+    fn wanted(&self, step: &Step, objects: &Objects, wires: &Wires) -> Result<Option<Target>, TurnError> {
+        let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
+        let known = objects.known().ok_or(TurnError::NoRecord)?;
+        self.filled(objects, known, authorities, *keep_unknown, *epoch, wires).map(Some)
+    }
+
     /// How the configurations ought to be while nothing is to be written for the rotation's sake.
     fn target(&self, objects: &Objects, seen: &Observed, wires: &Wires) -> Option<Target> {
         let Configuration::Present(bundle) = &seen.configuration else { return None };
@@ -248,23 +288,36 @@ impl Turn {
         epoch: u64,
         wires: &Wires,
     ) -> Result<Target, TurnError> {
-        let besides = if keep_unknown { objects.unknown() } else { Vec::new() };
-        let bundle = known.bundle(authorities, &besides)?;
+        let besides = if keep_unknown { self.strangers.as_slice() } else { &[] };
+        let bundle = known.bundle(authorities, besides)?;
         let rules = wires.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
         Ok(Target::new(self.settings.webhooks.clone(), rules, bundle.into_bytes(), epoch))
     }
 
+    fn note_strangers(&mut self, objects: &Objects) {
+        match objects.known() {
+            Some(known) if known.record().keeps_unknown() => {
+                let fresh = objects.unknown().into_iter().filter(|unknown| !self.strangers.contains(unknown));
+                let fresh: Vec<_> = fresh.collect();
+                self.strangers.extend(fresh);
+            }
+            Some(_) => self.strangers.clear(),
+            None => {}
+        }
+    }
+
     /// Has the canary show a leaf of the authority that is asked about, for as long as somebody is asked.
-    fn show(&self, question: Option<Question>, objects: &Objects, wires: &Wires) -> Result<(), TurnError> {
+    fn show(&mut self, question: Option<Question>, objects: &Objects, wires: &Wires) -> Result<(), TurnError> {
         let Some((Question { newest, .. }, known)) = question.zip(objects.known()) else {
             wires.canary.show(None);
             return Ok(());
         };
-        if wires.canary.shows() != Some(newest) {
+        if wires.canary.shows() != Some(newest) || objects.now >= self.canary_renewal {
             let names = self.leading.release.canary_names();
             let leaf = self.making(objects.now, |making| known.sign(newest, &names, making))?;
             let identity = Identity::new(newest, leaf.pem().as_bytes(), leaf.key().pem().as_bytes())?;
             wires.canary.show(Some(identity));
+            self.canary_renewal = leaf.renew_at;
         }
         Ok(())
     }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use pillion_api::canary::{InjectionCanary, PATH, PLURAL, WEBHOOK};
+use pillion_api::canary::{InjectionCanary, PATH, PLURAL, VALIDATE_PATH, WEBHOOK};
 use pillion_control::canary::{self, Asked, Asker, Canary, CanaryMetrics, Identity, Outcome, Settings, Silence};
 use pillion_control::rotation::{Generation, Propagation};
 use pillion_testkit::namespace::{API_SERVER, SECOND_API_SERVER};
@@ -77,25 +77,36 @@ impl Rig {
     /// Writes the configuration with these authorities as its bundle.
     async fn trust(&self, authorities: &[&TestCa]) -> anyhow::Result<()> {
         let bundle: String = authorities.iter().map(|ca| ca.bundle_pem()).collect();
-        let configuration: MutatingWebhookConfiguration = serde_json::from_value(json!({
-            "metadata": {"name": "pillion"},
-            "webhooks": [{
-                "name": WEBHOOK,
-                "admissionReviewVersions": ["v1"],
-                "sideEffects": "None",
-                "failurePolicy": "Fail",
-                "timeoutSeconds": 2,
-                "clientConfig": {
-                    "service": {"namespace": NAMESPACE, "name": release().canary_service(), "path": PATH, "port": 443},
-                    "caBundle": STANDARD.encode(bundle),
-                },
-                "rules": [{
-                    "apiGroups": ["pillion.dev"], "apiVersions": ["v1alpha1"],
-                    "operations": ["CREATE"], "resources": [PLURAL], "scope": "Cluster",
+        let configuration = |kind: &str, path: &str| {
+            json!({
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": kind,
+                "metadata": {"name": "pillion"},
+                "webhooks": [{
+                    "name": WEBHOOK,
+                    "admissionReviewVersions": ["v1"],
+                    "sideEffects": "None",
+                    "failurePolicy": "Fail",
+                    "timeoutSeconds": 2,
+                    "clientConfig": {
+                        "service": {"namespace": NAMESPACE, "name": release().canary_service(), "path": path, "port": 443},
+                        "caBundle": STANDARD.encode(&bundle),
+                    },
+                    "rules": [{
+                        "apiGroups": ["pillion.dev"], "apiVersions": ["v1alpha1"],
+                        "operations": ["CREATE"], "resources": [PLURAL], "scope": "Cluster",
+                    }],
                 }],
-            }],
-        }))?;
-        register_webhook(&self.control_plane.client(), &configuration).await
+            })
+        };
+        let client = self.control_plane.client();
+        let mutating = serde_json::from_value(configuration("MutatingWebhookConfiguration", PATH))?;
+        register_webhook(&client, &mutating).await?;
+        let validating: ValidatingWebhookConfiguration =
+            serde_json::from_value(configuration("ValidatingWebhookConfiguration", VALIDATE_PATH))?;
+        let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client);
+        configurations.patch("pillion", &PatchParams::apply("test").force(), &Patch::Apply(&validating)).await?;
+        Ok(())
     }
 
     async fn ask(&mut self) -> Asked {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use pillion_api::held;
-use pillion_api::names::{InjectionLevel, is_dns_label};
+use pillion_api::names::{INJECTION_LABEL, InjectionLevel, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::authority::Lifetimes;
@@ -226,6 +226,7 @@ impl Leadership {
         settings.lease_duration = self.lease_duration.0;
         settings.renew_deadline = self.renew_deadline.0;
         settings.retry_period = self.retry_period.0;
+        settings.request_timeout = settings.request_timeout.min(self.renew_deadline.0 * 2 / 5);
         settings
     }
 }
@@ -298,7 +299,15 @@ impl PolicyFile for ControllerPolicy {
 
     fn faults(&self) -> Vec<(&'static str, String)> {
         let level = logs::filter(&self.logs.level).err().map(|error| ("logs.level", error.to_string()));
-        let opt_in = self.webhooks.labels().err().map(|error| ("webhooks.optIn", error.to_string()));
+        let opt_in = match self.webhooks.labels() {
+            Err(error) => Some(error.to_string()),
+            // The policies that have pods wait know no other label.
+            Ok(labels) if labels.holds_by_others() => {
+                Some(format!("only {INJECTION_LABEL}=held has pods wait; expected enabled or required here"))
+            }
+            Ok(_) => None,
+        };
+        let opt_in = opt_in.map(|message| ("webhooks.optIn", message));
         let excluded = self.webhooks.excluded_namespaces.iter().find(|name| !is_dns_label(name));
         let excluded = excluded.map(|name| {
             (

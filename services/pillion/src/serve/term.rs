@@ -179,10 +179,18 @@ impl Tasks {
     }
 
     /// Whether the kill switch is off.
-    fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<bool> {
-        let (told, off) = watch::channel(false);
-        let tell = Arc::new(move |is_off| _ = told.send_replace(is_off));
-        let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, || {});
+    fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<Option<bool>> {
+        let (told, off) = watch::channel(None);
+        let begin = told.clone();
+        let tell = Arc::new(move |is_off| _ = told.send_replace(Some(is_off)));
+        let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, move || {
+            // It is on, unless somebody was told otherwise by now.
+            begin.send_if_modified(|off| {
+                let was_unknown = off.is_none();
+                off.get_or_insert(false);
+                was_unknown
+            });
+        });
         self.spawn("the kill switch", switch.follow(self.stop()));
         off
     }
@@ -224,9 +232,11 @@ async fn follow_rules(
     rules: watch::Sender<Option<Rules>>,
     stop: CancellationToken,
 ) {
-    let synced = stop.run_until_cancelled(status.wait_for(|status| status.synced)).await;
-    // Whoever watches the cluster has ended, and with it the term.
-    let Some(Ok(_)) = synced else { return };
+    let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
+    if stop.run_until_cancelled(synced).await != Some(true) {
+        // Whoever watches the cluster has ended, and with it the term.
+        return;
+    }
     let mut ticks = Ticks::new(LOOK, stop);
     let mut seen = None;
     while ticks.next().await {

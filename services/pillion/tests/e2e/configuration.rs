@@ -350,7 +350,7 @@ fn who_is_behind_loses_by_conflict() {
         let labelled = json!({"metadata": {"labels": {"team": "platform"}, "annotations": {"a": "b"}}});
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
         let mut quiet = target(&release, &authority, 10);
-        quiet.settings.validates_profiles = false;
+        (quiet.settings.validates_profiles, quiet.settings.canary) = (false, false);
         quiet.rules.validating.clear();
         let read = observe(&client, &release, false).await?;
         let written = write(&client, &release, &read, &quiet).await?;
