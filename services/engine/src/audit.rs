@@ -113,7 +113,8 @@ pub fn of_metadata(
     let (candidates, pins) = snapshot.standing_in(candidates, subject(name, namespace, pod));
     let pin =
         |profile: &CompiledProfile| pins.iter().find(|(name, _)| name == profile.name()).map(|(_, revision)| revision);
-    let known = |profile: &CompiledProfile| known(profile, pin(profile).map_or(profile.revision(), |pin| &**pin));
+    let known =
+        |profile: &CompiledProfile| known(profile, pin(profile).map_or_else(|| profile.revision(), |pin| &**pin));
     let found = expected::expected(&candidates, level, pod, |profile| pin(profile).is_some(), known).into_iter();
     found
         .map(|expected::Expected { decision, profile }| Expected {

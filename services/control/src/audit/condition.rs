@@ -237,7 +237,9 @@ mod tests {
 
     fn write_all(book: &mut Book, report: &Report, now: Instant) -> Vec<(String, &'static str)> {
         let due = book.due(report, now);
-        due.iter().for_each(|(name, _)| book.is_written(name));
+        for (name, _) in &due {
+            book.is_written(name);
+        }
         due.into_iter().map(|(name, said)| (name.into(), said.reason)).collect()
     }
 
