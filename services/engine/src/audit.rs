@@ -33,8 +33,10 @@ pub enum Standing {
     NotWanted,
     /// More than metadata has to be looked at: [`of_object`] says.
     Open,
-    /// What it reads is not known of a stored pod, or could not be looked up.
+    /// What it reads is not known of a stored pod.
     Undecided,
+    /// Something that it reads could not be looked up: whoever asks again may be told.
+    NotLookedUp,
 }
 
 /// A profile that is asked for.
@@ -44,6 +46,16 @@ pub struct Expected {
     pub profile: Arc<CompiledProfile>,
     /// What it is to the pod.
     pub standing: Standing,
+    /// The revision that the pod or its namespace pins, where it is not here: the profile stands in for it.
+    pub pinned: Option<Box<str>>,
+}
+
+impl Expected {
+    /// Which revision the pod would get.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        self.pinned.as_deref().unwrap_or_else(|| self.profile.revision())
+    }
 }
 
 /// What a pod's record says.
@@ -86,21 +98,27 @@ pub fn read(pod: Value<'_>) -> Read {
 }
 
 /// Which profiles are for a pod, as far as labels and annotations say: `pod` is what its author wrote, its `metadata` at
-/// least. `known` is asked about profiles for which that does not suffice; they are [`Standing::Open`] if it does not know.
+/// least. `known` is asked about profiles for which that does not suffice, at the revision that the pod would get; they are
+/// [`Standing::Open`] if it does not know. One that is pinned to a revision whose text is not here is such a profile.
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,
     name: &str,
     namespace: &Namespace,
     pod: Value<'_>,
-    known: impl FnMut(&CompiledProfile) -> Option<bool>,
+    mut known: impl FnMut(&CompiledProfile, &str) -> Option<bool>,
 ) -> Vec<Expected> {
     let Some(level) = namespace.level().filter(|_| !SYSTEM_NAMESPACES.contains(&name)) else { return Vec::new() };
     let candidates = snapshot.candidates(name, namespace);
-    let candidates = snapshot.chosen(candidates, subject(name, namespace, pod), &LookedUp::default());
-    let found = expected::expected(&candidates, level, pod, known).into_iter();
+    let (candidates, pins) = snapshot.standing_in(candidates, subject(name, namespace, pod));
+    let pin =
+        |profile: &CompiledProfile| pins.iter().find(|(name, _)| name == profile.name()).map(|(_, revision)| revision);
+    let known =
+        |profile: &CompiledProfile| known(profile, pin(profile).map_or_else(|| profile.revision(), |pin| &**pin));
+    let found = expected::expected(&candidates, level, pod, |profile| pin(profile).is_some(), known).into_iter();
     found
         .map(|expected::Expected { decision, profile }| Expected {
+            pinned: pin(&profile).cloned(),
             profile,
             standing: decision.as_ref().map_or(Standing::Open, standing),
         })
@@ -151,14 +169,17 @@ pub fn of_object(
     let world = World { object: pod, request: request.root(), namespace_name: name, namespace, uid: "", looked_up };
     let selection = select::select(&candidates, Action::CREATE_POD, level, world, &arena);
     let profiles = selection.profiles.into_iter().map(|selected| selected.decision);
-    profiles.map(|decision| Expected { standing: standing(&decision), profile: decision.profile }).collect()
+    let expected =
+        |decision: ProfileDecision| Expected { standing: standing(&decision), profile: decision.profile, pinned: None };
+    profiles.map(expected).collect()
 }
 
 fn standing(decision: &ProfileDecision) -> Standing {
     match (decision.outcome, decision.reason) {
         (ProfileOutcome::Unchanged, _) => Standing::Wanted,
         (_, Reason::OptedOut) => Standing::OptedOut,
-        (_, Reason::ExpressionFailed | Reason::LookupFailed) => Standing::Undecided,
+        (_, Reason::ExpressionFailed) => Standing::Undecided,
+        (_, Reason::LookupFailed) => Standing::NotLookedUp,
         _ => Standing::NotWanted,
     }
 }

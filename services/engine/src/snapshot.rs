@@ -177,6 +177,29 @@ impl Snapshot {
         })
     }
 
+    /// Which revisions an object gets, and those of them that are not here, so that the one at work stands in for them.
+    pub(crate) fn standing_in(
+        &self,
+        candidates: Arc<Candidates>,
+        subject: Subject<'_>,
+    ) -> (Arc<Candidates>, Vec<(ProfileName, Box<str>)>) {
+        let mut asked: Vec<(ProfileName, Box<str>)> = Vec::new();
+        let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
+            asked.retain(|(other, _)| other != profile);
+            if let Some(known) = self.kept.get(profile, revision) {
+                return Answer::Found(known);
+            }
+            let Some(at_work) = self.profiles.iter().find(|at_work| at_work.name() == profile) else {
+                return Answer::Missing;
+            };
+            asked.push((profile.clone(), revision.into()));
+            Answer::Found(Arc::clone(at_work))
+        };
+        let candidates = revisions::choose(candidates, subject, &mut fetch);
+        asked.retain(|(profile, _)| candidates.pinned().any(|pinned| pinned.name() == profile));
+        (candidates, asked)
+    }
+
     /// The revisions that have to be looked up before it is known which ones an object gets, and those that it gets as far
     /// as that is known.
     pub(crate) fn choosing(&self, candidates: Arc<Candidates>, subject: Subject<'_>) -> (Arc<Candidates>, Vec<Query>) {

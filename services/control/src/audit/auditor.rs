@@ -1,6 +1,7 @@
 //! The book of the audit: what is kept of every pod, what is to be judged, and which whole pods are to be read. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use pillion_engine::audit::{self, Standing};
@@ -41,13 +42,18 @@ pub enum Errand {
 pub struct Auditor {
     snapshot: Arc<Snapshot>,
     places: BTreeMap<Box<str>, Place>,
+    /// Namespaces that nobody calls the webhook for, whatever their labels say.
+    excluded: BTreeSet<Box<str>>,
     /// Number of the list that is being read, or was last.
     epoch: u32,
     is_listed: bool,
     /// Namespaces whose pods are to be judged again; with `true`, whatever was found by whole pods does not hold.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
-    listing: Option<Listing>,
+    /// Lists that are being read, by namespace.
+    listings: BTreeMap<Box<str>, Listing>,
+    /// The namespace of the last errand. The next one is another's: nobody's pods wait for all of somebody else's.
+    last: Box<str>,
     shelves: Shelves,
 }
 
@@ -68,9 +74,8 @@ enum Due {
 }
 
 /// A list of a namespace's pods, page by page.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Listing {
-    namespace: Box<str>,
     next: Option<String>,
     /// Pods that went while it was being read. A later page may still show them.
     gone: HashSet<Box<str>>,
@@ -91,11 +96,13 @@ impl Auditor {
         let mut auditor = Self {
             snapshot: Arc::new(Snapshot::default()),
             places: BTreeMap::new(),
+            excluded: BTreeSet::new(),
             epoch: 0,
             is_listed: false,
             unjudged: BTreeMap::new(),
             due: BTreeMap::new(),
-            listing: None,
+            listings: BTreeMap::new(),
+            last: Box::default(),
             shelves: Shelves::default(),
         };
         auditor.set_snapshot(snapshot, now);
@@ -116,11 +123,19 @@ impl Auditor {
         &self.snapshot
     }
 
+    /// The namespaces that are left alone.
+    #[must_use]
+    pub const fn excluded(&self) -> &BTreeSet<Box<str>> {
+        &self.excluded
+    }
+
     /// Takes other profiles and namespaces. What that changes is found by [`Auditor::judge`]; whether there is anything.
     pub fn set_snapshot(&mut self, snapshot: Arc<Snapshot>, now: i64) -> bool {
         let other_profiles = !std::ptr::eq(self.snapshot.profiles(), snapshot.profiles());
         let mut seen = BTreeSet::new();
-        for (name, namespace) in snapshot.namespaces().filter(|(_, namespace)| namespace.level().is_some()) {
+        let excluded = &self.excluded;
+        let is_audited = |name: &str, namespace: &Namespace| namespace.level().is_some() && !excluded.contains(name);
+        for (name, namespace) in snapshot.namespaces().filter(|(name, namespace)| is_audited(name, namespace)) {
             seen.insert(name);
             if let Some(place) = self.places.get_mut(name) {
                 let is_other = place.namespace != *namespace;
@@ -136,10 +151,20 @@ impl Auditor {
         }
         self.places.retain(|name, _| seen.contains(&**name));
         self.due.retain(|name, _| seen.contains(&**name));
+        self.listings.retain(|name, _| seen.contains(&**name));
         self.unjudged.retain(|name, _| seen.contains(&**name));
         drop(seen);
         self.snapshot = snapshot;
         !self.unjudged.is_empty()
+    }
+
+    /// Takes other namespaces that are left alone. Returns what [`Auditor::set_snapshot`] does.
+    pub fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
+        if self.excluded == excluded {
+            return !self.unjudged.is_empty();
+        }
+        self.excluded = excluded;
+        self.set_snapshot(Arc::clone(&self.snapshot), now)
     }
 
     /// Takes what the watch says.
@@ -160,7 +185,7 @@ impl Auditor {
     }
 
     fn forget(&mut self, namespace: &str, name: &str) {
-        if let Some(listing) = self.listing.as_mut().filter(|listing| *listing.namespace == *namespace) {
+        if let Some(listing) = self.listings.get_mut(namespace) {
             listing.gone.insert(name.into());
         }
         if let Some(place) = self.places.get_mut(namespace) {
@@ -228,25 +253,35 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// The next request that is due.
+    /// The next request that is due: one namespace after the other, a request each.
     pub fn next_errand(&mut self) -> Option<Errand> {
-        if let Some(Listing { namespace, next, .. }) = &self.listing {
-            return Some(Errand::List { namespace: namespace.clone(), from: next.clone() });
+        let namespace = self.next_namespace()?;
+        self.last.clone_from(&namespace);
+        if let Some(listing) = self.listings.get(&namespace) {
+            return Some(Errand::List { namespace, from: listing.next.clone() });
         }
-        let mut entry = self.due.first_entry()?;
-        let namespace = entry.key().clone();
-        if let Due::Some(names) = entry.get_mut()
+        let due = self.due.get_mut(&namespace)?;
+        if let Due::Some(names) = due
             && names.len() <= ONE_BY_ONE
         {
             let name = names.pop_first();
             if names.is_empty() {
-                entry.remove();
+                self.due.remove(&namespace);
             }
             return Some(Errand::Get { namespace, name: name? });
         }
-        entry.remove();
-        self.listing = Some(Listing { namespace: namespace.clone(), next: None, gone: HashSet::new() });
+        self.due.remove(&namespace);
+        self.listings.insert(namespace.clone(), Listing::default());
         Some(Errand::List { namespace, from: None })
+    }
+
+    /// Whose turn it is: the first after the last in the alphabet, and then from its beginning.
+    fn next_namespace(&self) -> Option<Box<str>> {
+        fn after<V>(map: &BTreeMap<Box<str>, V>, from: Bound<&str>) -> Option<Box<str>> {
+            map.range::<str, _>((from, Bound::Unbounded)).next().map(|(name, _)| name.clone())
+        }
+        let first = |from| [after(&self.due, from), after(&self.listings, from)].into_iter().flatten().min();
+        first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
     /// An errand was done. Of a page: where the next one begins. Of a pod: whether it is there.
@@ -254,9 +289,11 @@ impl Auditor {
         match errand {
             Errand::Get { namespace, name } if !is_there => self.forget(namespace, name),
             Errand::Get { .. } => {}
-            Errand::List { .. } => {
-                let listing = self.listing.take();
-                self.listing = listing.filter(|_| next.is_some()).map(|listing| Listing { next, ..listing });
+            Errand::List { namespace, .. } if next.is_none() => _ = self.listings.remove(namespace),
+            Errand::List { namespace, .. } => {
+                if let Some(listing) = self.listings.get_mut(namespace) {
+                    listing.next = next;
+                }
             }
         }
     }
@@ -269,12 +306,30 @@ impl Auditor {
             }
             Errand::Get { .. } => {}
             Errand::List { namespace, .. } => {
-                self.listing = None;
+                self.listings.remove(&namespace);
                 if self.places.contains_key(&namespace) {
                     self.due.insert(namespace, Due::All);
                 }
             }
         }
+    }
+
+    /// Has the pods read again for which something could not be looked up; how many there are.
+    pub fn ask_again(&mut self) -> usize {
+        let is_it = |judged: &Judged| judged.standing == Standing::NotLookedUp;
+        let mut count = 0;
+        for (namespace, place) in &mut self.places {
+            for (name, pod) in place.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(is_it)) {
+                let open = pod.verdict.iter().cloned().map(|judged| match judged.standing {
+                    Standing::NotLookedUp => Judged { standing: Standing::Open, by_whole: false, ..judged },
+                    _ => judged,
+                });
+                pod.verdict = self.shelves.verdicts.share(open.collect());
+                add_due(&mut self.due, namespace, name);
+                count += 1;
+            }
+        }
+        count
     }
 
     /// What has to be looked up before this whole pod can be judged.
@@ -290,8 +345,7 @@ impl Auditor {
     /// Takes a whole pod, which decides what metadata leaves open.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
         let Some(seen) = read(pod) else { return };
-        let is_gone = |listing: &Listing| listing.namespace == seen.namespace && listing.gone.contains(&seen.name);
-        if self.listing.as_ref().is_some_and(is_gone) {
+        if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
             return;
         }
         let (namespace, name) = (seen.namespace.clone(), seen.name.clone());
@@ -307,7 +361,12 @@ impl Auditor {
             }
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
             // Who is not asked for by all that the pod has is not for it.
-            let standing = of_whole.map_or(Standing::NotWanted, |expected| expected.standing);
+            let standing = match of_whole {
+                None => Standing::NotWanted,
+                // The one that it pins was not to be had.
+                Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
+                Some(expected) => expected.standing,
+            };
             Judged { standing, by_whole: true, ..judged }
         });
         kept.verdict = self.shelves.verdicts.share(answered.collect());
@@ -346,8 +405,8 @@ impl Auditor {
                 reporter.add((name, &place.namespace), place.since, pod_name, pod);
             }
         }
-        let is_idle = self.unjudged.is_empty() && self.due.is_empty() && self.listing.is_none();
-        reporter.finish(self.is_listed && is_idle)
+        let is_idle = self.unjudged.is_empty() && self.due.is_empty() && self.listings.is_empty();
+        reporter.finish(self.is_listed, is_idle)
     }
 
     /// Everything was given by [`Auditor::whole`].
@@ -388,18 +447,16 @@ fn judge(
         };
         pod.verdict.iter().find(is_it).filter(|_| !forgets)
     };
-    let found = audit::of_metadata(snapshot, name, namespace, tape.root(), |profile| {
+    let found = audit::of_metadata(snapshot, name, namespace, tape.root(), |profile, revision| {
         // Who has it in the record was decided about when it was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
-        has.or_else(|| {
-            before(profile.display_name(), profile.revision()).map(|judged| judged.standing == Standing::Wanted)
-        })
+        has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.standing == Standing::Wanted))
     });
     let judged = found.into_iter().map(|expected| {
-        let (profile, revision) = (expected.profile.display_name(), expected.profile.revision());
+        let (profile, revision) = (expected.profile.display_name(), expected.revision());
         let before = before(profile, revision).filter(|_| pod.has.revision(profile).is_none());
-        let standing = match (expected.standing, before) {
-            (Standing::NotWanted, Some(judged)) if judged.standing == Standing::Undecided => Standing::Undecided,
+        let standing = match (expected.standing, before.map(|judged| judged.standing)) {
+            (Standing::NotWanted, Some(found @ (Standing::Undecided | Standing::NotLookedUp))) => found,
             (standing, _) => standing,
         };
         Judged {

@@ -1,7 +1,11 @@
 //! What the audit found of each profile, as the condition `Injected` of its status: for whoever looks at the profile.
 //!
 //! It has a field manager of its own, so that whoever writes the rest of the status never takes it away, and the other way
-//! round. What has not changed is not written; the first report of a term is held against what stands there.
+//! round. What has not changed is not written; the first report of a term is held against what stands there, and nothing
+//! is said before that report is complete: half of the pods say nothing of a profile.
+//!
+//! Each write is one that every watcher of profiles gets. So only another status or reason is written at once; how many
+//! pods there are follows now and then.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,10 +19,10 @@ use pillion_api::names::API_VERSION;
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
-use super::report::ProfileAudit;
+use super::report::{ProfileAudit, Report};
 use super::task::Audited;
 use crate::leading::Leading;
 use crate::watch::chain;
@@ -28,8 +32,15 @@ pub const INJECTED: &str = "Injected";
 
 /// Who manages the condition.
 const MANAGER: &str = "pillion-controller-audit";
-/// At most so often: pods come and go, and each write is one that every watcher of profiles gets.
+/// At most so often is anything written.
 const AT_MOST_EVERY: Duration = Duration::from_secs(5);
+/// How often it is looked for what was not written, or is due by now, while nothing else happens.
+const AT_LEAST_EVERY: Duration = Duration::from_secs(30);
+/// How often a condition is written of which nothing but the counts is another.
+const COUNTS_EVERY: Duration = Duration::from_mins(5);
+/// In a cluster in which something always waits to be looked at, no report may ever be complete. So long it is waited for
+/// one, once all pods were listed.
+const COMPLETE_WITHIN: Duration = Duration::from_mins(2);
 
 /// What a condition says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,16 +50,37 @@ struct Said {
     message: String,
 }
 
+/// What was told of a profile last.
+#[derive(Clone, Debug)]
+struct Told {
+    said: Said,
+    at: Instant,
+    /// Whether it stands there.
+    is_written: bool,
+}
+
+/// What was told of all profiles.
+#[derive(Debug, Default)]
+struct Book {
+    told: BTreeMap<Box<str>, Told>,
+    /// Since when all pods were listed.
+    listed: Option<Instant>,
+    has_begun: bool,
+}
+
 /// Writes conditions while it leads.
 pub async fn run(leading: Leading, mut audited: watch::Receiver<Audited>) {
     let writing = async {
-        let mut told: BTreeMap<Box<str>, Said> = BTreeMap::new();
-        while audited.changed().await.is_ok() {
+        let mut book = Book::default();
+        // Time is up, or there is something new.
+        while !matches!(timeout(AT_LEAST_EVERY, audited.changed()).await, Ok(Err(_))) {
             let found = audited.borrow_and_update().clone();
-            for (profile, said) in due(&mut told, found.profiles()) {
-                if let Err(error) = write(&leading.client, &profile, &said).await {
-                    debug!(%profile, error = chain(&error), "what the audit found of a profile was not written; trying again");
-                    told.remove(&profile);
+            for (profile, said) in book.due(&found.report, Instant::now()) {
+                match write(&leading.client, &profile, &said).await {
+                    Ok(()) => book.is_written(&profile),
+                    Err(error) => {
+                        debug!(%profile, error = chain(&error), "what the audit found of a profile was not written; trying again");
+                    }
                 }
             }
             sleep(AT_MOST_EVERY).await;
@@ -57,17 +89,41 @@ pub async fn run(leading: Leading, mut audited: watch::Receiver<Audited>) {
     leading.stop.run_until_cancelled(writing).await;
 }
 
-/// What is new, and notes it as told.
-fn due(told: &mut BTreeMap<Box<str>, Said>, found: &BTreeMap<Box<str>, ProfileAudit>) -> Vec<(Box<str>, Said)> {
-    let mut now: BTreeMap<Box<str>, Said> = found.iter().map(|(name, audit)| (name.clone(), said(audit))).collect();
-    // The last pod of a profile is gone, or the profile itself, which is found when it is written.
-    for name in told.keys() {
-        now.entry(name.clone()).or_insert_with(|| said(&ProfileAudit::default()));
+impl Book {
+    /// What is to be written. It is due until it [`Book::is_written`].
+    fn due(&mut self, report: &Report, now: Instant) -> Vec<(Box<str>, Said)> {
+        let listed = self.listed.or_else(|| report.is_listed.then_some(now));
+        self.listed = listed;
+        let has_waited = listed.is_some_and(|listed| now.duration_since(listed) >= COMPLETE_WITHIN);
+        self.has_begun |= report.is_complete || has_waited;
+        if !self.has_begun {
+            return Vec::new();
+        }
+        // The last pod of a profile is gone, or the profile itself, which is found when it is written.
+        let gone = self.told.keys().filter(|name| !report.profiles.contains_key(*name)).cloned();
+        let gone: Vec<_> = gone.map(|name| (name, ProfileAudit::default())).collect();
+        let found = report.profiles.iter().map(|(name, audit)| (name.clone(), *audit));
+        let mut due = Vec::new();
+        for (name, audit) in found.chain(gone) {
+            let said = said(&audit);
+            let is_told = self.told.get(&name).is_some_and(|told| {
+                let is_same = told.said.status == said.status && told.said.reason == said.reason;
+                let is_recent = told.said.message == said.message || now.duration_since(told.at) < COUNTS_EVERY;
+                told.is_written && is_same && is_recent
+            });
+            if !is_told {
+                self.told.insert(name.clone(), Told { said: said.clone(), at: now, is_written: false });
+                due.push((name, said));
+            }
+        }
+        due
     }
-    let new = now.iter().filter(|(name, said)| told.get(*name) != Some(said));
-    let new = new.map(|(name, said)| (name.clone(), said.clone())).collect();
-    *told = now;
-    new
+
+    fn is_written(&mut self, profile: &str) {
+        if let Some(told) = self.told.get_mut(profile) {
+            told.is_written = true;
+        }
+    }
 }
 
 fn said(audit: &ProfileAudit) -> Said {
@@ -174,18 +230,60 @@ mod tests {
         }
     }
 
+    fn report<const N: usize>(is_complete: bool, found: [(&str, ProfileAudit); N]) -> Report {
+        let profiles = found.into_iter().map(|(name, audit)| (name.into(), audit)).collect();
+        Report { is_complete, is_listed: is_complete, profiles, ..Report::default() }
+    }
+
+    fn write_all(book: &mut Book, report: &Report, now: Instant) -> Vec<(String, &'static str)> {
+        let due = book.due(report, now);
+        for (name, _) in &due {
+            book.is_written(name);
+        }
+        due.into_iter().map(|(name, said)| (name.into(), said.reason)).collect()
+    }
+
     #[test]
-    fn only_what_is_new_is_told() {
-        let (mut told, mut found) = (BTreeMap::new(), BTreeMap::new());
-        found.insert("a".into(), audit(1, 0, 0));
-        found.insert("b".into(), audit(1, 1, 0));
-        assert_eq!(due(&mut told, &found).len(), 2);
-        assert_eq!(due(&mut told, &found).len(), 0);
-        found.insert("b".into(), audit(2, 0, 0));
-        assert_eq!(due(&mut told, &found).iter().map(|(name, _)| &**name).collect::<Vec<_>>(), ["b"]);
-        found.remove("a");
-        let gone = due(&mut told, &found);
-        assert_eq!(gone.iter().map(|(name, said)| (&**name, said.reason)).collect::<Vec<_>>(), [("a", "NoPods")]);
+    fn only_another_status_is_told_at_once_and_counts_now_and_then() {
+        let (mut book, now) = (Book::default(), Instant::now());
+        let told = |name: &str, reason| vec![(name.to_owned(), reason)];
+        let first = report(true, [("a", audit(1, 0, 0)), ("b", audit(1, 1, 0))]);
+        assert_eq!(write_all(&mut book, &first, now).len(), 2);
+        assert_eq!(write_all(&mut book, &first, now), []);
+        let counts = report(true, [("a", audit(2, 0, 0)), ("b", audit(2, 1, 0))]);
+        assert_eq!(write_all(&mut book, &counts, now + AT_LEAST_EVERY), []);
+        let status = report(true, [("a", audit(2, 0, 0)), ("b", audit(2, 0, 0))]);
+        assert_eq!(write_all(&mut book, &status, now + AT_LEAST_EVERY), told("b", "AllInjected"));
+        assert_eq!(write_all(&mut book, &status, now + COUNTS_EVERY), told("a", "AllInjected"));
+        let gone = report(true, [("b", audit(2, 0, 0))]);
+        assert_eq!(write_all(&mut book, &gone, now + COUNTS_EVERY), told("a", "NoPods"));
+        assert_eq!(write_all(&mut book, &gone, now + 2 * COUNTS_EVERY), []);
+    }
+
+    #[test]
+    fn what_was_not_written_stays_due() {
+        let (mut book, now) = (Book::default(), Instant::now());
+        let found = report(true, [("a", audit(1, 0, 0))]);
+        assert_eq!(book.due(&found, now).len(), 1);
+        assert_eq!(book.due(&found, now).len(), 1, "nothing else has to change");
+        book.is_written("a");
+        assert_eq!(book.due(&found, now), []);
+        let gone = report(true, []);
+        assert_eq!((book.due(&gone, now).len(), book.due(&gone, now).len()), (1, 1));
+    }
+
+    #[test]
+    fn nothing_is_told_before_a_report_is_complete() {
+        let (mut book, now) = (Book::default(), Instant::now());
+        let half = report(false, [("a", audit(0, 0, 0))]);
+        assert_eq!(book.due(&half, now), []);
+        assert_eq!(book.due(&half, now + 2 * COMPLETE_WITHIN), [], "no pod was seen");
+        let listed = Report { is_listed: true, ..half };
+        assert_eq!(book.due(&listed, now), []);
+        assert_eq!(book.due(&listed, now + COMPLETE_WITHIN).len(), 1, "something always waits to be looked at");
+        let mut book = Book::default();
+        assert_eq!(write_all(&mut book, &report(true, [("a", audit(1, 0, 0))]), now).len(), 1);
+        assert_eq!(write_all(&mut book, &report(false, [("a", audit(1, 1, 0))]), now).len(), 1);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use pillion_engine::audit::{self, Injected, Standing};
 use pillion_engine::json::{OwnedTape, Value};
 
 use crate::change::Change;
-use crate::namespaces::{ANNOTATION_BYTES, LAST_APPLIED};
+use crate::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPLIED};
 
 /// The annotation by which a kubelet marks the mirror of a static pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -123,8 +123,9 @@ fn authors_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);
     out.push_str(r#"},"annotations":{"#);
-    let is_kept = |key: &str, value: &str| key != LAST_APPLIED && key.len() + value.len() <= ANNOTATION_BYTES;
-    write(&mut out, pod.at(&["metadata", "annotations"]), is_kept);
+    let annotations = pod.at(&["metadata", "annotations"]);
+    let most = largest_kept(annotations);
+    write(&mut out, annotations, |key, value| key != LAST_APPLIED && key.len() + value.len() <= most);
     out.push('}');
     let metadata = |field| pod.at(&["metadata", field]);
     if let Some(owner) = metadata("ownerReferences").and_then(controller) {
@@ -142,6 +143,26 @@ fn authors_metadata(pod: Value<'_>) -> Box<str> {
     }
     out.push_str("}}");
     out.into()
+}
+
+/// The largest annotation that is kept, in bytes of key and value: as many of the smallest as fit, and of those that are
+/// equally large all or none.
+fn largest_kept(annotations: Option<Value<'_>>) -> usize {
+    let sizes = annotations.into_iter().flat_map(Value::members).filter_map(|(key, value)| {
+        let key = key.text();
+        (*key != *LAST_APPLIED).then(|| key.len() + value.raw().len())
+    });
+    let mut sizes: Vec<_> = sizes.filter(|size| *size <= ANNOTATION_BYTES).collect();
+    if sizes.iter().sum::<usize>() <= ANNOTATIONS_BYTES {
+        return ANNOTATION_BYTES;
+    }
+    sizes.sort_unstable();
+    let mut sum = 0;
+    let too_much = sizes.iter().find(|size| {
+        sum += **size;
+        sum > ANNOTATIONS_BYTES
+    });
+    too_much.map_or(ANNOTATION_BYTES, |size| size.saturating_sub(1))
 }
 
 fn controller(owners: Value<'_>) -> Option<Value<'_>> {
@@ -205,6 +226,19 @@ mod tests {
         assert_eq!(seen.has.revision("nginx"), Some("r1"));
         let bare = self::seen(&json!({"metadata": {"namespace": "shop", "generateName": "", "name": "bare"}})).unwrap();
         assert_eq!(&*bare.metadata, r#"{"metadata":{"labels":{},"annotations":{},"name":"bare"}}"#);
+    }
+
+    #[test]
+    fn a_pod_chooses_what_is_kept_and_not_how_much() {
+        let large = |number: usize| (format!("example.com/{number:03}"), "x".repeat(4_000).into());
+        let mut annotations: serde_json::Map<_, _> = (0..60).map(large).collect();
+        annotations.insert("example.com/ask".to_owned(), "yes".into());
+        let many = |annotations| json!({"metadata": {"namespace": "shop", "name": "p", "annotations": annotations}});
+        let kept = seen(&many(annotations.clone())).unwrap().metadata;
+        assert!(kept.contains("example.com/ask") && kept.len() < ANNOTATIONS_BYTES + 1_000, "{} bytes", kept.len());
+        let few: serde_json::Map<_, _> = annotations.into_iter().skip(57).collect();
+        let kept = seen(&many(few)).unwrap().metadata;
+        assert!(kept.contains("example.com/059") && kept.contains("example.com/ask"));
     }
 
     #[test]

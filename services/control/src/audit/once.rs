@@ -1,5 +1,6 @@
 //! The audit by lists, once: for `pillion status`, which works with the controller dead.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,9 @@ pub enum OnceError {
     /// The namespace is not there, or not opted in.
     #[error("namespace {0} is not opted in: it has no label pillion.dev/injection, or is not there")]
     NotOptedIn(Box<str>),
+    /// The webhook is not called for the namespace.
+    #[error("namespace {0} is left alone: the webhook configuration excludes it, or it is the release's")]
+    Excluded(Box<str>),
 }
 
 /// Audits the pods of one namespace, or of all that are opted in.
@@ -50,7 +54,11 @@ pub async fn once(
     reads: &Reads,
     settings: &AuditSettings,
 ) -> Result<Report, OnceError> {
-    let snapshot = listed(client).await?;
+    // As replicas serve them. Where no controller has published any, replicas serve profiles as they stand.
+    let mut snapshot = listed(client, true).await?;
+    if snapshot.profiles().iter().next().is_none() {
+        snapshot = listed(client, false).await?;
+    }
     let opted_in: Vec<Box<str>> = snapshot
         .namespaces()
         .filter(|(name, found)| found.level().is_some() && namespace.is_none_or(|only| only == *name))
@@ -59,8 +67,15 @@ pub async fn once(
     if let Some(name) = namespace.filter(|_| opted_in.is_empty()) {
         return Err(OnceError::NotOptedIn(name.into()));
     }
+    // Who may not read it is told less about causes, and of namespaces that are left alone.
+    let looked = look(client, release).await.ok();
     let mut auditor = Auditor::new(snapshot, now());
-    for namespace in opted_in {
+    let excluded = looked.as_ref().and_then(|look| look.excluded.clone());
+    auditor.set_excluded(excluded.unwrap_or_else(|| BTreeSet::from([release.namespace().into()])), now());
+    if let Some(name) = namespace.filter(|name| auditor.excluded().contains(*name)) {
+        return Err(OnceError::Excluded(name.into()));
+    }
+    for namespace in opted_in.into_iter().filter(|name| !auditor.excluded().contains(name)).collect::<Vec<_>>() {
         let mut from = None;
         loop {
             let errand = Errand::List { namespace: namespace.clone(), from };
@@ -80,13 +95,8 @@ pub async fn once(
     auditor.set_listed();
     while auditor.judge(JUDGED_AT_ONCE) {}
     let mut surroundings = Surroundings::default();
-    // Who may not read them is told less about causes.
-    if let Ok(Look { registered, has_endpoint, is_off }) = look(client, release).await {
+    if let Some(Look { registered, has_endpoint, is_off, .. }) = looked {
         let now = now();
-        // What is so now says nothing of before: only of pods that were created just now.
-        for spans in [&mut surroundings.away, &mut surroundings.off] {
-            spans.look(now.saturating_sub(60), false);
-        }
         surroundings.away.look(now, registered.is_none() || !has_endpoint);
         surroundings.off.look(now, is_off);
         surroundings.registered = Some(registered.unwrap_or(i64::MAX));
@@ -100,9 +110,10 @@ pub async fn once(
 }
 
 /// Profiles and namespaces as a replica would know them, at this moment.
-async fn listed(client: &Client) -> Result<Arc<Snapshot>, OnceError> {
+async fn listed(client: &Client, of_revisions: bool) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));
+    let watches = if of_revisions { watches.of_revisions() } else { watches };
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
     let publishing = tokio::spawn(watches.run(client.clone(), stop));

@@ -74,6 +74,8 @@ pub struct Finding {
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
+    /// All pods were listed, though some may wait to be looked at.
+    pub is_listed: bool,
     /// All pods were listed, and nothing waits to be looked at.
     pub is_complete: bool,
     /// Pods of opted-in namespaces.
@@ -220,7 +222,7 @@ impl<'a> Reporter<'a> {
         circumstances
     }
 
-    pub(super) fn finish(mut self, is_complete: bool) -> Report {
+    pub(super) fn finish(mut self, is_listed: bool, is_idle: bool) -> Report {
         for (comparison, count) in self.compared.into_values() {
             let profiles = &mut self.report.profiles;
             for profile in comparison.right {
@@ -238,7 +240,7 @@ impl<'a> Reporter<'a> {
                 }
             }
         }
-        Report { is_complete, ..self.report }
+        Report { is_listed, is_complete: is_listed && is_idle, ..self.report }
     }
 }
 
@@ -255,7 +257,7 @@ fn compare(verdict: &[Judged], has: &Has, at_work: &HashMap<&str, &Arc<CompiledP
                 comparison.wrong.push((profile(), State::Outdated, Some(revision.into()), Some(there.into())));
             }
             (Standing::Wanted, Some(_)) => comparison.right.push(profile()),
-            (Standing::Open | Standing::Undecided, _) => {
+            (Standing::Open | Standing::Undecided | Standing::NotLookedUp, _) => {
                 comparison.is_pending |= *standing == Standing::Open;
                 comparison.undecided.push(profile());
             }

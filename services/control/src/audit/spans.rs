@@ -5,6 +5,9 @@ use std::collections::VecDeque;
 /// How many spans are remembered. Nobody asks about pods of a switch that was set a hundred times ago.
 const KEPT: usize = 64;
 
+/// Seconds before the first look, of which it speaks too: nobody looks while a leader is elected.
+const BEFORE_FIRST: i64 = 60;
+
 /// When something was so, in seconds since 1970. A span begins when it was last seen not to be so, and ends when it is seen
 /// not to be so any more: what happened in between may have happened while it was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,10 +19,11 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// It is so now, or it is not. What is so at the first look may have been so for ever.
+    /// It is so now, or it is not. What is so at the first look has been so while a leader was elected; of what was before,
+    /// nothing is known.
     pub fn look(&mut self, now: i64, is_so: bool) {
         if is_so {
-            let began = self.last_not.unwrap_or(i64::MIN);
+            let began = self.last_not.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));
             self.began.get_or_insert(began);
             return;
         }
@@ -54,9 +58,9 @@ mod tests {
         assert!(!spans.cover(9) && spans.cover(10) && spans.cover(25) && spans.cover(1_000));
         spans.look(40, false);
         assert!(spans.cover(40) && !spans.cover(41));
-        let mut since_ever = Spans::default();
-        since_ever.look(5, true);
-        assert!(since_ever.cover(-1));
+        let mut from_the_first = Spans::default();
+        from_the_first.look(1_000, true);
+        assert!(from_the_first.cover(1_000 - BEFORE_FIRST) && !from_the_first.cover(999 - BEFORE_FIRST));
         for time in 0..1_000 {
             spans.look(100 + time, time % 2 == 0);
         }

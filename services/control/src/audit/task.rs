@@ -1,6 +1,6 @@
 //! The audit as a task: one watch, one request at a time, one report a second at most.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +15,8 @@ use kube::api::{ListParams, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
-use pillion_api::{ClusterInjectionProfile, InjectionProfile};
+use pillion_api::names::NAMESPACE_NAME_LABEL;
+use pillion_api::{ClusterInjectionProfile, InjectionProfile, canary};
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::ProfileName;
@@ -41,14 +42,17 @@ use crate::watch::{WATCH_FOR, chain, described, pauses};
 pub(super) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Pods of one page of the watch's list: metadata alone.
 const METADATA_A_PAGE: u32 = 500;
-/// Pods of one page that are read whole.
-pub(super) const PODS_A_PAGE: u32 = 100;
+/// Pods of one page that are read whole. Each may have a million bytes, and be there three times while it is read.
+pub(super) const PODS_A_PAGE: u32 = 20;
 /// How many changes of pods are taken at a time.
 const BATCH: usize = 256;
 /// Pods that are judged again at a time; watching and serving go on in between.
 pub(super) const JUDGED_AT_ONCE: usize = 2_000;
 /// Ages that are asked for at a time.
 const AGES_AT_ONCE: usize = 16;
+
+/// However often it was in vain, what could not be looked up is asked for again so often.
+const ASK_AT_LEAST_EVERY: Duration = Duration::from_mins(1);
 
 /// How the audit goes about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,10 +61,13 @@ pub struct AuditSettings {
     pub report_every: Duration,
     /// How often it is looked whether the webhook is away, or switched off.
     pub look_every: Duration,
-    /// The pause between two requests for whole pods, each of a hundred at most.
+    /// The pause between two requests for whole pods, each of twenty at most.
     pub pause: Duration,
     /// The pause after one that failed.
     pub pause_after_failure: Duration,
+    /// The pause until what could not be looked up for a pod is asked for again. It doubles, up to a minute, as long as
+    /// there is any.
+    pub ask_again: Duration,
     /// How long a request may take.
     pub request_limit: Duration,
     /// Findings that are kept with all they say; all are counted.
@@ -68,13 +75,14 @@ pub struct AuditSettings {
 }
 
 impl Default for AuditSettings {
-    /// A second, five seconds, a tenth of a second, three seconds, ten seconds, a thousand.
+    /// A second, five seconds, a twentieth of a second, three seconds, ten seconds, ten seconds, a thousand.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
             look_every: Duration::from_secs(5),
-            pause: Duration::from_millis(100),
+            pause: Duration::from_millis(50),
             pause_after_failure: Duration::from_secs(3),
+            ask_again: Duration::from_secs(10),
             request_limit: Duration::from_secs(10),
             most_findings: 1_000,
         }
@@ -111,6 +119,9 @@ struct Task {
     reads: Reads,
     surroundings: Surroundings,
     auditor: Auditor,
+    /// How long to wait until what could not be looked up is asked for again, and until when that is.
+    ask_pause: Duration,
+    ask_again: Instant,
     /// Something has changed since the last report.
     is_stale: bool,
 }
@@ -120,7 +131,7 @@ struct Task {
 pub struct Reads {
     /// For service accounts, owners and declared objects.
     pub lookups: Option<Lookups>,
-    /// What the platform says of the cluster.
+    /// What the platform says of the cluster; `None`: that is not known, and leaves profiles undecided that read it.
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
@@ -146,10 +157,23 @@ pub async fn run(leading: Leading, parts: Parts, settings: AuditSettings) {
     let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
     let is_synced = stop.run_until_cancelled(synced).await;
     if is_synced == Some(true) {
-        let auditor = Auditor::new(published.load_full(), now());
+        let mut auditor = Auditor::new(published.load_full(), now());
+        auditor.set_excluded(BTreeSet::from([release.namespace().into()]), now());
         let surroundings = Surroundings::default();
         let shown = metrics.clone();
-        let task = Task { client, release, settings, metrics, reads, surroundings, auditor, is_stale: true };
+        let (ask_pause, ask_again) = (settings.ask_again, Instant::now() + settings.ask_again);
+        let task = Task {
+            client,
+            release,
+            settings,
+            metrics,
+            reads,
+            surroundings,
+            auditor,
+            ask_pause,
+            ask_again,
+            is_stale: true,
+        };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
         // The next leader's are the ones that count.
         shown.publish(Arc::default());
@@ -166,7 +190,8 @@ impl Task {
         }
         let mut next_errand = Instant::now();
         let mut errand = None;
-        let mut more_to_judge = false;
+        // Which namespaces are left alone is known before any pod is.
+        let mut more_to_judge = self.look().await;
         loop {
             if errand.is_none() {
                 errand = self.auditor.next_errand();
@@ -191,7 +216,10 @@ impl Task {
                         self.report(audited).await;
                     }
                 }
-                _ = looks.tick() => self.look().await,
+                _ = looks.tick() => {
+                    more_to_judge |= self.look().await;
+                    self.ask_again();
+                }
                 () = tokio::time::sleep_until(next_errand), if errand.is_some() => {
                     if let Some(errand) = errand.take() {
                         let pause = self.go(errand).await;
@@ -257,12 +285,29 @@ impl Task {
         }
     }
 
-    /// Looks whether the webhook is away. What could not be asked says nothing.
-    async fn look(&mut self) {
+    /// Has pods read again for which something could not be looked up.
+    fn ask_again(&mut self) {
+        if Instant::now() < self.ask_again {
+            return;
+        }
+        let any = self.auditor.ask_again() > 0;
+        let pause = if any { self.ask_pause } else { self.settings.ask_again };
+        self.ask_again = Instant::now() + pause;
+        self.ask_pause = (pause * if any { 2 } else { 1 }).min(ASK_AT_LEAST_EVERY);
+    }
+
+    /// Looks whether the webhook is away, and which namespaces it is not called for. What could not be asked says nothing.
+    /// Whether pods are to be judged again.
+    async fn look(&mut self) -> bool {
         let looked = timeout(self.settings.request_limit, look(&self.client, &self.release)).await;
+        let mut more_to_judge = false;
         match looked {
-            Ok(Ok(Look { registered, has_endpoint, is_off })) => {
+            Ok(Ok(Look { registered, has_endpoint, is_off, excluded })) => {
                 let now = now();
+                if let Some(excluded) = excluded {
+                    self.is_stale |= self.auditor.excluded() != &excluded;
+                    more_to_judge = self.auditor.set_excluded(excluded, now);
+                }
                 self.surroundings.away.look(now, registered.is_none() || !has_endpoint);
                 self.surroundings.off.look(now, is_off);
                 if self.surroundings.registered != registered && registered.is_some() {
@@ -273,6 +318,7 @@ impl Task {
             Ok(Err(error)) => debug!(error = chain(&error), "whether the webhook is there is not known at present"),
             Err(_) => debug!("whether the webhook is there is not known at present: no answer in time"),
         }
+        more_to_judge
     }
 }
 
@@ -287,7 +333,7 @@ pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &Owned
             looked_up = lookups.get(wanted).await;
         }
     }
-    looked_up.cluster.clone_from(&reads.cluster);
+    looked_up.cluster = reads.cluster.clone().or_else(LookedUp::unknown_cluster);
     auditor.whole(pod, &looked_up);
 }
 
@@ -370,11 +416,31 @@ pub(super) struct Look {
     pub(super) has_endpoint: bool,
     /// Whether injection is switched off.
     pub(super) is_off: bool,
+    /// The namespaces that the webhook is not called for, by name; `None` if no configuration tells.
+    pub(super) excluded: Option<BTreeSet<Box<str>>>,
+}
+
+/// The namespaces that each entry for pods leaves out by name, with the release's own; `None` if there is no such entry.
+fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
+    let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
+    let by_entry = entries.map(|entry| {
+        let requirements =
+            entry.namespace_selector.iter().flat_map(|selector| selector.match_expressions.iter().flatten());
+        let names = requirements.filter(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "NotIn");
+        names
+            .flat_map(|one| one.values.iter().flatten())
+            .map(|name| name.as_str().into())
+            .collect::<BTreeSet<Box<str>>>()
+    });
+    let mut excluded = by_entry.reduce(|all, of_entry| all.intersection(&of_entry).cloned().collect())?;
+    excluded.insert(release.namespace().into());
+    Some(excluded)
 }
 
 pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Look> {
     let configuration =
         Api::<MutatingWebhookConfiguration>::all(client.clone()).get_opt(release.configuration()).await?;
+    let excluded = configuration.as_ref().and_then(|configuration| excluded(configuration, release));
     let registered = configuration
         .filter(|configuration| configuration.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
         .map(|configuration| configuration.metadata.creation_timestamp.as_ref().map_or(0, ages::seconds));
@@ -389,7 +455,7 @@ pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Loo
     let is_off = switch
         .and_then(|switch| switch.data?.get("injection").cloned())
         .is_some_and(|value| value.trim().eq_ignore_ascii_case("disabled"));
-    Ok(Look { registered, has_endpoint, is_off })
+    Ok(Look { registered, has_endpoint, is_off, excluded })
 }
 
 /// Asks for the ages that would explain something. Whether any is known now.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
 use pillion_engine::json::OwnedTape;
-use pillion_engine::lookup::LookedUp;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::lookup::{Answer, LookedUp};
+use pillion_engine::profile::{NoParents, ProfileName, ProfileSet, Served, Whole, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value, json};
 
@@ -323,6 +323,45 @@ fn many_pods_are_read_by_lists_and_a_failure_is_tried_again() {
 }
 
 #[test]
+fn nobodys_pods_wait_for_somebody_else() {
+    let mut snapshot = Snapshot::new(profiles(&[("a", conditional())]));
+    for name in ["a-busy", "b-broken", "quiet"] {
+        snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+    }
+    let of = |namespace: &str, name: &str| {
+        let mut pod = pod(name);
+        pod.value["metadata"]["namespace"] = namespace.into();
+        pod
+    };
+    let busy: Vec<_> = (0..100).map(|number| of("a-busy", &format!("p{number:03}"))).collect();
+    let others = [of("b-broken", "p"), of("quiet", "p")];
+    let mut auditor = listed(snapshot, &[&busy[..], &others[..]].concat());
+    let mut told = Vec::new();
+    for _ in 0..9 {
+        // Of a list that never ends one page, and always one that fails.
+        let errand = auditor.next_errand().unwrap();
+        match &errand {
+            Errand::List { namespace, .. } => {
+                assert_eq!(&**namespace, "a-busy");
+                told.push("a-busy");
+                auditor.done(&errand, Some("more".to_owned()), true);
+            }
+            Errand::Get { namespace, .. } if &**namespace == "b-broken" => {
+                told.push("b-broken");
+                auditor.failed(errand);
+            }
+            Errand::Get { .. } => {
+                told.push("quiet");
+                auditor.whole(others[1].whole().root(), &LookedUp::default());
+                auditor.done(&errand, None, true);
+            }
+        }
+    }
+    let turn = ["a-busy", "b-broken"];
+    assert_eq!(told, [&["a-busy", "b-broken", "quiet"], &turn[..], &turn, &turn].concat());
+}
+
+#[test]
 fn pods_go_with_their_deletion_and_with_a_list_that_lacks_them() {
     let snapshot = shop(profiles(&[("a", always())]));
     let mut auditor = listed(snapshot, &[pod("a"), pod("bb"), pod("ccc")]);
@@ -349,6 +388,84 @@ fn what_a_stored_pod_does_not_tell_is_no_finding() {
     assert_eq!((report.total(), report.pods.undecided, report.profiles["a"].undecided), (0, 1, 1));
     auditor.update(Change::Applied(pod("p").label("x", "y").seen()));
     assert!(auditor.next_errand().is_some(), "it has become another");
+}
+
+/// One profile, of which the text `old` is kept beside the one that is at work.
+fn kept() -> (Snapshot, [String; 2]) {
+    let text = |text: &str| {
+        let spec =
+            json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": text}}}});
+        Arc::new(compile(&ProfileName::cluster("a"), &serde_json::from_value(spec).unwrap()).unwrap())
+    };
+    let (new, old) = (text("new"), text("old"));
+    let revisions = [&new, &old].map(|profile| profile.revision().to_owned());
+    let kept = revisions.iter().map(|revision| revision.as_str().into()).collect();
+    let served = Served { profile: new, stage: None, kept };
+    (shop(ProfileSet::serving(&ProfileSet::default(), [served])), revisions)
+}
+
+#[test]
+fn a_pod_that_pins_a_revision_has_to_have_that_one() {
+    let (snapshot, [new, old]) = kept();
+    let pinning = |name: &str| {
+        let mut pod = pod(name);
+        pod.value["metadata"]["annotations"]["pillion.dev/profiles"] = format!("a@{old}").into();
+        pod
+    };
+    let pods = [pinning("r").with("a", &old), pinning("ww").with("a", &new), pinning("lll")];
+    let mut auditor = listed(snapshot, &pods);
+    assert_eq!(findings(&auditor, &known(&auditor)), one("ww", "a", State::Outdated, Cause::ProfileChanged));
+    assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "what the old one says is not known yet");
+    assert_eq!(run_errands(&mut auditor, &pods), 1);
+    // Nothing was looked up, and so not the revision either.
+    assert_eq!(auditor.report(&known(&auditor), 1).pods.undecided, 1);
+    assert_eq!(auditor.ask_again(), 1);
+    let errand = auditor.next_errand().unwrap();
+    let wanted = auditor.needs(pods[2].whole().root());
+    assert_eq!(wanted.objects.len(), 1);
+    let spec = json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": "old"}}}});
+    let name = ProfileName::cluster("a");
+    let whole = Whole::new(&name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap();
+    let object = json!({"spec": whole.to_revision(&name, None, None).unwrap()}).to_string();
+    let object = Answer::Found(Arc::new(OwnedTape::parse(object).unwrap()));
+    let looked_up = LookedUp { objects: vec![(wanted.objects[0].clone(), object)], ..LookedUp::default() };
+    auditor.whole(pods[2].whole().root(), &looked_up);
+    auditor.done(&errand, None, true);
+    let missing = auditor.report(&known(&auditor), 10).findings.into_iter().find(|finding| &*finding.pod == "lll");
+    assert_eq!(missing.unwrap().want.as_deref(), Some(&*old));
+}
+
+#[test]
+fn what_could_not_be_looked_up_is_asked_for_again() {
+    let spec = json!({"activation": "Always",
+        "matchConditions": [{"name": "it", "expression": "!serviceAccount.hasValue()"}]});
+    let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
+    let answer = |auditor: &mut Auditor, answer: Answer<Arc<OwnedTape>>| {
+        let errand = auditor.next_errand().unwrap();
+        let looked_up = LookedUp { service_account: answer, ..LookedUp::default() };
+        auditor.whole(pod("p").whole().root(), &looked_up);
+        auditor.done(&errand, None, true);
+    };
+    answer(&mut auditor, Answer::Failed("no answer in time".into()));
+    let report = auditor.report(&known(&auditor), 10);
+    assert!(report.is_complete && report.total() == 0 && report.pods.undecided == 1, "{report:?}");
+    assert_eq!((auditor.next_errand(), auditor.ask_again()), (None, 1));
+    answer(&mut auditor, Answer::Missing);
+    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Missing, Cause::Unknown));
+    assert_eq!(auditor.ask_again(), 0);
+}
+
+#[test]
+fn namespaces_that_nobody_calls_the_webhook_for_are_left_alone() {
+    let mut auditor = listed(shop(profiles(&[("a", always())])), &[pod("p")]);
+    assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
+    auditor.set_excluded(["shop".into()].into(), START);
+    assert_eq!((auditor.pods(), findings(&auditor, &known(&auditor)).len()), (0, 0));
+    auditor.update(Change::Applied(pod("other").seen()));
+    assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
+    auditor.set_excluded([].into(), START);
+    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1, "they are listed when it is not excluded any more");
+    assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
 }
 
 #[test]

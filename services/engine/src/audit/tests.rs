@@ -4,7 +4,8 @@ use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::profile::{ProfileName, ProfileSet, compile};
+use crate::lookup::Answer;
+use crate::profile::{ProfileName, ProfileSet, Served, compile};
 use crate::review::{Endpoint, Facts, Review};
 
 fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
@@ -26,7 +27,7 @@ fn shown(expected: &[Expected]) -> Vec<(String, Standing)> {
 
 fn of_metadata(snapshot: &Snapshot, pod: &Json) -> Vec<(String, Standing)> {
     let tape = OwnedTape::parse(pod.to_string()).unwrap();
-    shown(&super::of_metadata(snapshot, "shop", &opted_in(), tape.root(), |_| None))
+    shown(&super::of_metadata(snapshot, "shop", &opted_in(), tape.root(), |_, _| None))
 }
 
 fn of_object(snapshot: &Snapshot, pod: &Json) -> Vec<(String, Standing)> {
@@ -169,7 +170,7 @@ fn metadata_and_the_whole_pod_say_the_same_once_what_is_open_is_known() {
         let whole = super::of_object(&snapshot, "shop", &opted_in(), tape.root(), &LookedUp::default());
         let few = spec["containers"].as_array().unwrap().len() < 2;
         // Both conditions hold for the pods of one container, and only for those.
-        let known = |_: &CompiledProfile| Some(few);
+        let known = |_: &CompiledProfile, _: &str| Some(few);
         let metadata = OwnedTape::parse(json!({"metadata": pod["metadata"]}).to_string()).unwrap();
         let by_metadata = super::of_metadata(&snapshot, "shop", &opted_in(), metadata.root(), known);
         assert_eq!(shown(&by_metadata), shown(&whole), "{pod}");
@@ -186,6 +187,58 @@ fn metadata_and_the_whole_pod_say_the_same_once_what_is_open_is_known() {
         cases += 1;
     }
     assert!(cases > 8, "{cases}");
+}
+
+#[test]
+fn a_pin_to_what_is_not_at_work_is_open_and_is_that_revision() {
+    let compiled = |text: &str| {
+        let spec = json!({"activation": "Always", "objectSelector": {"matchLabels": {"text": text}},
+            "template": {"metadata": {"annotations": {"example.com/text": text}}}});
+        Arc::new(compile(&ProfileName::cluster("a"), &serde_json::from_value(spec).unwrap()).unwrap())
+    };
+    let (new, old) = (compiled("new"), compiled("old"));
+    let kept = [&new, &old].map(|profile| Box::from(profile.revision())).into();
+    let served = Served { profile: Arc::clone(&new), stage: None, kept };
+    let snapshot = Snapshot::new(ProfileSet::serving(&ProfileSet::default(), [served]));
+    let asks = |namespace: &str, own: &str, known: Option<bool>| {
+        let annotations = if own.is_empty() { json!({}) } else { json!({"pillion.dev/profiles": own}) };
+        let tape = OwnedTape::parse(pod(&json!({"text": "new"}), &annotations).to_string()).unwrap();
+        let pins = [("pillion.dev/profiles", namespace)];
+        let namespace = Arc::new(Namespace::new([("pillion.dev/injection", "enabled")], pins));
+        let mut found = super::of_metadata(&snapshot, "shop", &namespace, tape.root(), |_, revision| {
+            assert!([new.revision(), old.revision()].contains(&revision));
+            known
+        });
+        assert_eq!(found.len(), 1);
+        let found = found.remove(0);
+        (found.standing, found.revision().to_owned())
+    };
+    let (to_new, to_old) = (format!("a@{}", new.revision()), format!("a@{}", old.revision()));
+    let (new, old) = (new.revision().to_owned(), old.revision().to_owned());
+    assert_eq!(asks("", &to_old, None), (Standing::Open, old.clone()));
+    assert_eq!(asks("", &to_old, Some(true)), (Standing::Wanted, old.clone()));
+    assert_eq!(asks(&to_old, "", None), (Standing::Open, old.clone()));
+    assert_eq!(asks(&to_old, &to_new, None), (Standing::Wanted, new.clone()), "the pod's own takes its place");
+    assert_eq!(asks("", "a@0123456789", None), (Standing::Wanted, new), "nobody keeps it");
+}
+
+#[test]
+fn what_could_not_be_looked_up_is_told_apart_and_facts_that_are_not_known_decide_nothing() {
+    let with = |expression: &str| {
+        snapshot(&[(
+            "a",
+            json!({"activation": "Always", "matchConditions": [{"name": "c", "expression": expression}]}),
+        )])
+    };
+    let tape = OwnedTape::parse(pod(&json!({}), &json!({})).to_string()).unwrap();
+    let standing = |expression: &str, looked_up: &LookedUp| {
+        super::of_object(&with(expression), "shop", &opted_in(), tape.root(), looked_up)[0].standing
+    };
+    let away = LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
+    assert_eq!(standing("serviceAccount.hasValue()", &away), Standing::NotLookedUp);
+    let unknown = LookedUp { cluster: LookedUp::unknown_cluster(), ..LookedUp::default() };
+    assert_eq!(standing("cluster.?region.orValue('') == ''", &unknown), Standing::Undecided);
+    assert_eq!(standing("cluster.?region.orValue('') == ''", &LookedUp::default()), Standing::Wanted);
 }
 
 #[test]
@@ -216,7 +269,7 @@ fn nothing_is_expected_where_nobody_opted_in() {
     for (name, namespace) in
         [("shop", Namespace::default()), ("kube-system", Namespace::opted_in(InjectionLevel::Held))]
     {
-        assert!(super::of_metadata(&snapshot, name, &namespace, tape.root(), |_| None).is_empty());
+        assert!(super::of_metadata(&snapshot, name, &namespace, tape.root(), |_, _| None).is_empty());
         assert!(super::of_object(&snapshot, name, &namespace, tape.root(), &LookedUp::default()).is_empty());
     }
 }

@@ -84,7 +84,8 @@ pub struct LookedUp {
     pub owners: Answer<OwnerChain>,
     /// What profiles declare as `lookups`: an object, or a list of objects.
     pub objects: Vec<(Query, Answer<Arc<OwnedTape>>)>,
-    /// What the platform says of the cluster: a map. Nothing has to be looked up for it.
+    /// What the platform says of the cluster: a map. Nothing has to be looked up for it. `null`: it says something, and what
+    /// is not known here; see [`LookedUp::unknown_cluster`].
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
@@ -128,6 +129,12 @@ impl Wanted {
 }
 
 impl LookedUp {
+    /// For `cluster`, where it is not known what the platform says: an expression that reads it cannot be evaluated.
+    #[must_use]
+    pub fn unknown_cluster() -> Option<Arc<OwnedTape>> {
+        OwnedTape::parse("null".to_owned()).ok().map(Arc::new)
+    }
+
     /// How a declared look-up ended.
     pub(crate) fn object(&self, query: &Query) -> Answer<Arc<OwnedTape>> {
         self.objects.iter().find(|(asked, _)| asked == query).map_or(Answer::NotAsked, |(_, answer)| answer.clone())

@@ -16,6 +16,9 @@ pub(crate) fn value<'v>(world: &World<'v>, name: &str) -> Option<Result<Value<'v
         "owner" => owners(world).map(|mut owners| owners.pop().map_or(Value::none(), Value::some)),
         "owners" => owners(world).map(Value::list),
         "cluster" => Ok(match &world.looked_up.cluster {
+            Some(facts) if facts.root().is_null() => {
+                return Some(Err(EvaluationError::new("what the platform says of the cluster is not known here")));
+            }
             Some(facts) => Value::from(facts.root()),
             None => Value::map(Map::new()),
         }),

@@ -128,6 +128,11 @@ impl Candidates {
         }
     }
 
+    /// The revisions of one object's that are not at work.
+    pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
+        self.choice.pinned.iter().map(|(_, pinned)| pinned)
+    }
+
     /// The same with the revisions that one object gets.
     pub(crate) fn with_choice(&self, choice: Choice) -> Self {
         Self {

@@ -33,11 +33,12 @@ pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
 }
 
 /// What [`super::select`] finds, as far as metadata says. `known` tells of a profile that is open whether it is for the
-/// object.
+/// object. One that `is_unread` stands in for a revision whose text is not here: it is open, whatever it says itself.
 pub(crate) fn expected(
     candidates: &Candidates,
     level: InjectionLevel,
     object: Value<'_>,
+    is_unread: impl Fn(&CompiledProfile) -> bool,
     mut known: impl FnMut(&CompiledProfile) -> Option<bool>,
 ) -> Vec<Expected> {
     if candidates.is_empty() {
@@ -52,10 +53,10 @@ pub(crate) fn expected(
         let Some(profile) = candidates.profile(place) else { continue };
         let refusal = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
             Some(Reason::OptedOut)
-        } else if !object_matches(profile, pod) {
+        } else if !is_unread(profile) && !object_matches(profile, pod) {
             Some(Reason::ObjectSelector)
         } else {
-            let is_for = if is_open(profile) { known(profile) } else { Some(true) };
+            let is_for = if is_open(profile) || is_unread(profile) { known(profile) } else { Some(true) };
             match is_for {
                 // As long as it is not known of an earlier one of its group, it is not known of this one.
                 Some(true) if waits_for_group(profile, &selected, &unknown) => {

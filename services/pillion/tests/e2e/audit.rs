@@ -14,7 +14,7 @@ use kube::api::{Api, DeleteParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
 use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, Cause, Finding, Parts, Reads, State};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
-use pillion_control::{Leading, Lookups, Publisher, Release};
+use pillion_control::{Leading, Lookups, Publisher, Release, revisions};
 use pillion_engine::snapshot::Snapshot;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
@@ -42,7 +42,7 @@ spec:
   template: {metadata: {annotations: {example.com/single: '1'}}}
 ";
 
-/// The audit as the leader runs it, with all that it needs.
+/// The audit as the leader runs it, with all that it needs: revisions are published, and they are what it goes by.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
     registry: Registry,
@@ -61,7 +61,7 @@ impl Audit {
         let stop = CancellationToken::new();
         let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
         let (watches, status) = Publisher::new(Arc::clone(&published));
-        tokio::spawn(watches.run(client.clone(), stop.clone()));
+        tokio::spawn(watches.of_revisions().run(client.clone(), stop.clone()));
         let mut registry = Registry::default();
         let (sender, audited) = watch::channel(Audited::default());
         let lookups =
@@ -74,6 +74,8 @@ impl Audit {
             audited: sender,
         };
         let leading = Leading { client, release, stop: stop.clone() };
+        let publishing = revisions::Settings::default();
+        tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default()));
         tokio::spawn(audit::run(leading, parts, AuditSettings::default()));
         Ok(Self { audited, registry, stop })
     }
@@ -90,6 +92,15 @@ impl Audit {
         .await?;
         println!("{what}: after {:?}", began.elapsed());
         Ok(())
+    }
+
+    /// Waits until the first report is complete.
+    async fn is_complete(&self) -> Result<()> {
+        eventually(FOUND_WITHIN, "a complete report", async || {
+            ensure!(self.audited.borrow().report.is_complete);
+            Ok(())
+        })
+        .await
     }
 
     fn metric(&self, line: &str) -> Result<()> {
@@ -120,7 +131,9 @@ async fn with_definitions() -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
     let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
     control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
-    control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+    let kinds = ["clusterinjectionprofiles", "injectionprofiles", "clusterprofilerevisions", "profilerevisions"];
+    let names = kinds.map(|kind| format!("{kind}.pillion.dev"));
+    control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await?;
     control_plane.create_namespace(NAMESPACE, &[]).await?;
     Ok(control_plane)
 }
@@ -151,6 +164,7 @@ fn pods_that_nobody_called_the_webhook_for_are_found_with_their_cause() {
         control_plane.create_namespace("team-b", &[]).await?;
         a_while().await;
         let audit = Audit::start(control_plane.client())?;
+        audit.is_complete().await?;
         create(&control_plane, "team-a", &bare_pod("lost")).await?;
         create(&control_plane, "team-a", &labelled("out", "pillion.dev/inject", "false")).await?;
         let mut two = bare_pod("two");
@@ -196,10 +210,11 @@ fn pods_that_nobody_called_the_webhook_for_are_found_with_their_cause() {
 #[test]
 fn pods_whose_profile_has_changed_since_are_found() {
     isolated(|| async {
-        let rig = Rig::start(1).await?;
+        let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], 1).await?;
         let control_plane = &rig.control_plane;
         control_plane.apply_yaml(CONDITIONAL).await?;
         let audit = Audit::start(control_plane.client())?;
+        rig.namespace("team-a", Some("enabled")).await?;
         eventually(SOON, "both profiles are served", async || {
             let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
             ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
@@ -221,6 +236,33 @@ fn pods_whose_profile_has_changed_since_are_found() {
         control_plane.apply_yaml(&CONDITIONAL.replace("'1'}", "'2'}")).await?;
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
         audit.finds("a pod with an older revision", &outdated).await?;
+
+        // Who pins the older one has what it asks for, and nobody is told of it.
+        let old = injected["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
+        let old: Json = serde_json::from_str(old)?;
+        let mut entries = old["profiles"].as_array().into_iter().flatten();
+        let old = entries.find(|entry| entry["profile"] == "single").and_then(|entry| entry["revision"].as_str());
+        let pin = format!("single@{}", old.context("a revision")?);
+        let mut pinning = bare_pod("pinning");
+        pinning["metadata"]["annotations"]["pillion.dev/profiles"] = json!(pin);
+        let pinning = rig.create("team-a", &pinning).await?;
+        ensure!(pinning["metadata"]["annotations"]["example.com/single"] == "1", "{pinning}");
+        eventually(SOON, "the pinning pod is as its profiles say", async || {
+            let report = Arc::clone(&audit.audited.borrow().report);
+            ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 1, "{report:?}");
+            Ok(())
+        })
+        .await?;
+        let (_, table, _) = status(control_plane, &[]).await?;
+        ensure!(table.lines().count() == 2 && !table.contains("pinning"), "{table}");
+        rig.pods("team-a").delete("pinning", &DeleteParams::default().grace_period(0)).await?;
+
+        // A text that is not accepted is at nobody's work.
+        control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
+        a_while().await;
+        audit.finds("the older revision, and nothing else", &outdated).await?;
+        let (_, table, _) = status(control_plane, &[]).await?;
+        ensure!(table.lines().count() == 2 && table.contains("outdated"), "{table}");
         control_plane.kubectl_ok(&["delete", "ciprof", "single"]).await?;
         let surplus = [("web", "single", State::Surplus, Cause::ProfileDeleted)];
         audit.finds("a pod with a profile that is gone", &surplus).await?;
@@ -242,17 +284,25 @@ fn a_switch_that_was_off_is_a_cause_and_the_audit_outlives_the_api_server() {
         let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
         let replica = Replica::start(&spec, replica_address(1)).await?;
         register_service(&control_plane.client(), &[replica.address()]).await?;
-        let mut settings = Settings::new(NAMESPACE, ca.bundle_pem());
-        settings.excluded_namespaces.push("team-a".to_owned());
+        // Nobody trusts its certificate, so nobody is answered.
+        let mut settings = Settings::new(NAMESPACE, TestCa::new()?.bundle_pem());
+        settings.excluded_namespaces.push("team-b".to_owned());
+        control_plane.create_namespace("team-b", &[("pillion.dev/injection", "enabled")]).await?;
         register_webhook(&control_plane.client(), &webhook_configuration::mutating(&settings)).await?;
         let off = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": "disabled"},
             "metadata": {"name": "pillion", "namespace": NAMESPACE}});
         control_plane.apply_yaml(&off.to_string()).await?;
         a_while().await;
         let audit = Audit::start(control_plane.client())?;
+        audit.is_complete().await?;
+        create(&control_plane, "team-b", &bare_pod("excluded")).await?;
         create(&control_plane, "team-a", &bare_pod("lost")).await?;
         let lost = ("lost", "nginx", State::Missing, Cause::SwitchedOff);
         audit.finds("switched off", &[lost]).await?;
+        let (code, table, _) = status(&control_plane, &[]).await?;
+        ensure!(code == Some(1) && table.lines().count() == 2, "{table}");
+        let (code, _, error) = status(&control_plane, &["-n", "team-b"]).await?;
+        ensure!(code == Some(1) && error.contains("team-b is left alone"), "{error}");
 
         // What was known stays while the API server is away, and goes on when it is back.
         control_plane.restart_api_server().await?;
