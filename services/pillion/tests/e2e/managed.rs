@@ -178,6 +178,11 @@ impl Managed {
         match damage {
             Damage::LeafDeleted => self.delete(&leaf).await,
             Damage::LeafWithAnotherKey => self.replace(&leaf, "tls.key", &another()?).await,
+            Damage::LeafForAnotherName => {
+                let (certificate, key) = TestCa::new()?.serving(&["another.example"])?;
+                self.replace(&leaf, "tls.crt", &certificate).await?;
+                self.replace(&leaf, "tls.key", &key).await
+            }
             Damage::LeafJunk => self.replace(&leaf, "tls.crt", "junk").await,
             Damage::RecordDeleted => self.delete(&record).await,
             Damage::RecordJunk => self.replace(&record, "record", "junk").await,

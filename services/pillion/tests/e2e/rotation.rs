@@ -4,11 +4,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use pillion_testkit::namespace::SECOND_API_SERVER;
-use pillion_testkit::{ControlPlane, Isolation, eventually};
+use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually};
+use serde_json::json;
 
 use crate::load::{Load, alone, count_from, tell};
-use crate::managed::{Managed, QUICK, controller};
+use crate::managed::{Managed, QUICK, RELEASE, controller};
 use crate::rbac::refusals;
 use crate::rig::SOON;
 use crate::rolling::nothing_is_lost;
@@ -268,6 +270,61 @@ fn what_is_lost_or_damaged_is_made_anew_and_no_pod_is_lost() {
     });
 }
 
+#[test]
+fn a_webhook_configuration_that_is_damaged_is_as_it_was_within_a_second() {
+    let _alone = alone();
+    Isolation::new().run(|| async {
+        let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
+        managed.is_stable(1, LIMIT).await?;
+        let configurations = managed.configurations();
+        let whole = configurations.get(RELEASE).await?.webhooks;
+        ensure!(whole.as_ref().is_some_and(|entries| entries.len() >= 4), "{whole:?}");
+        let stranger = TestCa::new()?.bundle_pem();
+        let bundle = "/webhooks/0/clientConfig/caBundle";
+        let damages = [
+            ("the bundle emptied", Some(json!([{"op": "replace", "path": bundle, "value": ""}]))),
+            ("the bundle replaced by junk", Some(json!([{"op": "replace", "path": bundle, "value": base64("junk")}]))),
+            ("a stranger's bundle", Some(json!([{"op": "replace", "path": bundle, "value": base64(&stranger)}]))),
+            ("an entry deleted", Some(json!([{"op": "remove", "path": "/webhooks/1"}]))),
+            (
+                "the policy changed",
+                Some(json!([{"op": "replace", "path": "/webhooks/1/failurePolicy", "value": "Ignore"}])),
+            ),
+            ("the whole deleted", None),
+        ];
+        let mut took = Vec::new();
+        for (what, damage) in damages {
+            // Repairs that follow one another closely are taken for a fight, and paced.
+            let began = Instant::now();
+            match damage {
+                Some(damage) => {
+                    let damage: json_patch::Patch = serde_json::from_value(damage)?;
+                    let parameters = PatchParams { field_manager: Some(what.to_owned()), ..PatchParams::default() };
+                    configurations.patch(RELEASE, &parameters, &Patch::<()>::Json(damage)).await?;
+                }
+                None => drop(configurations.delete(RELEASE, &DeleteParams::default()).await?),
+            }
+            let mended = eventually(SOON, what, async || {
+                let there = configurations.get_opt(RELEASE).await?.and_then(|there| there.webhooks);
+                ensure!(there == whole, "{there:?}");
+                Ok(began.elapsed())
+            });
+            took.push((what, mended.await?));
+        }
+        tell(&format!("as it was: {took:.0?}"));
+        for (what, took) in took {
+            ensure!(took < Duration::from_secs(1), "{what}: {took:?}");
+        }
+        managed.rig.is_called("team-a").await
+    });
+}
+
+/// As it stands in JSON.
+fn base64(text: &str) -> String {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.encode(text)
+}
+
 /// What somebody does to the Secrets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Damage {
@@ -275,6 +332,8 @@ pub(crate) enum Damage {
     LeafDeleted,
     /// Its key is another's.
     LeafWithAnotherKey,
+    /// Its certificate is for another name.
+    LeafForAnotherName,
     /// Its certificate is no text.
     LeafJunk,
     /// The record's Secret is deleted.
@@ -289,9 +348,10 @@ pub(crate) enum Damage {
 
 impl Damage {
     /// Each, and whether it takes a new authority.
-    const ALL: [(Self, bool); 7] = [
+    const ALL: [(Self, bool); 8] = [
         (Self::LeafDeleted, false),
         (Self::LeafWithAnotherKey, false),
+        (Self::LeafForAnotherName, false),
         (Self::LeafJunk, false),
         (Self::RecordDeleted, true),
         (Self::RecordJunk, true),
