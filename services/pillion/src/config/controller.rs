@@ -384,14 +384,11 @@ mod tests {
     #[test]
     fn what_is_wrong_has_its_place() {
         for (text, expected) in [
-            (
-                "certificates: {overlop: 1s}\n",
-                "c.yaml:3:16: certificates: unknown field `overlop` (did you mean `overlap`?)",
-            ),
+            ("certificates: {overlop: 1s}\n", "c.yaml:3:16: unknown field `overlop` (did you mean `overlap`?)"),
             ("certificates: {interval: 1ms}\n", "expected 100ms to 1h, found 1ms"),
             ("leadership: {renewDeadline: 20s}\n", "expected at most leadership.leaseDuration (15s), found 20s"),
             ("certificates: {leafLifetime: 8760h, authorityLifetime: 24h}\n", "certificates.authorityLifetime (24h)"),
-            ("logs: {level: loud}\n", "loud"),
+            ("logs: {level: \"pillion=loud\"}\n", "pillion=loud"),
         ] {
             let told = read(text).unwrap_err();
             assert!(told.contains(expected), "{text}: {told}");
