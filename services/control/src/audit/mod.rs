@@ -3,7 +3,7 @@
 //! It compares the record of a pod with *selection*, and renders nothing. What is done when:
 //!
 //! * **Pods are watched as metadata.** Of each, labels and annotations as its author wrote them are kept, once for all pods
-//!   that have the same, and what its record lists ([`kept`]). Pods that have ended, and those of other namespaces, are not.
+//!   that have the same, and what its record lists (`kept`). Pods that have ended, and those of other namespaces, are not.
 //! * **Metadata decides at once** which profiles are asked for, dropped, and select the pod ([`pillion_engine::audit`]).
 //! * **A profile with conditions**, or with parameters that can refuse, is decided by the whole pod, and only its verdict is
 //!   kept. A pod that has the profile in its record is not asked about: the webhook has decided when it was created. So

@@ -5,11 +5,11 @@
 //! there is something to write; then the next comes when an object changes, when a probe or a canary has found something,
 //! when a time has come, and every so often besides.
 //!
-//! * [`objects`]: what a turn reads, all of one moment.
-//! * [`turn`]: one turn.
+//! * `objects`: what a turn reads, all of one moment.
+//! * `turn`: one turn.
 //! * [`question`]: what API servers are asked meanwhile.
 //! * [`asked`]: how a person asks for a rotation.
-//! * [`wake`]: what is watched, so that a turn comes when something changes.
+//! * `wake`: what is watched, so that a turn comes when something changes.
 //! * [`metrics`]: how far it is.
 //!
 //! Roles needed: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap` by name,
