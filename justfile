@@ -2,6 +2,9 @@
 
 set shell := ["bash", "-euo", "pipefail", "-c"]
 
+# Errors of the tests say in words where they come from; the stack of each `?` would only bury that.
+export RUST_LIB_BACKTRACE := "0"
+
 # One build profile for everything: aws-lc alone takes two minutes for each.
 cargo_flags := "--release --locked"
 
@@ -21,9 +24,27 @@ test: tools fmt-check lint doc deny
 e2e filter="": tools
     cargo test {{ cargo_flags }} -p pillion --test e2e {{ filter }}
 
-# Builds the programs that the tests drive (a control plane, Prometheus, k6, a collector) once into a cache outside the checkout
+# Writes the pictures of the playground in docs/images anew, by a browser
+screenshots:
+    services/testkit/tools/chromium.sh >/dev/null
+    PILLION_WRITE=1 PILLION_BROWSER=required cargo test {{ cargo_flags }} -p pillion --test playground the_pictures
+
+# Runs the cases of the injectors' own projects that are in DIR (eks/, istio/, linkerd/, otel/, tumblr/), and prints the table
+peers dir="":
+    {{ if dir == "" { "" } else { "PILLION_PEERS=\"$(realpath '" + dir + "')\"" } }} cargo test {{ cargo_flags }} -p pillion-engine --test peers -- --nocapture the_peers_cases
+
+# Builds the programs that the tests drive (a control plane, Prometheus, k6, a collector, helm, kubeconform) once into a cache outside the checkout, and unpacks a browser there
 tools:
     @services/testkit/tools/build.sh
+    @timeout 300 services/testkit/tools/chromium.sh >/dev/null || echo "no browser: the test of the playground's page will be skipped" >&2
+
+# Refreshes what charts/pillion has of the rest of the repository: definitions, profiles, dashboards, alerts, its page of values
+chart:
+    PILLION_WRITE=1 cargo test {{ cargo_flags }} -p pillion --test chart -- the_copies the_page
+
+# Writes deploy/manifests anew from the chart
+manifests:
+    PILLION_WRITE=1 cargo test {{ cargo_flags }} -p pillion --test deploy -- the_manifests_are_what
 
 # Checks the format
 fmt-check:
@@ -63,10 +84,23 @@ nightly: tools
         rolling_restarts_lose_no_pod a_replica_that_dies_takes_with_it_only_what_it_had
     PILLION_LOAD=full cargo test {{ cargo_flags }} -p pillion --test load_tests -- --nocapture
     PILLION_SOAK_SECONDS=600 cargo test {{ cargo_flags }} -p pillion --test soak -- --nocapture
+    just node
+
+# Writes dashboards/*.json from dashboards/source
+dashboards:
+    PILLION_WRITE_DASHBOARDS=1 cargo test {{ cargo_flags }} --quiet -p pillion --test dashboards the_dashboards_are
 
 # A control plane on this machine's loopback to play with: up prints KUBECONFIG=..., down ends it
 control-plane action: tools
     cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin control-plane -- {{ action }}
+
+# A real cluster of one node, by kind where there is a container engine: up [NAME] starts it or goes on with it, and prints KUBECONFIG=...; also restart [NAME], down [NAME], load NAME IMAGE.tar
+cluster *arguments:
+    cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin cluster -- {{ arguments }}
+
+# The tests on such a cluster, which `just test` runs where it has been built once; FILTER is a part of their names
+node filter="": tools (cluster "build")
+    PILLION_NODE=required cargo test {{ cargo_flags }} -p pillion --test node {{ filter }} -- --nocapture
 
 # Fuzzes TARGET (review_bytes, profile_yaml, profile_and_pod, expression or record) for so many seconds, with a nightly toolchain
 fuzz target seconds="600": fuzz-tools
@@ -80,6 +114,6 @@ fuzz-check:
 fuzz-tools:
     @command -v cargo-fuzz >/dev/null || cargo +nightly install --locked cargo-fuzz@0.13.2
 
-# The program as it is shipped, in target/dist
-dist:
-    PILLION_REVISION="$(git rev-parse --verify --quiet HEAD || true)" cargo build --locked --profile dist -p pillion
+# A release in dist/: images, chart, manifests, command line, bills of materials, licences, checksums (--platform amd64 --platform arm64)
+dist *arguments:
+    cargo run {{ cargo_flags }} --quiet -p pillion-release --bin dist -- --helm "$(services/testkit/tools/build.sh helm)/helm" {{ arguments }}

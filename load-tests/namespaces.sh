@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Prints COUNT namespaces for the load tests, load-test-0 and so on, which the profile beside this script acts in.
+# Prints COUNT namespaces for the load tests, load-test-0 and so on, which the profile beside this script acts in, and
+# load-test-plain, in which nothing is injected.
 #
 #   namespaces.sh [COUNT]                              50 if none is said
 #   namespaces.sh | kubectl apply -f -                 in a cluster
@@ -19,3 +20,10 @@ metadata:
     pillion.dev/injection: enabled
 YAML
 done
+cat <<YAML
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: load-test-plain
+YAML

@@ -41,3 +41,19 @@ export function settings(defaults) {
     summary: __ENV.SUMMARY,
   };
 }
+
+// What a script needs to speak with an API server rather than with the webhook.
+export function cluster(settings) {
+  const { KUBERNETES_URL: url, KUBERNETES_TOKEN: token, STORE: store } = __ENV;
+  if (!url) throw new Error('KUBERNETES_URL: expected the address of an API server, such as https://127.0.0.1:6443');
+  if (store && store !== 'yes') throw new Error(`STORE=${store}: expected yes, or nothing`);
+  return {
+    ...settings,
+    shed: undefined,
+    url: url.replace(/\/$/, ''),
+    // A bearer token of somebody who may create pods in the namespaces of the load tests.
+    token,
+    // Whether pods are stored, and deleted when the run ends. Otherwise they are dry runs: admitted, and forgotten.
+    store: store === 'yes',
+  };
+}

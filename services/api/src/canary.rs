@@ -13,7 +13,7 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::names;
+use crate::{crd, names};
 
 /// The plural name, as it stands in URLs, roles and the rule of the entry.
 pub const PLURAL: &str = "injectioncanaries";
@@ -21,12 +21,55 @@ pub const PLURAL: &str = "injectioncanaries";
 /// The name of the entry in the webhook configuration. The API server says it when a call fails.
 pub const WEBHOOK: &str = "canary.pillion.dev";
 
-/// The path that the entry of the mutating configuration calls.
+/// The path that the entry of the mutating configuration calls; behind it stands the [`epoch`](path) that it is of.
 pub const PATH: &str = "/canary";
 
 /// The path that the entry of the validating configuration calls. Each configuration is an object of its own, and an API server
 /// may know the one as it is and the other as it was.
 pub const VALIDATE_PATH: &str = "/canary/validate";
+
+/// What a replica says when it is called for a canary, and refuses it: so the author of a dry run knows that the call came
+/// through. It is called for one only during a [rehearsal](crate::webhook_configuration::Settings::rehearses).
+pub const REACHED: &str = "a replica of Pillion was reached: nobody stores a canary";
+
+/// A replica's answer to a review of a canary: no, in the words of [`REACHED`].
+///
+/// # Errors
+/// It is not a review.
+pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Review {
+        request: Request,
+    }
+    #[derive(Deserialize)]
+    struct Request {
+        uid: String,
+    }
+    let Review { request: Request { uid } } = serde_json::from_slice(review)?;
+    let status = json!({"code": 403, "reason": "Forbidden", "message": REACHED});
+    let answer = json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {"uid": uid, "allowed": false, "status": status},
+    });
+    serde_json::to_vec(&answer)
+}
+
+/// A path with the epoch of the rotation that its entry was written for: an API server that calls it has that entry, and with
+/// it all that stands in the same object, whomever it trusted before.
+#[must_use]
+pub fn path(of: &str, epoch: u64) -> String {
+    format!("{of}/{epoch}")
+}
+
+/// The epoch that stands in a path; 0, before all others, if it is the path alone. `None`: it is another path.
+#[must_use]
+pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
+    match path.strip_prefix(of)? {
+        "" => Some(0),
+        rest => rest.strip_prefix('/')?.parse().ok(),
+    }
+}
 
 /// An object that is created by dry run only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,28 +124,15 @@ impl Resource for InjectionCanary {
 
 /// The definition: an object with a name and nothing else.
 pub(crate) fn definition() -> Result<CustomResourceDefinition, serde_json::Error> {
-    serde_json::from_value(json!({
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("{PLURAL}.{}", names::GROUP)},
-        "spec": {
-            "group": names::GROUP,
-            "scope": "Cluster",
-            "names": {
-                "kind": InjectionCanary::KIND,
-                "listKind": "InjectionCanaryList",
-                "plural": PLURAL,
-                "singular": "injectioncanary",
-            },
-            "versions": [{
-                "name": names::VERSION,
-                "served": true,
-                "storage": true,
-                "schema": {"openAPIV3Schema": {
-                    "type": "object",
-                    "description": "Created by dry run only, by the controller, to see whom an API server trusts.",
-                }},
-            }],
-        },
-    }))
+    let names = json!({
+        "kind": InjectionCanary::KIND,
+        "listKind": "InjectionCanaryList",
+        "plural": PLURAL,
+        "singular": "injectioncanary",
+    });
+    let schema = json!({
+        "type": "object",
+        "description": "Created by dry run only, by the controller, to see whom an API server trusts.",
+    });
+    crd::definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
 }

@@ -40,8 +40,8 @@ const COMMON_RULES: [Rule; 5] = [
         message: "a parameter needs a type; only a profile that extends another one may leave it out",
     },
     Rule {
-        expression: "has(self.template) || has(self.containers) || has(self.validations) || has(self.extends)",
-        message: "a profile needs a template, containers, validations or extends: otherwise it does nothing",
+        expression: "has(self.template) || has(self.containers) || has(self.validations) || has(self.extends) || (has(self.activation) && self.activation == 'Never')",
+        message: "a profile needs a template, containers, validations or extends: otherwise it does nothing; one that only others start from says activation Never",
     },
 ];
 
@@ -81,7 +81,7 @@ fn cluster() -> Result<CustomResourceDefinition, serde_json::Error> {
         "shortNames": ["ciprof"],
         "categories": ["pillion"],
     });
-    definition(&names, "Cluster", plural::CLUSTER, &COMMON_RULES.iter().collect::<Vec<_>>())
+    profile(&names, "Cluster", &COMMON_RULES.iter().collect::<Vec<_>>())
 }
 
 fn namespaced() -> Result<CustomResourceDefinition, serde_json::Error> {
@@ -94,7 +94,7 @@ fn namespaced() -> Result<CustomResourceDefinition, serde_json::Error> {
         "categories": ["pillion"],
     });
     let rules: Vec<_> = COMMON_RULES.iter().chain(&NAMESPACED_RULES).collect();
-    definition(&names, "Namespaced", plural::NAMESPACED, &rules)
+    profile(&names, "Namespaced", &rules)
 }
 
 fn cluster_revision() -> Result<CustomResourceDefinition, serde_json::Error> {
@@ -104,7 +104,7 @@ fn cluster_revision() -> Result<CustomResourceDefinition, serde_json::Error> {
         "singular": "clusterprofilerevision",
         "shortNames": ["ciprev"],
     });
-    revision(&names, "Cluster", plural::CLUSTER_REVISION)
+    revision(&names, "Cluster")
 }
 
 fn namespaced_revision() -> Result<CustomResourceDefinition, serde_json::Error> {
@@ -114,90 +114,75 @@ fn namespaced_revision() -> Result<CustomResourceDefinition, serde_json::Error> 
         "singular": "profilerevision",
         "shortNames": ["iprev"],
     });
-    revision(&names, "Namespaced", plural::NAMESPACED_REVISION)
+    revision(&names, "Namespaced")
 }
 
 /// The definition of a kind of revision. It is of no category: `kubectl get pillion` shows what people write.
-fn revision(names: &Value, scope: &str, plural: &str) -> Result<CustomResourceDefinition, serde_json::Error> {
-    let mut spec = structural::<RevisionSpec>();
-    if let Some(spec) = spec.as_object_mut() {
-        let rule = json!([{"rule": "self == oldSelf", "message": IMMUTABLE}]);
-        spec.insert("x-kubernetes-validations".to_owned(), rule);
-    }
-    serde_json::from_value(json!({
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("{plural}.{}", names::GROUP)},
-        "spec": {
-            "group": names::GROUP,
-            "scope": scope,
-            "names": names,
-            "versions": [{
-                "name": names::VERSION,
-                "served": true,
-                "storage": true,
-                "additionalPrinterColumns": [
-                    column("Profile", "string", ".spec.profile", 0),
-                    column("Revision", "string", ".spec.revision", 0),
-                    column("Generation", "integer", ".spec.generation", 0),
-                    column("Bounds", "string", ".spec.bounds", 1),
-                    column("Age", "date", ".metadata.creationTimestamp", 0),
-                ],
-                "schema": {"openAPIV3Schema": {
-                    "type": "object",
-                    "required": ["spec"],
-                    "properties": {"spec": spec},
-                }},
-            }],
-        },
-    }))
+fn revision(names: &Value, scope: &str) -> Result<CustomResourceDefinition, serde_json::Error> {
+    let spec = validated::<RevisionSpec>(json!([{"rule": "self == oldSelf", "message": IMMUTABLE}]));
+    let columns = json!([
+        column("Profile", "string", ".spec.profile", 0),
+        column("Revision", "string", ".spec.revision", 0),
+        column("Generation", "integer", ".spec.generation", 0),
+        column("Bounds", "string", ".spec.bounds", 1),
+        column("Age", "date", ".metadata.creationTimestamp", 0),
+    ]);
+    definition(names, scope, json!({"additionalPrinterColumns": columns, "schema": with_spec(&json!({"spec": spec}))}))
+}
+
+/// The definition of a kind of profile.
+fn profile(names: &Value, scope: &str, rules: &[&Rule]) -> Result<CustomResourceDefinition, serde_json::Error> {
+    let rules = rules.iter().map(|rule| json!({"rule": rule.expression, "message": rule.message})).collect();
+    let spec = validated::<ProfileSpec>(rules);
+    let columns = json!([
+        column("Activation", "string", ".spec.activation", 0),
+        column("Extends", "string", ".spec.extends.name", 0),
+        column("Order", "integer", ".spec.order", 1),
+        column("Accepted", "string", ".status.conditions[?(@.type==\"Accepted\")].status", 0),
+        column("Revision", "string", ".status.revision", 0),
+        column("Namespaces", "integer", ".status.namespacesMatched", 1),
+        column("Description", "string", ".spec.description", 1),
+        column("Age", "date", ".metadata.creationTimestamp", 0),
+    ]);
+    let schema = with_spec(&json!({"spec": spec, "status": structural::<ProfileStatus>()}));
+    let version = json!({"subresources": {"status": {}}, "additionalPrinterColumns": columns, "schema": schema});
+    definition(names, scope, version)
 }
 
 fn column(name: &str, kind: &str, path: &str, priority: i32) -> Value {
     json!({"name": name, "type": kind, "jsonPath": path, "priority": priority})
 }
 
-fn definition(
+/// The schema of an object whose `spec` has to be there.
+fn with_spec(properties: &Value) -> Value {
+    json!({"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": properties}})
+}
+
+/// The schema of a type with rules that its values have to keep to.
+fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
+    let mut schema = structural::<T>();
+    if let Some(schema) = schema.as_object_mut() {
+        schema.insert("x-kubernetes-validations".to_owned(), rules);
+    }
+    schema
+}
+
+/// A definition in the API's one group and version. `version` is what is special about the version: its schema, at least.
+pub(crate) fn definition(
     names: &Value,
     scope: &str,
-    plural: &str,
-    rules: &[&Rule],
+    mut version: Value,
 ) -> Result<CustomResourceDefinition, serde_json::Error> {
-    let rules: Vec<_> = rules.iter().map(|rule| json!({"rule": rule.expression, "message": rule.message})).collect();
-    let mut spec = structural::<ProfileSpec>();
-    if let Some(spec) = spec.as_object_mut() {
-        spec.insert("x-kubernetes-validations".to_owned(), Value::Array(rules));
+    if let Some(version) = version.as_object_mut() {
+        version.extend([("served".to_owned(), true.into()), ("storage".to_owned(), true.into())]);
+        version.insert("name".to_owned(), names::VERSION.into());
     }
+    let plural = names.get("plural").and_then(Value::as_str).unwrap_or_default();
     serde_json::from_value(json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": format!("{plural}.{}", names::GROUP)},
-        "spec": {
-            "group": names::GROUP,
-            "scope": scope,
-            "names": names,
-            "versions": [{
-                "name": names::VERSION,
-                "served": true,
-                "storage": true,
-                "subresources": {"status": {}},
-                "additionalPrinterColumns": [
-                    column("Activation", "string", ".spec.activation", 0),
-                    column("Extends", "string", ".spec.extends.name", 0),
-                    column("Order", "integer", ".spec.order", 1),
-                    column("Accepted", "string", ".status.conditions[?(@.type==\"Accepted\")].status", 0),
-                    column("Revision", "string", ".status.revision", 0),
-                    column("Namespaces", "integer", ".status.namespacesMatched", 1),
-                    column("Description", "string", ".spec.description", 1),
-                    column("Age", "date", ".metadata.creationTimestamp", 0),
-                ],
-                "schema": {"openAPIV3Schema": {
-                    "type": "object",
-                    "required": ["spec"],
-                    "properties": {"spec": spec, "status": structural::<ProfileStatus>()},
-                }},
-            }],
-        },
+        "spec": {"group": names::GROUP, "scope": scope, "names": names, "versions": [version]},
     }))
 }
 

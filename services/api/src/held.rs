@@ -21,7 +21,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 
-use crate::names::{INJECTION_GATE, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES};
+use crate::names::{
+    INJECTION_GATE, INJECTION_LABEL, InjectionLevel, MIRROR_ANNOTATION, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES,
+};
 
 /// What the policies depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,9 +75,10 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
                 // A kubelet's mirror of a pod that runs already, and that no policy can change.
                 condition(
                     "not-a-mirror-pod",
-                    "!(request.userInfo.username.startsWith('system:node:') && has(object.metadata.annotations) && \
-                     'kubernetes.io/config.mirror' in object.metadata.annotations)"
-                        .to_owned(),
+                    format!(
+                        "!(request.userInfo.username.startsWith('system:node:') && has(object.metadata.annotations) && \
+                         '{MIRROR_ANNOTATION}' in object.metadata.annotations)"
+                    ),
                 ),
                 condition("not-gated-yet", format!("!({})", has_gate("object"))),
             ]),

@@ -24,6 +24,7 @@ pub const INJECTED_ANNOTATION: &str = "pillion.dev/injected";
 
 /// The scheduling gate that a pod of a `held` namespace carries until Pillion has decided about it.
 pub const INJECTION_GATE: &str = "pillion.dev/injection";
+
 /// Label on a revision: the profile that it is of, cut if it is longer than a label's value may be.
 pub const PROFILE_LABEL: &str = "pillion.dev/profile";
 
@@ -33,6 +34,9 @@ pub const ROLLBACK_TO_ANNOTATION: &str = "pillion.dev/rollback-to";
 /// Annotation on a profile: the accepted revision that is rolled back. Once another one is accepted, the rollback has had
 /// its day. Without it, a rollback holds until it is taken away.
 pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
+
+/// The annotation by which a kubelet marks the mirror of a static pod: that one runs already, and nobody can change it.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// Namespaces that are never injected into, whatever their labels say: a cluster that cannot start its own system
 /// pods cannot be repaired.

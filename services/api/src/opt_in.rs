@@ -106,11 +106,16 @@ impl OptIn {
         &self.labels
     }
 
-    /// Whether another label than Pillion's own has pods wait.
+    /// The label and the value that would have pods wait and is not `pillion.dev/injection=held`, if there is one: the
+    /// policies by which pods wait know no other.
     #[must_use]
-    pub fn holds_by_others(&self) -> bool {
-        let mut others = self.labels.iter().filter(|label| label.key != INJECTION_LABEL);
-        others.any(|label| label.values_of(InjectionLevel::Held).next().is_some())
+    pub fn held_by_others(&self) -> Option<(&str, &str)> {
+        let held = self
+            .labels
+            .iter()
+            .flat_map(|label| label.values_of(InjectionLevel::Held).map(|value| (&*label.key, value)));
+        let own = (INJECTION_LABEL, InjectionLevel::Held.label_value());
+        held.into_iter().find(|other| *other != own)
     }
 
     /// How firmly a namespace with such labels is opted in; `None` if it is not.

@@ -4,6 +4,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::profile::EmptyValue;
+
 /// A value that pod, service account or namespace may set. It is put into a JSON node and never becomes text that is
 /// parsed again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,6 +29,9 @@ pub struct Parameter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub label: Option<Keys>,
+    /// What an empty value of these does. Default: `Counts`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty: Option<EmptyValue>,
     /// Prefix of the annotations that set it: a map of the rest of each key to its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotation_prefix: Option<String>,
@@ -45,7 +50,7 @@ pub struct Parameter {
     #[serde(default, rename = "enum", skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "any_list")]
     pub enum_: Vec<Value>,
-    /// Regular expression that text has to match.
+    /// Regular expression that text has to match; of a boolean or a number, the text that it is read from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub pattern: Option<String>,

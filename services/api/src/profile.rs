@@ -51,7 +51,7 @@ pub struct ProfileSpec {
     pub order: Option<i32>,
     /// What pod, service account or namespace may set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = 128))]
     pub parameters: Vec<Parameter>,
     /// Objects of the cluster that expressions read. Cluster profiles only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -59,7 +59,7 @@ pub struct ProfileSpec {
     pub lookups: Vec<Lookup>,
     /// Expressions with a name, evaluated when they are used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = 128))]
     pub variables: Vec<Variable>,
     /// The partial object that is laid over the one that is being created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,9 +179,30 @@ pub struct RequestKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub falsy: Option<Vec<String>>,
+    /// What an empty value does. Default: `Counts`; it asks for none, as a falsy word does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty: Option<EmptyValue>,
     /// What a word that nobody knows does. Default: `Ignore`, with a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_unknown: Option<OnUnknown>,
+}
+
+/// What a label or an annotation says whose value is empty, or white space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum EmptyValue {
+    /// It is a value like any other.
+    #[default]
+    Counts,
+    /// It is as if it was not there: who comes next decides.
+    Absent,
+}
+
+impl EmptyValue {
+    /// Whether this value says something.
+    #[must_use]
+    pub fn says(self, value: &str) -> bool {
+        self == Self::Counts || !value.trim().is_empty()
+    }
 }
 
 /// What a word in a request does that nobody knows.

@@ -10,6 +10,7 @@
 //! out whether an API server trusts the newest authority; `profiles.pillion.dev` for profiles themselves, whose authors
 //! are warned of what is wrong with them.
 
+mod read;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use crate::names::{
 };
 use crate::opt_in::{OptIn, OptInLabel};
 
+pub use read::opt_in_of;
 pub use rules::{mutating_rules, rules_of, validating_rules};
 
 /// The name of the entry that is called for profiles.
@@ -58,8 +60,14 @@ pub struct Settings {
     pub timeouts: Timeouts,
     /// Whether there is an entry for the canary.
     pub canary: bool,
+    /// The epoch that this entry's path says.
+    pub canary_epoch: u64,
     /// Whether there is an entry for profiles.
     pub validates_profiles: bool,
+    /// Whether it is still to be shown that API servers reach the replicas: endpoints answer before every machine knows the
+    /// way to them. Until then a failed call refuses nobody, and the canary leads to the replicas, who say that they were
+    /// [reached](canary::REACHED).
+    pub rehearses: bool,
 }
 
 /// How long the API server waits for an answer, in seconds, 1 to 30. All webhooks of a request share the request's time.
@@ -108,7 +116,9 @@ impl Settings {
             opt_in: OptIn::default(),
             timeouts: Timeouts::default(),
             canary: false,
+            canary_epoch: 0,
             validates_profiles: false,
+            rehearses: false,
         }
     }
 
@@ -137,6 +147,14 @@ pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> Mutat
     }
 }
 
+/// Whether a configuration that leads to this Service is one of a [rehearsal](Settings::rehearses).
+#[must_use]
+pub fn is_rehearsal(configuration: &MutatingWebhookConfiguration, service_name: &str) -> bool {
+    let called = |entry: &MutatingWebhook| entry.client_config.service.as_ref().map(|service| service.name.clone());
+    let mut canaries = configuration.webhooks.iter().flatten().filter(|entry| entry.name == canary::WEBHOOK);
+    canaries.any(|entry| called(entry).as_deref() == Some(service_name))
+}
+
 fn mutating_entry(
     settings: &Settings,
     level: InjectionLevel,
@@ -148,7 +166,7 @@ fn mutating_entry(
         name: format!("{}.{}", level.label_value(), label.webhook_suffix()),
         admission_review_versions: review_versions(),
         client_config: client_config(settings, &settings.service_name, level.path()),
-        failure_policy: Some(failure_policy(level).to_owned()),
+        failure_policy: Some(failure_policy(settings, level).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
         namespace_selector: Some(namespace_selector(settings, level, place, label)),
@@ -162,10 +180,13 @@ fn mutating_entry(
 
 /// It fails where nobody is trusted: that is what is asked.
 fn canary_entry(settings: &Settings) -> MutatingWebhook {
+    let path = canary::path(canary::PATH, settings.canary_epoch);
+    let canary_service = format!("{}-canary", settings.service_name);
+    let service = if settings.rehearses { &settings.service_name } else { &canary_service };
     MutatingWebhook {
         name: canary::WEBHOOK.to_owned(),
         admission_review_versions: review_versions(),
-        client_config: client_config(settings, &format!("{}-canary", settings.service_name), canary::PATH),
+        client_config: client_config(settings, service, &path),
         failure_policy: Some("Fail".to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
@@ -180,21 +201,21 @@ fn canary_entry(settings: &Settings) -> MutatingWebhook {
 
 /// The same in the other configuration, which an API server learns of at another moment.
 fn validating_canary_entry(settings: &Settings) -> ValidatingWebhook {
-    let MutatingWebhook { name, admission_review_versions, failure_policy, match_policy, .. } = canary_entry(settings);
-    let MutatingWebhook { namespace_selector, object_selector, rules, side_effects, timeout_seconds, .. } =
-        canary_entry(settings);
+    let mutating = canary_entry(settings);
+    let canary_service = format!("{}-canary", settings.service_name);
+    let path = canary::path(canary::VALIDATE_PATH, settings.canary_epoch);
     ValidatingWebhook {
-        name,
-        admission_review_versions,
-        client_config: client_config(settings, &format!("{}-canary", settings.service_name), canary::VALIDATE_PATH),
-        failure_policy,
-        match_conditions: None,
-        match_policy,
-        namespace_selector,
-        object_selector,
-        rules,
-        side_effects,
-        timeout_seconds,
+        name: mutating.name,
+        admission_review_versions: mutating.admission_review_versions,
+        client_config: client_config(settings, &canary_service, &path),
+        failure_policy: mutating.failure_policy,
+        match_conditions: mutating.match_conditions,
+        match_policy: mutating.match_policy,
+        namespace_selector: mutating.namespace_selector,
+        object_selector: mutating.object_selector,
+        rules: mutating.rules,
+        side_effects: mutating.side_effects,
+        timeout_seconds: mutating.timeout_seconds,
     }
 }
 
@@ -224,7 +245,7 @@ fn validating_entry(
         name: format!("validate-{}.{}", level.label_value(), label.webhook_suffix()),
         admission_review_versions: review_versions(),
         client_config: client_config(settings, &settings.service_name, level.validate_path()),
-        failure_policy: Some(failure_policy(level).to_owned()),
+        failure_policy: Some(failure_policy(settings, level).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
         namespace_selector: Some(namespace_selector(settings, level, place, label)),
@@ -271,8 +292,9 @@ fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClien
 }
 
 /// `held` namespaces have their failures caught by a scheduling gate, not by a refusal.
-const fn failure_policy(level: InjectionLevel) -> &'static str {
+const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static str {
     match level {
+        _ if settings.rehearses => "Ignore",
         InjectionLevel::Enabled | InjectionLevel::Held => "Ignore",
         InjectionLevel::Required => "Fail",
     }

@@ -30,6 +30,9 @@ pub enum ClientError {
     /// No kubeconfig was given, and this is not a pod.
     #[error("this is no pod with a service account's token; outside of a cluster, give a kubeconfig")]
     NotInCluster(#[source] Box<kube::config::InClusterError>),
+    /// There is no kubeconfig where kubectl looks for one, and this is not a pod.
+    #[error("there is no kubeconfig, and this is no pod; name one by --kubeconfig")]
+    Nowhere(#[source] Box<kube::config::InferConfigError>),
     /// The configuration makes no client: a certificate that is none, say.
     #[error("the configuration makes no client")]
     Client(#[source] Box<kube::Error>),
@@ -44,22 +47,37 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
+/// A client as kubectl has it: by the kubeconfig of the environment or of the home folder, else by the pod's service account.
+/// Nothing is sent.
+///
+/// # Errors
+/// There is none of them, or they do not say how to reach an API server.
+pub async fn inferred() -> Result<Client, ClientError> {
+    let config = Config::infer().await.map_err(|source| ClientError::Nowhere(Box::new(source)))?;
+    Client::try_from(bounded(config)).map_err(|source| ClientError::Client(Box::new(source)))
+}
+
 /// What such a client is made of: for who makes more than one of it.
 ///
 /// # Errors
 /// As [`connect`].
 pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
-    let mut config = match kubeconfig {
+    let config = match kubeconfig {
         Some(path) => from_file(path)
             .await
             .map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) })?,
         None => Config::incluster().map_err(|source| ClientError::NotInCluster(Box::new(source)))?,
     };
+    Ok(bounded(config))
+}
+
+/// With limits for what hangs.
+fn bounded(mut config: Config) -> Config {
     config.connect_timeout = Some(CONNECT_LIMIT);
     config.read_timeout = Some(SILENCE_LIMIT);
     // Else the time that a connection was idle before a request would count.
     config.reset_reader_on_write = true;
-    Ok(config)
+    config
 }
 
 async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {

@@ -67,6 +67,17 @@ pub struct Clock {
     metrics: ClockMetrics,
 }
 
+/// What a clock says, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// What time it is, by this clock.
+    pub now: Timestamp,
+    /// The latest that it can be by a clock that agrees with this one.
+    pub latest: Timestamp,
+    /// Whether the API server's agrees with that very time.
+    pub agrees: bool,
+}
+
 /// Gauges of the comparison. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct ClockMetrics {
@@ -121,13 +132,31 @@ impl Clock {
     /// Whether the clocks agree, now. They do not if the API server has not said anything for long.
     #[must_use]
     pub fn agrees(&self) -> bool {
-        self.at(Timestamp::now(), Instant::now())
+        self.read().agrees
+    }
+
+    /// What time it is, with whether it may be gone by. Whoever asked for the two one after the other could be told that they
+    /// agree after the clock was put right, and go by what it said before.
+    #[must_use]
+    pub fn read(&self) -> Reading {
+        let (now, at) = (Timestamp::now(), Instant::now());
+        let latest = now.checked_add(self.settings.tolerance).unwrap_or(now);
+        Reading { now, latest, agrees: self.at(now, at) }
     }
 
     /// How far this clock is ahead of the API server's, if that is known.
     #[must_use]
     pub fn difference(&self) -> Option<SignedDuration> {
         self.lock().difference(Timestamp::now(), Instant::now(), &self.settings)
+    }
+
+    /// What time it is for the API server, as far as that is known: it is by that one that a certificate is valid or not. What
+    /// this clock says, while it is not known.
+    #[must_use]
+    pub fn api_servers(&self) -> Timestamp {
+        let (now, at) = (Timestamp::now(), Instant::now());
+        let difference = self.lock().difference(now, at, &self.settings).unwrap_or_default();
+        now.checked_sub(difference).unwrap_or(now)
     }
 
     fn at(&self, wall: Timestamp, now: Instant) -> bool {

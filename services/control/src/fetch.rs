@@ -35,7 +35,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(1_600);
 
 /// What came of it, or why it could not be asked for.
-type Outcome = Result<Fetched, kube::Error>;
+pub(crate) type Outcome = Result<Fetched, kube::Error>;
 
 /// What is being fetched.
 pub(crate) struct Fetches {
@@ -131,7 +131,7 @@ fn refusal(error: &kube::Error) -> Option<String> {
     }
 }
 
-async fn get(client: Client, key: &RevisionKey) -> Outcome {
+pub(crate) async fn get(client: Client, key: &RevisionKey) -> Outcome {
     let name = object_name(&key.profile.name, &key.revision);
     let found = if let Some(namespace) = &key.profile.namespace {
         let found = Api::<ProfileRevision>::namespaced(client, namespace).get_opt(&name).await;

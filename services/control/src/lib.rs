@@ -1,6 +1,8 @@
 //! What needs the API server's client: the watches that a replica of the webhook serves from, and the tasks of the
 //! controller's leader.
 //!
+//! * [`at_once`]: profiles and namespaces at one moment, by lists, for commands that people run.
+//! * [`lists`]: lists page by page, for such commands.
 //! * [`audit`]: pods that lack what their profiles say, and why; a task of the leader.
 //! * [`change`]: what a watch says, without the client's types.
 //! * [`profiles`]: profiles as they are stored become compiled profiles; the last good one stays at work.
@@ -26,8 +28,10 @@
 //! * [`canary`]: whether every API server trusts the newest authority.
 //! * [`clock`]: whether this clock and the API server's agree.
 
+pub mod at_once;
 pub mod audit;
 pub mod authority;
+mod belongs;
 mod bounded;
 pub mod cache_metrics;
 pub mod canary;
@@ -41,12 +45,14 @@ pub mod held;
 pub mod index;
 pub mod leading;
 pub mod lease;
+pub mod lists;
 pub mod live;
 pub mod lookup_metrics;
 pub mod lookups;
 pub mod namespaces;
 mod one;
 pub mod probe;
+mod profile_status;
 pub mod profiles;
 mod random;
 pub mod release;

@@ -15,6 +15,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Namespace as NamespaceObject;
 use kube::{Api, Client};
 use pillion_api::names::is_dns_label;
+use pillion_api::opt_in::OptIn;
 use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::Namespace;
 use tokio::time::Instant;
@@ -81,15 +82,16 @@ impl fmt::Debug for LiveNamespaces {
 
 impl LiveNamespaces {
     /// Asks the API server, which may take so long, waiting for a turn included: a pod waits for it, and the API server
-    /// itself waits for the pod's answer.
+    /// itself waits for the pod's answer. Namespaces opt in by these labels.
     #[must_use]
-    pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration) -> Self {
+    pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration, opt_in: OptIn) -> Self {
         let api: Api<NamespaceObject> = Api::all(client);
+        let opt_in = Arc::new(opt_in);
         let fetch = move |name: Box<str>| {
-            let api = api.clone();
+            let (api, opt_in) = (api.clone(), Arc::clone(&opt_in));
             async move {
                 let found = api.get_metadata_opt(&name).await?;
-                Ok(found.map(|object| namespaces::read(object.metadata).1))
+                Ok(found.map(|object| namespaces::read(object.metadata, &opt_in).1))
             }
             .boxed()
         };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use tracing::debug;
 
@@ -24,9 +25,9 @@ pub type Named = (Box<str>, Namespace);
 /// What a watch of namespaces says.
 pub type NamespaceChange = Change<Box<str>, Named>;
 
-/// The name and what is kept.
+/// The name and what is kept, where namespaces opt in by these labels.
 #[must_use]
-pub fn read(metadata: ObjectMeta) -> Named {
+pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
     let name: Box<str> = metadata.name.unwrap_or_default().into();
     let annotations = metadata.annotations.into_iter().flatten().filter(|(key, _)| key != LAST_APPLIED);
     let mut annotations: Vec<_> = annotations.collect();
@@ -42,7 +43,7 @@ pub fn read(metadata: ObjectMeta) -> Named {
             debug!(namespace = %name, dropped, "annotations are too large to be kept; profiles do not see them");
         }
     }
-    (name, Namespace::new(metadata.labels.into_iter().flatten(), annotations))
+    (name, Namespace::new(metadata.labels.into_iter().flatten(), annotations).opting_in_by(opt_in))
 }
 
 /// Follows a watch of namespaces. The namespaces themselves are kept in the snapshot alone, so that they are in memory
@@ -125,7 +126,7 @@ mod tests {
             ])),
             ..ObjectMeta::default()
         };
-        let (name, namespace) = read(metadata);
+        let (name, namespace) = read(metadata, &OptIn::default());
         assert_eq!(&*name, "shop");
         assert_eq!(namespace, Namespace::new([("team", "red")], [("pillion.dev/profiles", "nginx")]));
     }
@@ -135,7 +136,7 @@ mod tests {
         let annotations = |sizes: &[usize]| {
             let pairs = sizes.iter().enumerate().map(|(number, size)| (format!("a{number}"), "x".repeat(*size)));
             let metadata = ObjectMeta { annotations: Some(pairs.collect()), ..ObjectMeta::default() };
-            let kept = read(metadata).1;
+            let kept = read(metadata, &OptIn::default()).1;
             kept.annotations().map(|(key, _)| key.to_owned()).collect::<Vec<_>>()
         };
         assert_eq!(annotations(&[10, 256 * 1024, 20]), ["a0", "a2"]);

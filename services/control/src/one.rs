@@ -9,7 +9,7 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use crate::watch::{WATCH_FOR, described, help, pauses};
+use crate::watch::{WATCH_FOR, described, pauses};
 
 /// What a watch says of its object.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,12 +27,22 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+    // The default is to list as things are now.
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
-    let name = name.to_owned();
-    let mut listed: Option<Box<K>> = None;
     // The event that announces a list comes before each attempt, and any event would reset the pause.
     let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
-    events.backoff(pauses()).filter_map(move |event| {
+    told(events.backoff(pauses()), what, name)
+}
+
+/// [`watch`] with what the watcher says given.
+pub(crate) fn told<K, E>(events: E, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + use<K, E>
+where
+    K: Send,
+    E: Stream<Item = watcher::Result<Event<K>>> + Send,
+{
+    let name = name.to_owned();
+    let mut listed: Option<Box<K>> = None;
+    events.filter_map(move |event| {
         std::future::ready(match event {
             Ok(Event::Init) => None,
             Ok(Event::InitApply(object)) => {
@@ -59,11 +69,25 @@ where
     })
 }
 
+/// What to do about an error that will not pass by itself.
+fn help(error: &watcher::Error) -> Option<&'static str> {
+    match status(error)? {
+        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
+        403 => Some("the service account needs a role with the verbs get, list and watch for this object, by its name"),
+        _ => None,
+    }
+}
+
 fn is_forbidden(error: &watcher::Error) -> bool {
+    status(error) == Some(403)
+}
+
+/// The status with which the API server refused, if it did.
+const fn status(error: &watcher::Error) -> Option<u16> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
     else {
-        return false;
+        return None;
     };
-    status.code == 403
+    Some(status.code)
 }

@@ -106,6 +106,12 @@ impl Release {
         format!("{}-controller", self.name)
     }
 
+    /// The service account of the controllers.
+    #[must_use]
+    pub fn controller(&self) -> String {
+        format!("{}-controller", self.name)
+    }
+
     /// The `MutatingWebhookConfiguration`, and the `ValidatingWebhookConfiguration` beside it.
     #[must_use]
     pub fn configuration(&self) -> &str {

@@ -8,21 +8,21 @@
 
 use std::time::Duration;
 
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
 use crate::authority::serving::{GENERATION_ANNOTATION, judge, pair};
 use crate::authority::{EPOCH_ANNOTATION, Fit, Reason, Unfit, epoch};
-use crate::watch::{WATCH_FOR, described, pauses};
+use crate::one;
 
 /// How often a pair that is not valid yet is judged again.
 const AGAIN: Duration = Duration::from_secs(10);
+
+/// What is watched, in words.
+const WHAT: &str = "the Secret with the serving certificate";
 
 /// The Secret that a replica has its certificate from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,60 +83,36 @@ impl WatchedSecret {
     /// Follows the Secret until `stop`, and tells what comes of it.
     pub async fn follow(self, client: Client, stop: CancellationToken, tell: impl FnMut(News)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
-        let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
-        // The default is to list as things are now.
-        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.name)).timeout(seconds);
-        let events = watcher(api, config).try_filter(|event| {
-            // It comes before each attempt, and any event resets the pause.
-            std::future::ready(!matches!(event, Event::Init))
-        });
-        self.take(events.backoff(pauses()), Timestamp::now, stop, tell).await;
+        self.take(one::watch(api, WHAT, &self.name), Timestamp::now, stop, tell).await;
     }
 
     /// [`WatchedSecret::follow`] with what the watch says, and the clock, given.
     async fn take(
         &self,
-        events: impl Stream<Item = watcher::Result<Event<Secret>>> + Send,
+        states: impl Stream<Item = one::Seen<Secret>> + Send,
         now: impl Fn() -> Timestamp,
         stop: CancellationToken,
         mut tell: impl FnMut(News),
     ) {
-        let mut events = std::pin::pin!(events);
+        let mut states = std::pin::pin!(states);
         let mut again = tokio::time::interval(AGAIN);
-        let (mut seen, mut listed) = (Seen::default(), None);
+        let mut seen = Seen::default();
         loop {
-            let event = tokio::select! {
+            let state = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                event = events.next() => event,
+                state = states.next() => state,
                 _ = again.tick(), if seen.refused == Some(Reason::NotYet) => {
                     seen.again(self, now()).into_iter().for_each(&mut tell);
                     continue;
                 }
             };
-            let news = match event {
-                Some(Ok(Event::Init)) => continue,
-                Some(Ok(Event::InitApply(secret))) => {
-                    listed = Some(secret);
-                    continue;
-                }
-                Some(Ok(Event::InitDone)) => match listed.take() {
-                    Some(secret) => seen.change(secret, self, now()),
-                    None => seen.gone(),
-                },
-                Some(Ok(Event::Apply(secret))) => seen.change(secret, self, now()),
-                Some(Ok(Event::Delete(_))) => seen.gone(),
-                Some(Err(error)) => {
-                    let Self { namespace, name, .. } = self;
-                    let (error, help) = (described(&error), help(&error));
-                    warn!(
-                        namespace,
-                        name, error, help, "the Secret with the serving certificate is not watched at present"
-                    );
-                    listed = None;
-                    continue;
-                }
-                // A watcher never ends; if it did, what is served would stay.
+            let news = match state {
+                Some(one::Seen::Is(Some(secret))) => seen.change(*secret, self, now()),
+                Some(one::Seen::Is(None)) => seen.gone(),
+                // What was last seen is served on.
+                Some(one::Seen::Forbidden) => continue,
+                // A watch never ends; if it did, what is served would stay.
                 None => return stop.cancelled().await,
             };
             news.into_iter().for_each(&mut tell);
@@ -185,28 +161,13 @@ fn judged(secret: &Secret, watched: &WatchedSecret, now: Timestamp) -> News {
     }))
 }
 
-/// What to do about an error that will not pass by itself.
-fn help(error: &watcher::Error) -> Option<&'static str> {
-    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
-    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
-    else {
-        return None;
-    };
-    match status.code {
-        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
-        403 => {
-            Some("the service account needs a role with the verbs get, list and watch for this one Secret, by its name")
-        }
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
 
     use futures::stream;
     use k8s_openapi::ByteString;
+    use kube::runtime::watcher::{self, Event};
 
     use super::*;
     use crate::authority::{Lifetimes, Making, SystemRandomness};
@@ -254,8 +215,8 @@ mod tests {
             tokio::time::sleep(Duration::from_mins(1)).await;
             end.cancel();
         };
-        let events = stream::iter(events).chain(stream::pending());
-        tokio::join!(watched.take(events, now, stop, tell), ending);
+        let states = one::told(stream::iter(events).chain(stream::pending()), WHAT, "s");
+        tokio::join!(watched.take(states, now, stop, tell), ending);
         told.lock().unwrap().clone()
     }
 

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -33,34 +33,48 @@ pub const WEBHOOKS_KEY: &str = "webhooks";
 /// Bytes that are shown of a value that cannot be read.
 const SHOWN: usize = 64;
 
-/// Writes `webhooks: disarmed`, as a person would; with a `ConfigMap` if there is none. What else it says stays.
+/// Writes `webhooks: disarmed` for who takes the release away; with a `ConfigMap` if there is none. What else it says stays.
+///
+/// Whoever installs the release anew means to be called: so the `ConfigMap` is given to the controller's service account, and is
+/// deleted with it by Kubernetes, not a moment before nobody is left who could put the configurations back. Whether it was:
+/// there may be no such account.
 ///
 /// # Errors
 /// The API server did not do it.
-pub async fn disarm(client: &Client, release: &Release) -> Result<(), kube::Error> {
+pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), release.namespace());
+    let account = accounts.get_opt(&release.controller()).await?;
+    let owners: Vec<_> = account.into_iter().filter_map(|account| account.metadata.uid).collect();
+    let owners = owners.iter().map(|uid| {
+        serde_json::json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": release.controller(), "uid": uid})
+    });
+    let owners: Vec<_> = owners.collect();
     let marked = serde_json::json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": release.switch()},
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": release.switch(), "ownerReferences": owners},
         "data": {WEBHOOKS_KEY: "disarmed"},
     });
     let parameters = PatchParams::apply("pillion-uninstall").force();
-    api.patch(release.switch(), &parameters, &Patch::Apply(&marked)).await.map(drop)
+    api.patch(release.switch(), &parameters, &Patch::Apply(&marked)).await?;
+    Ok(!owners.is_empty())
 }
 
 /// Makes the `ConfigMap` if there is none, with both words as they are ever, so that a person has something to patch and to
-/// read. One that is there is left as it is. (Of one that was made empty, the API server would never say who wrote it.)
+/// read. One that is there is left as it is. (Of one that was made empty, the API server would never say who wrote it.) Whether
+/// it was made.
 ///
 /// # Errors
 /// The API server did not do it.
-pub async fn ensure(client: &Client, release: &Release) -> Result<(), kube::Error> {
+pub async fn ensure(client: &Client, release: &Release) -> Result<bool, kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let metadata = ObjectMeta { name: Some(release.switch().to_owned()), ..ObjectMeta::default() };
     let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let data = [(INJECTION_KEY, "enabled"), (WEBHOOKS_KEY, "armed")];
     let data = Some(data.map(|(key, word)| (key.to_owned(), word.to_owned())).into());
     match api.create(&parameters, &ConfigMap { metadata, data, ..ConfigMap::default() }).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
         Err(error) => Err(error),
     }
 }

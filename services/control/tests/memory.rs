@@ -13,6 +13,7 @@ use std::time::Duration;
 use allocation_counter::{AllocationInfo, measure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
+use pillion_api::opt_in::OptIn;
 use pillion_control::audit::{self, Auditor, Surroundings};
 use pillion_control::change::Change;
 use pillion_control::index::{Index, Update};
@@ -27,6 +28,11 @@ use serde_json::{Value, json};
 const NAMESPACES: usize = 10_000;
 const PROFILES: usize = 2_000;
 const MIB: f64 = 1024.0 * 1024.0;
+
+/// As a watch reads it.
+fn read(metadata: ObjectMeta) -> namespaces::Named {
+    namespaces::read(metadata, &OptIn::default())
+}
 
 /// A namespace as platforms make them: five labels, three annotations, and the copy that kubectl keeps.
 fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
@@ -101,7 +107,7 @@ fn profile(number: usize, generation: i64) -> StoredProfile {
 fn listed(index: &mut Index, cost_center: usize, generation: i64) {
     index.update(Update::Namespace(Change::Restarted));
     for number in 0..NAMESPACES {
-        index.update(Update::Namespace(Change::Listed(namespaces::read(namespace(number, cost_center)))));
+        index.update(Update::Namespace(Change::Listed(read(namespace(number, cost_center)))));
     }
     index.update(Update::Namespace(Change::ListComplete));
     index.update(Update::Namespaced(Change::Restarted));
@@ -127,7 +133,7 @@ fn ten_thousand_namespaces_take_a_few_mebibytes() {
     let info = measure(|| {
         index.update(Update::Namespace(Change::Restarted));
         for number in 0..NAMESPACES {
-            index.update(Update::Namespace(Change::Listed(namespaces::read(namespace(number, 1)))));
+            index.update(Update::Namespace(Change::Listed(read(namespace(number, 1)))));
         }
         index.update(Update::Namespace(Change::ListComplete));
     });
@@ -209,7 +215,7 @@ fn a_change_costs_what_changed() {
     ask_everywhere(&published);
 
     let one_namespace = measure(|| {
-        index.update(Update::Namespace(Change::Applied(namespaces::read(namespace(7, 2)))));
+        index.update(Update::Namespace(Change::Applied(read(namespace(7, 2)))));
         published = index.publish().unwrap();
     });
     println!("one namespace: {} allocations", one_namespace.count_total);
@@ -226,7 +232,7 @@ fn a_change_costs_what_changed() {
     // A clock of this kind may go by the tick.
     let hundred_times = fastest(|number| {
         for time in 0..100 {
-            let changed = namespaces::read(namespace(9, 3 + 100 * number + time));
+            let changed = read(namespace(9, 3 + 100 * number + time));
             index.update(Update::Namespace(Change::Applied(changed)));
             published = index.publish().unwrap();
         }
@@ -239,7 +245,7 @@ fn a_change_costs_what_changed() {
     let burst_time = fastest(|number| {
         for namespace_number in 0..1000 {
             let changed = namespace(namespace_number, 100 + number);
-            index.update(Update::Namespace(Change::Applied(namespaces::read(changed))));
+            index.update(Update::Namespace(Change::Applied(read(changed))));
         }
         published = index.publish().unwrap();
     });

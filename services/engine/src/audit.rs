@@ -186,16 +186,16 @@ fn standing(decision: &ProfileDecision) -> Standing {
 
 /// As much of the request as is known: that somebody created this pod.
 fn request_of(namespace: &str, pod: Value<'_>) -> Option<OwnedTape> {
-    let mut text = Vec::with_capacity(256);
-    text.extend_from_slice(br#"{"uid":"","operation":"CREATE","kind":{"group":"","version":"v1","kind":"Pod"},"#);
-    text.extend_from_slice(br#""resource":{"group":"","version":"v1","resource":"pods"},"dryRun":false,"namespace":"#);
+    let mut text = String::with_capacity(256);
+    text.push_str(r#"{"uid":"","operation":"CREATE","kind":{"group":"","version":"v1","kind":"Pod"},"#);
+    text.push_str(r#""resource":{"group":"","version":"v1","resource":"pods"},"dryRun":false,"namespace":"#);
     write_string(&mut text, namespace);
     if let Some(name) = pod.at(&["metadata", "name"]).and_then(Value::as_str) {
-        text.extend_from_slice(br#","name":"#);
+        text.push_str(r#","name":"#);
         write_string(&mut text, &name);
     }
-    text.push(b'}');
-    OwnedTape::parse(String::from_utf8(text).ok()?).ok()
+    text.push('}');
+    OwnedTape::parse(text).ok()
 }
 
 #[cfg(test)]

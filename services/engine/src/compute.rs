@@ -17,11 +17,18 @@ const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "
 
 /// The names that are known in some places only. A variable may use them, and can then be used in those places.
 pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
+
+/// What the object has at the place at hand. No variable is computed from it.
+pub(crate) const EXISTING: &str = "existing";
+
 /// Those that only a pod has.
 const POD_NAMES: [&str; 3] = ["containers", "primary", "overlays"];
 
 /// The annotation that says which container people mean when they mean the pod.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
+/// The lists of a pod's containers.
+const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
 /// Bytes that looking at one container is charged as.
 const CONTAINER_COST: usize = 16;
@@ -65,6 +72,8 @@ pub(crate) struct Computation<'v> {
     /// Names of the containers that were injected; `None` where the object is without them.
     ours: Option<&'v [Box<str>]>,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
+    /// The lists of containers that the pod has, in the order of [`LISTS`], once somebody has asked for one.
+    lists: OnceCell<[Option<json::Value<'v>>; LISTS.len()]>,
     /// All containers, once somebody has asked for them.
     containers: OnceCell<Value<'v>>,
     /// Names that are known at the place at hand, the innermost last.
@@ -89,7 +98,7 @@ pub(crate) fn without_pod(scope: Scope) -> Scope {
 
 /// A container as expressions see it.
 pub(crate) fn container<'v>(container: Value<'v>, kind: &'static str) -> Value<'v> {
-    Value::extended(container, vec![("type", Value::text(kind))])
+    Value::extended(container, [Some(("type", Value::text(kind))), None])
 }
 
 /// What kind of container one of `initContainers` is.
@@ -117,8 +126,8 @@ impl Arena {
 impl<'v> Computation<'v> {
     pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, profile: &'v CompiledProfile) -> Self {
         let values = RefCell::new(vec![None; profile.variables.len()]);
-        let containers = OnceCell::new();
-        Self { world, parameters, profile, ours: None, values, containers, locals: RefCell::default() }
+        let (lists, containers) = (OnceCell::new(), OnceCell::new());
+        Self { world, parameters, profile, ours: None, values, lists, containers, locals: RefCell::default() }
     }
 
     /// The same for an object as it is, in which these containers were injected.
@@ -140,7 +149,9 @@ impl<'v> Computation<'v> {
     /// Brings a name into scope until [`Computation::forget`].
     pub(crate) fn know(&self, name: &'v str, value: Value<'v>) {
         self.locals.borrow_mut().push((name, value));
-        self.forget_local_values(name);
+        if name != EXISTING {
+            self.forget_local_values();
+        }
     }
 
     /// How many names are known at the place at hand.
@@ -148,22 +159,25 @@ impl<'v> Computation<'v> {
         self.locals.borrow().len()
     }
 
-    /// Forgets the names that came into scope since there were so many.
+    /// Forgets the names that came into scope since there were so many. Nearly always none did.
+    #[inline]
     pub(crate) fn forget(&self, known: usize) {
-        let mut locals = self.locals.borrow_mut();
-        let forgotten = locals.get(known..).unwrap_or_default();
-        let matter = forgotten.iter().any(|(name, _)| *name != "existing");
-        locals.truncate(known);
-        if matter {
-            self.forget_local_values("");
+        if self.known() > known {
+            self.forget_since(known);
         }
     }
 
-    fn forget_local_values(&self, name: &str) {
-        // No variable is computed from what the object has at some place.
-        if name == "existing" {
-            return;
+    fn forget_since(&self, known: usize) {
+        let mut locals = self.locals.borrow_mut();
+        let forgotten = locals.get(known..).unwrap_or_default();
+        let matter = forgotten.iter().any(|(name, _)| *name != EXISTING);
+        locals.truncate(known);
+        if matter {
+            self.forget_local_values();
         }
+    }
+
+    fn forget_local_values(&self) {
         let mut values = self.values.borrow_mut();
         for (variable, value) in self.profile.variables.iter().zip(values.iter_mut()) {
             if variable.is_local {
@@ -172,9 +186,13 @@ impl<'v> Computation<'v> {
         }
     }
 
-    fn list(&self, field: &str) -> impl Iterator<Item = json::Value<'v>> + use<'v> {
-        let spec = self.world.object.get("spec");
-        spec.and_then(|spec| spec.get(field)).into_iter().flat_map(json::Value::items)
+    /// The items of the lists of containers, in the order of [`LISTS`].
+    fn lists(&self) -> [impl Iterator<Item = json::Value<'v>> + use<'v>; LISTS.len()] {
+        let lists = self.lists.get_or_init(|| {
+            let spec = self.world.object.get("spec");
+            LISTS.map(|list| spec.and_then(|spec| spec.get(list)))
+        });
+        lists.map(|list| list.into_iter().flat_map(json::Value::items))
     }
 
     /// Whether a container has the name of one that the profile adds: then its author says how that one should be.
@@ -186,25 +204,25 @@ impl<'v> Computation<'v> {
     }
 
     fn containers(&self) -> impl Iterator<Item = Value<'v>> {
-        let init = self.list("initContainers").map(|container| (container, init_kind(container)));
-        let app = self.list("containers").map(|container| (container, "App"));
-        let ephemeral = self.list("ephemeralContainers").map(|container| (container, "Ephemeral"));
+        let [init, app, ephemeral] = self.lists();
+        let init = init.map(|container| (container, init_kind(container)));
+        let app = app.map(|container| (container, "App"));
+        let ephemeral = ephemeral.map(|container| (container, "Ephemeral"));
         let all = init.chain(app).chain(ephemeral).filter(|(container, _)| !self.is_overlay(*container));
         all.map(|(value, kind)| {
-            let mut members = vec![("type", Value::text(kind))];
-            if let Some(ours) = self.ours {
+            let ours = self.ours.map(|ours| {
                 // Nobody injects an ephemeral container, whatever it is called.
                 let is_ours = kind != "Ephemeral"
                     && value.get("name").is_some_and(|name| ours.iter().any(|injected| name.is(injected)));
-                members.push(("ours", Value::Bool(is_ours)));
-            }
-            Value::extended(Value::from(value), members)
+                ("ours", Value::Bool(is_ours))
+            });
+            Value::extended(Value::from(value), [Some(("type", Value::text(kind))), ours])
         })
     }
 
     fn overlays(&self) -> Value<'v> {
-        let all = self.list("initContainers").chain(self.list("containers"));
-        let overlays = all.filter(|container| self.is_overlay(*container));
+        let [init, app, _] = self.lists();
+        let overlays = init.chain(app).filter(|container| self.is_overlay(*container));
         let named = overlays.filter_map(|container| {
             let name = container.get("name").and_then(json::Value::as_str)?;
             Some((Key::String(TextValue::from(name)), Value::from(container)))
@@ -216,7 +234,10 @@ impl<'v> Computation<'v> {
     fn primary(&self) -> Result<Value<'v>, EvaluationError> {
         let annotation = self.world.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);
-        let items = || self.list("containers").filter(|container| !self.is_overlay(*container));
+        let items = || {
+            let [_, app, _] = self.lists();
+            app.filter(|container| !self.is_overlay(*container))
+        };
         let is_named = |container: &json::Value<'v>| {
             named.as_ref().is_some_and(|named| container.get("name").is_some_and(|name| name.is(named)))
         };
@@ -246,9 +267,8 @@ impl<'v> Computation<'v> {
 impl<'v> Bindings<'v> for Computation<'v> {
     fn value(&self, name: &str, budget: &mut Budget) -> Result<Value<'v>, EvaluationError> {
         if let "containers" | "primary" | "overlays" = name {
-            // They are made anew each time, in time that is in proportion to the pod.
-            let lists = ["initContainers", "containers", "ephemeralContainers"];
-            budget.charge_bytes(CONTAINER_COST * lists.map(|list| self.list(list).count()).iter().sum::<usize>())?;
+            // What is made of them takes time in proportion to the pod, and is mostly made anew each time.
+            budget.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
         }
         match name {
             "object" => Ok(Value::from(self.world.object)),

@@ -12,6 +12,8 @@
 //! 5. `validate` asks, on the path for it, whether what came of all that is allowed.
 //! 6. [`report`] is what was decided, from which everything that is shown is rendered.
 //!
+//! [`case`] is what a test of profiles says, and runs it by all of this; [`creation`] makes the review that starts it.
+//!
 //! [`audit`] asks of a pod that is there already which profiles are for it; nothing is rendered for that.
 //!
 //! [`profile`] compiles what an author wrote into what the engine runs, [`snapshot`] holds all compiled profiles and what
@@ -19,7 +21,9 @@
 //! edit objects.
 
 pub mod audit;
+pub mod case;
 mod compute;
+pub mod creation;
 pub mod expression;
 pub mod inject;
 pub mod json;

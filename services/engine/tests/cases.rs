@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
 use pillion_api::profile::ProfileSpec;
+use pillion_engine::case::{Aspect, unequal};
+use pillion_engine::inject::undo;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
 use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSet, compile_with};
@@ -277,6 +279,7 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
             let (_, answer) = answered(file, snapshot, case, &result, (endpoint, trust));
             check_told(&told(&answer), expected, &format!("{at}: on the validating path"));
         }
+        undone(&result, &pod, &format!("{at} ({trust:?})"));
         let mut again = result;
         if let Some(foreign) = &case.foreign {
             merged(&mut again, foreign);
@@ -296,6 +299,19 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
             }
         }
     }
+}
+
+/// What was injected can be taken out again, and what comes out is what went in.
+fn undone(result: &Json, pod: &Json, at: &str) {
+    let has_record = |object: &Json| object["metadata"].get("annotations").is_some_and(|all| all.get(RECORD).is_some());
+    if !has_record(result) || has_record(pod) {
+        return;
+    }
+    let undone = undo(&result.to_string()).unwrap_or_else(|error| panic!("{at}: {error}"));
+    assert_eq!(undone.gone, Vec::<Box<str>>::new(), "{at}");
+    let undone: Json = serde_json::from_str(undone.object.root().raw()).unwrap();
+    let differences: Vec<_> = unequal(Aspect::Object, &undone, pod).iter().map(ToString::to_string).collect();
+    assert!(differences.is_empty(), "{at}: undone it is not what it was\n{}", differences.join("\n"));
 }
 
 /// Compares objects with the order of their keys left aside.

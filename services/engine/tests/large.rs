@@ -8,7 +8,7 @@ mod common;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use common::{answer, captured_by_name, sidecar, snapshot};
+use common::{answer, captured_by_name, patched, sidecar, snapshot};
 use pillion_engine::report::Outcome;
 use pillion_engine::review::Review;
 use serde_json::{Value as Json, json};
@@ -76,4 +76,30 @@ fn strings_of_nothing_but_escapes() {
     let body = review(|object| object["metadata"]["annotations"] = json!({"a": "\n\"\\".repeat(500_000)}));
     let snapshot = snapshot(&[("logger", sidecar("logger"))]);
     within_limit("three megabytes of escapes", || answer(&body, &snapshot));
+}
+
+#[test]
+fn a_variable_that_moves_among_six_hundred() {
+    let body = review(|object| {
+        let many = (0..600).map(|number| json!({"name": format!("SOME_LONG_VARIABLE_NAME_{number:04}"), "value": "v"}));
+        let first = std::iter::once(json!({"name": "OPTS", "value": "x"}));
+        object["spec"]["containers"][0]["env"] =
+            first.chain(many).chain([json!({"name": "POD_IP", "value": "z"})]).collect();
+    });
+    let env = json!([
+        {"name": "OPTS", "value": " -Dip=$(POD_IP)", "$join": {"separator": ""}},
+        {"name": "OTHER", "value": "x"},
+    ]);
+    let profile = json!({"activation": "Always", "containers": [{"name": "all", "template": {"env": env}}]});
+    let snapshot = snapshot(&[("joiner", profile)]);
+    let (decided, _) = within_limit("a joined variable", || answer(&body, &snapshot));
+    assert_eq!(decided.decision.outcome, Outcome::Injected, "{:?}", decided.decision);
+    let result = patched(&body, decided.patch.as_deref());
+    let env_of = |object: &Json| object["spec"]["containers"][0]["env"].clone();
+    assert_eq!(env_of(&result)[601], json!({"name": "OPTS", "value": "x -Dip=$(POD_IP)"}));
+    let record = result["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap();
+    assert!(record.len() < 1024, "only what moved is noted: {record}");
+    let undone = pillion_engine::inject::undo(&result.to_string()).unwrap();
+    let undone: Json = serde_json::from_str(undone.object.root().raw()).unwrap();
+    assert_eq!(env_of(&undone), env_of(&patched(&body, None)));
 }

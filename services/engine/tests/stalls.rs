@@ -11,12 +11,18 @@
 )]
 #![allow(clippy::needless_pass_by_value, reason = "profiles and pods read better without signs in front of them")]
 
+#[path = "stalls/authors.rs"]
+mod authors;
 mod common;
+#[path = "stalls/profiles.rs"]
+mod profiles;
 
 use std::time::{Duration, Instant};
 
+use authors::what_authors_send;
 use common::{answer, patched, snapshot};
 use pillion_engine::report::Outcome;
+use profiles::profiles_own_work;
 use serde_json::{Value as Json, json};
 
 /// A build without optimisation needs some tenths of it for the longest; what is not bounded needs a minute.
@@ -102,308 +108,6 @@ fn numbers(count: usize) -> String {
     (0..count).map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
 
-#[expect(clippy::too_many_lines, reason = "a table")]
-fn profiles_own_work() -> Vec<Bomb> {
-    let bomb = |name, profile, pod, reasons| Bomb { name, profile, pod, reasons };
-    let thousand = &[
-        ("ten", "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]"),
-        (
-            "thousand",
-            "variables.ten.map(a, variables.ten.map(b, a * 10 + b)).flatten().map(a, variables.ten.map(b, a * 10 + b)).flatten()",
-        ),
-    ];
-    let each = |more: Json| {
-        let mut element = json!({"$forEach": "params.list", "name": "E${item}", "value": "x"});
-        more.as_object().unwrap().iter().for_each(|(key, value)| element[key] = value.clone());
-        json!([element])
-    };
-    vec![
-        bomb(
-            "64 KB of a template",
-            env((0..1_900).map(|number| json!({"name": format!("E{number}"), "value": "x"})).collect()),
-            small(),
-            TOO_LARGE,
-        ),
-        bomb(
-            "64 KB of a template for a container that is added",
-            added((0..1_900).map(|number| json!({"name": format!("E{number}"), "value": "$(E3)"})).collect()),
-            small(),
-            EITHER,
-        ),
-        bomb(
-            "64 KB of annotations in a template",
-            template(json!({"metadata": {"annotations": (0..5_000)
-                .map(|number| (format!("a{number}"), json!("")))
-                .collect::<serde_json::Map<_, _>>()}})),
-            small(),
-            TOO_LARGE,
-        ),
-        bomb("10,000 elements of one $forEach", with_list(env(each(json!({})))), annotated(numbers(10_000)), TOO_LARGE),
-        bomb(
-            "10,000 elements of one $forEach in a container that is added",
-            with_list(added(each(json!({})))),
-            annotated(numbers(10_000)),
-            TOO_MUCH,
-        ),
-        bomb(
-            "10,000 elements that each go first",
-            with_list(added(each(json!({"$position": "First"})))),
-            annotated(numbers(10_000)),
-            TOO_MUCH,
-        ),
-        bomb(
-            "10,000 elements at places of their own",
-            with_list(env(each(json!({"$position": {"after": "V${item}"}})))),
-            {
-                let mut pod = variables(10_000, |_| String::new());
-                pod["metadata"]["annotations"]["example.com/x"] = json!(numbers(10_000));
-                pod
-            },
-            EITHER,
-        ),
-        bomb(
-            "10,000 elements, each of which refers to the next one",
-            with_list(added(each(json!({"value": "$(E${index + 1})"})))),
-            annotated(numbers(10_000)),
-            TOO_MUCH,
-        ),
-        bomb(
-            "1,000 elements, each of which refers to the next one",
-            with_list(added(each(json!({"value": "$(E${index + 1})"})))),
-            annotated(numbers(1_000)),
-            DONE,
-        ),
-        bomb(
-            "a million elements of a $forEach in a $forEach",
-            with_variables(
-                added(json!([{
-                    "$forEach": "variables.thousand", "$as": "outer",
-                    "$value": [{"$forEach": "variables.thousand", "name": "E${outer}_${item}", "value": "x"}],
-                }])),
-                thousand,
-            ),
-            small(),
-            TOO_MUCH,
-        ),
-        bomb(
-            "a million items of a list that is one value",
-            with_variables(
-                template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "args": [{
-                    "$forEach": "variables.thousand", "$as": "outer",
-                    "$value": [{"$forEach": "variables.thousand", "$value": "${outer}.${item}"}],
-                }]}]}})),
-                thousand,
-            ),
-            small(),
-            TOO_MUCH,
-        ),
-        bomb(
-            "many lists that are spliced",
-            with_variables(
-                added(
-                    (0..40)
-                        .map(|number| {
-                            json!(format!(
-                                "${{variables.thousand.map(n, {{'name': 'E{number}_' + string(n), 'value': ''}})}}"
-                            ))
-                        })
-                        .collect(),
-                ),
-                thousand,
-            ),
-            small(),
-            TOO_MUCH,
-        ),
-        bomb(
-            "JSON of the pod in each of 100 containers",
-            rule(json!({"types": ["App"]}), json!({"env": [{"name": "POD", "value": "${toJson(object)}"}]})),
-            many(100),
-            EITHER,
-        ),
-        bomb(
-            "regular expressions over long texts",
-            rule(
-                json!({"types": ["App"], "where": "object.metadata.annotations['example.com/x'].matches('(x+x+)+y')"}),
-                json!({"tty": true}),
-            ),
-            {
-                let mut pod = many(100);
-                pod["metadata"]["annotations"]["example.com/x"] = json!("x".repeat(1_000_000));
-                pod
-            },
-            TOO_MUCH,
-        ),
-        bomb(
-            "a thousand regular expressions that are computed",
-            rule(
-                json!({"types": ["App"], "where": "container.name.matches('(' + container.name + '{1,50}){1,50}')"}),
-                json!({"tty": true}),
-            ),
-            many(1_000),
-            TOO_MUCH,
-        ),
-    ]
-}
-
-#[expect(clippy::too_many_lines, reason = "a table")]
-fn what_authors_send() -> Vec<Bomb> {
-    let bomb = |name, profile, pod, reasons| Bomb { name, profile, pod, reasons };
-    let joined = |separator: &str| env(json!([{"name": "V0", "value": "b", "$join": {"separator": separator}}]));
-    let joins_annotation =
-        |name: &str, join: Json| with_list(env(json!([{"name": name, "value": "${params.text}", "$join": join}])));
-    let annotated = |mut pod: Json, text: String| {
-        pod["metadata"]["annotations"]["example.com/x"] = json!(text);
-        pod
-    };
-    let letters = "a,".repeat(500_000);
-    vec![
-        bomb("a join with a megabyte", joined(","), variables(1, |_| letters.clone()), EITHER),
-        bomb(
-            "a join of two long lists",
-            joins_annotation("V0", json!({"separator": ","})),
-            annotated(
-                variables(1, |_| numbers(100_000)),
-                (0..40_000).map(|n| format!("x{n}")).collect::<Vec<_>>().join(","),
-            ),
-            EITHER,
-        ),
-        bomb(
-            "a join of two long lists by their keys",
-            joins_annotation("V0", json!({"separator": ",", "key": "="})),
-            annotated(
-                variables(1, |_| (0..100_000).map(|n| format!("a{n}=")).collect::<Vec<_>>().join(",")),
-                (0..40_000).map(|n| format!("x{n}=")).collect::<Vec<_>>().join(","),
-            ),
-            EITHER,
-        ),
-        bomb(
-            "a join of two long lists as JSON",
-            joins_annotation("V0", json!({"format": "JSON"})),
-            annotated(
-                variables(1, |_| format!("[{}]", numbers(100_000))),
-                format!("[{}]", (0..40_000).map(|n| (n + 200_000).to_string()).collect::<Vec<_>>().join(",")),
-            ),
-            EITHER,
-        ),
-        bomb(
-            "a join of two long lists of arguments",
-            with_list(rule(json!({"types": ["App"]}), json!({"args": {"$value": "${params.list}", "$join": {}}}))),
-            annotated(
-                pod(
-                    json!({"containers": [{"name": "app", "args": (0..100_000).map(|n| n.to_string()).collect::<Vec<_>>()}]}),
-                ),
-                (0..20_000).map(|n| format!("x{n}")).collect::<Vec<_>>().join(","),
-            ),
-            EITHER,
-        ),
-        bomb(
-            "a megabyte of references that are not closed",
-            joined(""),
-            variables(1, |_| "$(".repeat(500_000)),
-            EITHER,
-        ),
-        bomb(
-            "a megabyte of references",
-            joined(""),
-            variables(5_000, |number| if number == 0 { "$(A)".repeat(250_000) } else { "x".to_owned() }),
-            EITHER,
-        ),
-        bomb(
-            "5,000 variables that refer to one another, and some that are joined",
-            env((0..50).map(|n| json!({"name": format!("V{n}"), "value": "b", "$join": {"separator": ","}})).collect()),
-            variables(5_000, |number| format!("$(V{})", number + 1)),
-            EITHER,
-        ),
-        bomb(
-            "5,000 containers and a rule that looks at all of them",
-            rule(json!({"types": ["App"], "where": "containers.size() > 0"}), json!({"tty": true})),
-            many(5_000),
-            EITHER,
-        ),
-        bomb(
-            "10,000 containers and a rule",
-            rule(json!({"types": ["App"]}), json!({"env": [{"name": "B", "value": "x"}]})),
-            many(10_000),
-            EITHER,
-        ),
-        bomb(
-            "10,000 containers and a rule that asks for the primary one, the overlays and the namespace",
-            with_variables(
-                rule(
-                    json!({"types": ["App"], "where": "primary.name != '' && overlays.size() == 0 && variables.local"}),
-                    json!({"tty": true}),
-                ),
-                &[("local", "namespaceObject.metadata.name != container.name")],
-            ),
-            many(10_000),
-            EITHER,
-        ),
-        bomb(
-            "20,000 variables, each changed",
-            env(json!([{"$each": "true", "value": "y", "$conflict": "Replace"}])),
-            variables(20_000, |_| "x".to_owned()),
-            EITHER,
-        ),
-        bomb(
-            "20,000 variables, each removed",
-            env(json!([{"$prune": "true"}])),
-            variables(20_000, |_| "x".to_owned()),
-            EITHER,
-        ),
-        bomb(
-            "64 KB of variables for a container that has 20,000",
-            env((0..1_500).map(|n| json!({"name": format!("E{n}"), "value": "x"})).collect()),
-            variables(20_000, |_| "x".to_owned()),
-            EITHER,
-        ),
-        bomb(
-            "64 KB of annotations for a pod that has 100,000",
-            template(json!({"metadata": {"annotations": (0..5_000)
-                .map(|number| (format!("a{number}"), json!("")))
-                .collect::<serde_json::Map<_, _>>()}})),
-            json!({
-                "metadata": {"annotations": (0..100_000).map(|n| (format!("b{n}"), json!(""))).collect::<serde_json::Map<_, _>>()},
-                "spec": {"containers": [{"name": "app"}]},
-            }),
-            EITHER,
-        ),
-        bomb(
-            "an overlay with 5,000 variables, all of them in managedFields",
-            template(json!({"spec": {"containers": [{
-                "name": "proxy", "image": "p", "$conflict": "Merge",
-                "env": (0..1_000).map(|n| json!({"name": format!("V{n}"), "value": "y"})).collect::<Vec<_>>(),
-            }]}})),
-            {
-                let mut pod = variables(5_000, |_| "x".to_owned());
-                pod["spec"]["containers"][0]["name"] = json!("proxy");
-                let keys = (0..5_000).map(|n| (format!("k:{{\"name\":\"V{n}\"}}"), json!({".": {}, "f:name": {}})));
-                let keys: serde_json::Map<_, _> = keys.collect();
-                pod["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:spec": {"f:containers": {
-                    "k:{\"name\":\"proxy\"}": {".": {}, "f:env": keys},
-                }}}}]);
-                pod
-            },
-            EITHER,
-        ),
-        bomb(
-            "a record of 16 KB on a pod with 20,000 annotations",
-            template(json!({"metadata": {"labels": {"a": "b"}}})),
-            {
-                let mut annotations: serde_json::Map<_, _> =
-                    (0..20_000).map(|n| (format!("b{n}"), json!(""))).collect();
-                let places: Vec<_> = (0..500).map(|n| format!("/metadata/annotations/b{}", 19_999 - n)).collect();
-                let record = json!({"version": 1, "profiles": [{"profile": "bomb", "revision": "1", "added": places}]});
-                annotations.insert("pillion.dev/injected".into(), json!(record.to_string()));
-                json!({
-                    "metadata": {"annotations": annotations, "managedFields": [{"manager": "m"}]},
-                    "spec": {"containers": [{"name": "app"}]},
-                })
-            },
-            EITHER,
-        ),
-    ]
-}
-
 fn review(pod: &Json) -> Vec<u8> {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -450,4 +154,30 @@ fn what_an_author_sends_ends() {
 fn what_is_done_within_the_budget_is_done() {
     let profile = env(json!([{"name": "B", "value": "${containers.map(c, c.name).join(',')}"}]));
     each_ends(vec![Bomb { name: "100 containers", profile, pod: many(100), reasons: DONE }]);
+}
+
+#[test]
+fn long_lists_of_arguments_are_work_that_is_done() {
+    let texts = |from: usize, count: usize| -> Vec<String> {
+        let text = |number| format!("{:x<60}", format!("--argument-{number:06}="));
+        (from..from + count).map(text).collect()
+    };
+    let prunes: Vec<_> =
+        (0..3).map(|n| json!({"$prune": format!("item.startsWith('--argument-00000{n}=')")})).collect();
+    let prunes = rule(json!({"types": ["App"]}), json!({"args": prunes}));
+    let joins = rule(json!({"types": ["App"]}), json!({"args": {"$value": texts(1_000, 400), "$join": {}}}));
+    for (name, profile, count) in [("three that prune", prunes, 200), ("a join", joins, 240)] {
+        let snapshot = snapshot(&[("bomb", profile)]);
+        let mut pod = small();
+        pod["spec"]["containers"][0]["args"] = json!(texts(0, count));
+        pod["metadata"]["managedFields"] = json!([{"manager": "m"}]);
+        let body = review(&pod);
+        let (first, _) = answer(&body, &snapshot);
+        let of_profile = &first.decision.profiles[0];
+        assert_eq!(of_profile.reason.as_str(), "injected", "{name}: {:?}", of_profile.detail);
+        let (second, _) = answer(&review(&patched(&body, first.patch.as_deref())), &snapshot);
+        let of_profile = &second.decision.profiles[0];
+        assert_ne!(of_profile.reason.as_str(), "expression_failed", "{name}: {:?}", of_profile.detail);
+        assert_eq!(second.patch, None, "{name}: the second pass");
+    }
 }

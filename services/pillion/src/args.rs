@@ -6,21 +6,30 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use pillion_control::client;
 use pillion_control::release::{DEFAULT_CLUSTER_DOMAIN, Release};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 use crate::certs::CertsArgs;
+use crate::convert::ConvertArgs;
 use crate::crds::CrdsArgs;
+use crate::diff::DiffArgs;
+use crate::doctor::DoctorArgs;
+use crate::explain::ExplainArgs;
 use crate::export::ExportArgs;
 use crate::inject::InjectArgs;
 use crate::lint::LintArgs;
+use crate::manual::ManArgs;
 use crate::profiles::ProfilesArgs;
+use crate::rollout::RolloutArgs;
 use crate::serve::controller::ControllerArgs;
 use crate::serve::dev::DevArgs;
 use crate::serve::webhook::WebhookArgs;
 use crate::status::StatusArgs;
 use crate::telemetry::traces::Collector;
+use crate::test::TestArgs;
+use crate::uninject::UninjectArgs;
 use crate::uninstall::UninstallArgs;
 
 /// One sidecar injector for a whole Kubernetes cluster.
@@ -52,23 +61,39 @@ pub(crate) enum Command {
     Dev(DevArgs),
     /// Inject into the pods of manifests, on this machine, without a cluster.
     Inject(InjectArgs),
+    /// Why a pod is, or is not, as its profiles say: pillion explain pod/web -n shop
+    Explain(ExplainArgs),
+    /// Look for what keeps Pillion in a cluster from working, and say what to do about it.
+    Doctor(DoctorArgs),
+    /// Take out of manifests what was injected into their pods, by the record that stands on them.
+    Uninject(UninjectArgs),
+    /// Show what changed profiles would do to the pods that run, or to manifests, without doing it.
+    Diff(DiffArgs),
     /// Check profiles.
     Lint(LintArgs),
+    /// Run the cases that stand beside profiles: pillion test profiles
+    Test(TestArgs),
     /// What was accepted of a profile in a cluster, and going back to it.
     Profiles(ProfilesArgs),
     /// Write what profiles say as Kubernetes' own policies, as far as those can say it.
-    ///
-    /// Exit code 3: something was left out, and standard error says what and why.
     Export(ExportArgs),
+    /// Make profiles of what other injectors are configured with.
+    Convert(ConvertArgs),
     /// Take the webhook configurations of a release away for good, before it is deleted.
     ///
     /// Nobody is injected from then on. To undo it: set webhooks: armed in the release's ConfigMap.
     Uninstall(UninstallArgs),
-    /// Show which pods in the cluster are not as their profiles say, and why.
-    /// It asks the API server itself: no part of Pillion has to run. Exit code 1: there is such a pod.
+    /// Show the installation at a glance, and which pods are not as their profiles say, and why.
+    /// It asks the API server itself: no part of Pillion has to run.
     Status(StatusArgs),
+    /// List workloads whose pods lack what their profiles say or carry an older revision, and restart them.
+    ///
+    /// Nothing is restarted without --apply.
+    Rollout(RolloutArgs),
     /// Print the custom resource definitions: pillion crds | kubectl apply -f -
     Crds(CrdsArgs),
+    /// Write manual pages: pillion man /usr/local/share/man/man1
+    Man(ManArgs),
     /// Print completions for a shell: pillion completions bash > /etc/bash_completion.d/pillion
     Completions {
         /// The shell.
@@ -97,30 +122,59 @@ impl ReleaseArgs {
     }
 }
 
-/// Which cluster, and which release in it: for commands that a person runs.
+/// Which cluster: for commands that a person runs.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct ClusterArgs {
+pub(crate) struct ApiServerArgs {
     /// How to reach the API server. Default: as kubectl does.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
+}
+
+impl ApiServerArgs {
+    /// A client of an API server that answers.
+    ///
+    /// # Errors
+    /// There is no way to one, or it does not answer.
+    pub(crate) async fn connect(&self) -> anyhow::Result<kube::Client> {
+        let client = match &self.kubeconfig {
+            Some(file) => client::connect(Some(file)).await?,
+            None => client::inferred().await?,
+        };
+        // Else each look of a command would wait for the same, and tell it.
+        match client.apiserver_version().await {
+            Ok(_) => Ok(client),
+            // It answers, if only that this is not for everybody.
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(client),
+            Err(error) => Err(error).context("the API server cannot be asked: is the kubeconfig the right one?"),
+        }
+    }
+}
+
+/// Which cluster, and which release in it.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ClusterArgs {
+    #[command(flatten)]
+    api_server: ApiServerArgs,
     #[command(flatten)]
     release: ReleaseArgs,
 }
 
 impl ClusterArgs {
+    /// The release alone: for who asks no cluster.
+    ///
+    /// # Errors
+    /// There is no such release.
+    pub(crate) fn release(&self) -> anyhow::Result<Release> {
+        self.release.release()
+    }
+
     /// A client, and the release.
     ///
     /// # Errors
     /// There is no way to an API server, or no such release.
     pub(crate) async fn connect(&self) -> anyhow::Result<(kube::Client, Release)> {
         let release = self.release.release()?;
-        let client = if let Some(file) = &self.kubeconfig {
-            pillion_control::client::connect(Some(file)).await?
-        } else {
-            let config = kube::Config::infer().await.context("there is no kubeconfig; name one by --kubeconfig")?;
-            kube::Client::try_from(config).context("the kubeconfig makes no client")?
-        };
-        Ok((client, release))
+        Ok((self.api_server.connect().await?, release))
     }
 }
 
@@ -142,6 +196,13 @@ pub(crate) struct LogArgs {
     /// what the policy file says, else info; for dev also each decision.
     #[arg(long, global = true, env = "PILLION_LOG_LEVEL", value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
+}
+
+impl LogArgs {
+    /// For commands that people run, and that ask an API server: what goes well is no line, unless somebody wants it.
+    pub(crate) fn for_people(&self) -> Self {
+        Self { log_level: Some(self.log_level.clone().unwrap_or_else(|| "warn".to_owned())), ..self.clone() }
+    }
 }
 
 /// How log lines look.

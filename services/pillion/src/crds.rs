@@ -1,12 +1,21 @@
-//! `pillion crds`: prints the definitions of the custom resources, for `kubectl apply -f -`.
+//! `pillion crds`: prints the definitions of the custom resources, for `kubectl apply -f -`, or applies them by itself: where
+//! the image is all there is, as in a job before an upgrade.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
 use serde_json::Value;
 
+use crate::blocking::block_on;
 use crate::output::{self, Format};
+
+/// Who writes them, for server-side apply.
+const FIELD_MANAGER: &str = "pillion-crds";
 
 /// Arguments of `pillion crds`.
 #[derive(Clone, Debug, Args)]
@@ -14,19 +23,40 @@ pub(crate) struct CrdsArgs {
     /// How they are printed.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
     output: Format,
+    /// Apply them to the cluster, server-side, and print nothing but their names. What others wrote into them is written over.
+    #[arg(long, conflicts_with = "output")]
+    apply: bool,
+    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG", requires = "apply")]
+    kubeconfig: Option<PathBuf>,
 }
 
-/// Prints all definitions.
-#[expect(clippy::needless_pass_by_value, reason = "every command takes its arguments by value")]
+/// Prints or applies all definitions.
 pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<ExitCode> {
-    let CrdsArgs { output } = args;
+    let CrdsArgs { output, apply, kubeconfig } = args;
     let definitions = pillion_api::crd::definitions().context("the definitions cannot be made")?;
     let objects = definitions
         .iter()
         .map(|definition| serde_json::to_value(definition).map(without_nulls))
         .collect::<Result<Vec<_>, _>>()
         .context("the definitions cannot be written")?;
+    if apply {
+        return block_on(applied(objects, kubeconfig));
+    }
     output::print(&output::objects(&objects, output)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Applies them in their order. One that is refused ends it: those before are compatible with what is served.
+async fn applied(objects: Vec<Value>, kubeconfig: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    let client = pillion_control::client::connect(kubeconfig.as_deref()).await?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client);
+    for object in objects {
+        let name = object.pointer("/metadata/name").and_then(Value::as_str).context("a definition without a name")?;
+        let applied = definitions.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&object)).await;
+        applied.with_context(|| format!("the API server does not take the definition {name}"))?;
+        output::print(&format!("{name}\n"))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

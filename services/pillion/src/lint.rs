@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use crate::load::{self, Loaded, Problem};
-use crate::output;
+use crate::{github, output};
 
 /// Arguments of `pillion lint`.
 #[derive(Clone, Debug, Args)]
@@ -15,7 +15,7 @@ pub(crate) struct LintArgs {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// How problems are shown.
-    #[arg(short, long, value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
+    #[arg(short, long, visible_short_alias = 'o', visible_alias = "output", value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
     format: Format,
 }
 
@@ -27,6 +27,8 @@ enum Format {
     /// For programs: on standard output, a list of objects with severity, file, line, column, path, message and help,
     /// at most a hundred.
     Json,
+    /// For GitHub Actions: on standard output, as annotations at their place.
+    Github,
 }
 
 /// Shows all problems; succeeds if there are none but warnings.
@@ -51,6 +53,7 @@ pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
             let all = problems.iter().chain(&warnings).take(output::MAX_PROBLEMS).map(Problem::to_json).collect();
             output::print(&output::json(&serde_json::Value::Array(all))?)?;
         }
+        Format::Github => output::print(&github::problems(problems.iter().chain(&warnings)))?,
     }
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -3,25 +3,42 @@
 //! The command line becomes values ([`args`]), and each command is a module that takes its own.
 
 mod args;
+mod authors;
+mod blocking;
 mod causes;
 mod certs;
 mod config;
+mod convert;
 mod crds;
-mod creation;
+mod diff;
+mod difference;
+mod doctor;
+mod exits;
+mod explain;
 mod export;
+mod finding;
+mod github;
 mod inject;
+mod installation;
 mod lint;
 mod load;
+mod manual;
 mod output;
 mod profiles;
+mod progress;
+mod rollout;
 mod serve;
 mod status;
 mod telemetry;
+mod test;
+mod trial;
+mod uninject;
 mod uninstall;
+mod workload;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::FromArgMatches;
 
 use crate::args::{Arguments, Command};
 use crate::telemetry::Telemetry;
@@ -30,10 +47,12 @@ fn main() -> ExitCode {
     // Before anything else: with no provider, or two, the first connection would be a panic. Err says that there is one.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 
-    match run(Arguments::parse()) {
+    let matches = exits::command().get_matches();
+    match Arguments::from_arg_matches(&matches).map_err(anyhow::Error::from).and_then(run) {
         Ok(code) => code,
         Err(error) => {
-            anstream::eprintln!("error: {}", causes::told(&error));
+            // Who has closed standard error does not want to know.
+            let _ = output::error(&error);
             ExitCode::FAILURE
         }
     }
@@ -45,16 +64,27 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Webhook(args) => serve::webhook::run(args, &logs),
         Command::Controller(args) => serve::controller::run(args, &logs),
         Command::Dev(args) => serve::dev::run(args, &logs),
-        Command::Certs(args) => Telemetry::logs(&logs).and_then(|()| certs::run(args)),
+        Command::Certs(args) => Telemetry::logs(&logs.for_people()).and_then(|()| certs::run(args)),
         Command::Inject(args) => Telemetry::logs(&logs).and_then(|()| inject::run(args)),
+        Command::Explain(args) => Telemetry::logs(&logs.for_people()).and_then(|()| explain::run(args)),
+        Command::Doctor(args) => Telemetry::logs(&logs.for_people()).and_then(|()| doctor::run(args)),
+        Command::Uninject(args) => Telemetry::logs(&logs).and_then(|()| uninject::run(args)),
+        Command::Diff(args) => Telemetry::logs(&logs.for_people()).and_then(|()| diff::run(args)),
         Command::Lint(args) => Telemetry::logs(&logs).and_then(|()| lint::run(args)),
-        Command::Profiles(args) => Telemetry::logs(&logs).and_then(|()| profiles::run(args)),
+        Command::Test(args) => Telemetry::logs(&logs).and_then(|()| test::run(args)),
+        Command::Profiles(args) => Telemetry::logs(&logs.for_people()).and_then(|()| profiles::run(args)),
         Command::Export(args) => Telemetry::logs(&logs).and_then(|()| export::run(args)),
+        Command::Convert(args) => Telemetry::logs(&logs).and_then(|()| convert::run(args)),
         Command::Uninstall(args) => uninstall::run(args),
-        Command::Status(args) => Telemetry::logs(&logs).and_then(|()| status::run(args)),
+        Command::Status(args) => Telemetry::logs(&logs.for_people()).and_then(|()| status::run(args)),
+        Command::Rollout(args) => Telemetry::logs(&logs.for_people()).and_then(|()| rollout::run(args)),
         Command::Crds(args) => crds::run(args),
+        Command::Man(args) => manual::run(args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Arguments::command(), "pillion", &mut std::io::stdout());
+            // It would panic where whoever reads it stops reading.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut exits::command(), "pillion", &mut script);
+            output::print(&String::from_utf8(script)?)?;
             Ok(ExitCode::SUCCESS)
         }
     }

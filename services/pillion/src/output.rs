@@ -2,12 +2,15 @@
 //!
 //! Whoever reads the output may stop reading: `pillion crds | head` is no error.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
 
 use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::Value;
 
+use crate::causes;
 use crate::load::Problem;
 
 /// How many problems are shown at once: nobody reads more, and a file can have as many as it has bytes.
@@ -20,6 +23,54 @@ pub(crate) enum Format {
     Yaml,
     /// One JSON object; of several objects, a List.
     Json,
+}
+
+/// How data is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// For people.
+    Text,
+    /// For programs: one object.
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+impl Form {
+    /// Prints data: `text` for people, whose colours are taken out where nobody would see them, and `value` for programs.
+    pub(crate) fn print(
+        self,
+        text: impl FnOnce() -> anyhow::Result<String>,
+        value: impl FnOnce() -> anyhow::Result<Value>,
+    ) -> anyhow::Result<()> {
+        match self {
+            Self::Text => show(&text()?),
+            Self::Json => print(&json(&value()?)?),
+            Self::Yaml => print(&yaml(&value()?)?),
+        }
+    }
+}
+
+/// In columns, as kubectl has them: the head, and a row for each; nothing if there is no row.
+pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
+    let mut widths = [0; N];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut out = String::new();
+    for row in rows.iter().filter(|_| rows.len() > 1) {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            // Writing to a text never fails.
+            let _ = write!(line, "{cell:width$}   ");
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
 }
 
 /// Writes objects in a format.
@@ -59,9 +110,55 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
+/// Prints the result of a command for people. Colours are taken out where nobody would see them.
+pub(crate) fn show(text: &str) -> anyhow::Result<()> {
+    let text = harmless(text);
+    let mut stdout = anstream::stdout().lock();
+    unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
+}
+
+/// A text in which nothing but colours can act on a terminal: parts of it are written by whoever may write to a cluster,
+/// and a sequence of theirs could hide a line or write another one over it.
+fn harmless(text: &str) -> Cow<'_, str> {
+    let acts = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some((before, from)) = rest.find(acts).map(|place| rest.split_at(place)) {
+        out.push_str(before);
+        let length = colour(from).unwrap_or(0);
+        let (kept, behind) = from.split_at(length);
+        out.push_str(kept);
+        rest = behind;
+        if length == 0 {
+            out.push(char::REPLACEMENT_CHARACTER);
+            let mut letters = behind.chars();
+            letters.next();
+            rest = letters.as_str();
+        }
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}
+
+/// How long the sequence is with which a text begins, if it sets a colour; one that hides what follows is none.
+fn colour(text: &str) -> Option<usize> {
+    let numbers = text.strip_prefix("\u{1b}[")?;
+    let end = numbers.find(|letter: char| !letter.is_ascii_digit() && letter != ';')?;
+    let (numbers, rest) = numbers.split_at(end);
+    (rest.starts_with('m') && numbers.split(';').all(|number| number != "8")).then_some(end + 3)
+}
+
 /// Tells the user something beside the result. Colours are taken out where nobody would see them.
 pub(crate) fn tell(text: &str) -> anyhow::Result<()> {
+    let text = harmless(text);
     unless_closed(writeln!(anstream::stderr().lock(), "{text}")).context("cannot write to standard error")
+}
+
+/// Tells the user why a command came to nothing.
+pub(crate) fn error(error: &anyhow::Error) -> anyhow::Result<()> {
+    tell(&format!("error: {}", causes::told(error)))
 }
 
 /// Tells the user what is wrong, each with its piece of text; of very many, the first.
@@ -86,6 +183,17 @@ mod tests {
     use crate::load::yaml::{Node, documents};
     use proptest::prelude::*;
     use serde_json::json;
+
+    #[test]
+    fn what_others_wrote_does_not_act_on_a_terminal() {
+        let fine = "\u{1b}[31merror\u{1b}[0m\t\u{1b}[38;5;12mone\n";
+        assert_eq!(harmless(fine), fine);
+        let wrong = "a\u{1b}[2Kb\u{1b}]0;title\u{7}c\rd\u{9b}8me\u{1b}[8mf\u{1b}[31mg\u{1b}";
+        assert_eq!(
+            harmless(wrong),
+            "a\u{fffd}[2Kb\u{fffd}]0;title\u{fffd}c\u{fffd}d\u{fffd}8me\u{fffd}[8mf\u{1b}[31mg\u{fffd}"
+        );
+    }
 
     fn read_back(value: &Value) -> Value {
         let text = yaml(value).unwrap();

@@ -1,17 +1,26 @@
-//! `pillion status`: which pods are not as their profiles say, and why. It asks the API server itself, by lists, so it works
-//! with the controller dead.
+//! `pillion status`: the installation at a glance, and which pods are not as their profiles say, and why. It asks the API
+//! server itself, by lists, so it works with the controller dead.
+
+mod overview;
 
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::bail;
 use clap::Args;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams};
+use pillion_api::ClusterInjectionProfile;
 use pillion_control::Lookups;
 use pillion_control::audit::{self, AuditSettings, Finding, Reads, Report};
 use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
 
+use self::overview::Line;
 use crate::args::ClusterArgs;
-use crate::output;
+use crate::blocking::block_on;
+use crate::output::{self, Form};
 
 /// Arguments of `pillion status`.
 #[derive(Clone, Debug, Args)]
@@ -19,32 +28,100 @@ pub(crate) struct StatusArgs {
     /// The pods of this namespace. Default: of all that are opted in.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
+    /// The pods alone, without replicas, certificates and profiles. So it is with --namespace.
+    #[arg(long)]
+    pods: bool,
+    /// How the answer is printed.
+    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
+    output: Form,
     #[command(flatten)]
     at: ClusterArgs,
 }
 
 /// Prints the findings; fails if there is any.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a thread")?;
-    let report = runtime.block_on(report(args))?;
-    output::print(&table(&report.findings))?;
-    output::tell(&summary(&report))?;
+    let format = args.output;
+    let (lines, report) = block_on(report(args))?;
+    format.print(|| Ok(at_a_glance(&lines) + &table(&report.findings)), || Ok(document(&lines, &report)))?;
+    if format == Form::Text {
+        output::tell(&summary(&report))?;
+    }
     Ok(if report.total() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn report(args: StatusArgs) -> anyhow::Result<Report> {
-    let StatusArgs { namespace, at } = args;
+async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
+    let StatusArgs { namespace, pods, at, output: _ } = args;
     let (client, release) = at.connect().await?;
+    let is_whole = namespace.is_none() && !pods;
+    let lines = if is_whole { overview::overview(&client, &release).await } else { Vec::new() };
+    may_be_asked(&client).await?;
     let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
-    Ok(audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?)
+    let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;
+    Ok((lines, report))
+}
+
+/// Fails for who may not list what the audit goes by, rather than have it ask again and again.
+async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
+    let one = ListParams::default().limit(1);
+    let profiles = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
+    let namespaces = Api::<Namespace>::all(client.clone());
+    let profiles = profiles.list_metadata(&one).await.map(drop);
+    for asked in [profiles, namespaces.list_metadata(&one).await.map(drop)] {
+        if let Err(kube::Error::Api(status)) = asked
+            && status.code == 403
+        {
+            bail!(
+                "{}; the audit reads all namespaces and profiles. Who may not asks about their own: pillion explain namespace/NAME",
+                status.message
+            );
+        }
+    }
+    Ok(())
+}
+
+/// In columns, with an empty line behind it.
+fn at_a_glance(lines: &[Line]) -> String {
+    let mut text = String::new();
+    for line in lines {
+        // Writing to a text never fails.
+        let _ = writeln!(text, "{:<14}{}", line.what, line.said);
+    }
+    if !lines.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+/// For programs.
+fn document(lines: &[Line], report: &Report) -> Value {
+    let findings = report.findings.iter().map(|finding| {
+        json!({
+            "namespace": *finding.namespace,
+            "pod": *finding.pod,
+            "owner": finding.owner.as_deref(),
+            "profile": *finding.profile,
+            "state": finding.state.as_str(),
+            "cause": finding.cause.as_str(),
+            "want": finding.want.as_deref(),
+            "has": finding.has.as_deref(),
+        })
+    });
+    let pods = &report.pods;
+    json!({
+        "installation": lines,
+        "pods": {
+            "missing": pods.missing, "outdated": pods.outdated, "surplus": pods.surplus, "pending": pods.pending,
+            "undecided": pods.undecided, "injected": pods.injected, "optedOut": pods.opted_out, "notAsked": pods.not_asked,
+        },
+        "findings": findings.collect::<Vec<_>>(),
+    })
 }
 
 /// In columns, as kubectl has them; nothing if there is nothing.
 fn table(findings: &[Finding]) -> String {
-    let head = ["NAMESPACE", "POD", "OWNER", "PROFILE", "STATE", "WANT", "HAS", "CAUSE"].map(str::to_owned);
+    let head = ["NAMESPACE", "POD", "OWNER", "PROFILE", "STATE", "WANT", "HAS", "CAUSE"];
     let text = |text: Option<&str>| text.unwrap_or("-").to_owned();
     let rows = findings.iter().map(|finding| {
         [
@@ -58,24 +135,7 @@ fn table(findings: &[Finding]) -> String {
             finding.cause.to_string(),
         ]
     });
-    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
-    let mut widths = [0; 8];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    let mut out = String::new();
-    for row in rows.iter().filter(|_| !findings.is_empty()) {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            // Writing to a text never fails.
-            let _ = write!(line, "{cell:width$}   ");
-        }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
-    out
+    output::columns(head, rows)
 }
 
 /// One line: how many pods there are of each kind, and where the findings are.

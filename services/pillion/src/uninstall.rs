@@ -15,6 +15,8 @@ use pillion_control::held::PolicySettings;
 use pillion_control::switch;
 
 use crate::args;
+use crate::blocking::block_on;
+use crate::output;
 
 /// Arguments of `pillion uninstall`.
 #[derive(Clone, Debug, Args)]
@@ -29,12 +31,11 @@ pub(crate) struct UninstallArgs {
 
 /// Marks the release as disarmed, so that no controller puts them back, and takes the configurations away.
 pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(async {
+    block_on(async {
         let UninstallArgs { release, kubeconfig } = args;
         let client = pillion_control::client::connect(kubeconfig.as_deref()).await?;
         let (namespace, name) = (release.namespace(), release.switch());
-        switch::disarm(&client, &release).await.with_context(|| {
+        let goes = switch::disarm(&client, &release).await.with_context(|| {
             format!("cannot write {}: disarmed to the ConfigMap {namespace}/{name}", switch::WEBHOOKS_KEY)
         })?;
         let removed = configuration::remove(&client, &release)
@@ -45,10 +46,17 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
             format!("cannot delete the policies {name}-held: pods of held namespaces would wait for ever")
         })?;
         let said = if removed { "are gone" } else { "were not there" };
-        anstream::println!(
-            "the webhook configurations {} {said}: the API server calls nobody",
-            release.configuration()
-        );
+        let then = if goes {
+            format!("goes with the service account {}", release.controller())
+        } else {
+            format!("stays: delete it before {name} is installed anew")
+        };
+        output::show(&format!(
+            "the webhook configurations {} {said}: the API server calls nobody\n\
+             the ConfigMap {namespace}/{name} says {}: disarmed, and {then}\n",
+            release.configuration(),
+            switch::WEBHOOKS_KEY
+        ))?;
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -111,7 +111,7 @@ fn lint(file: &Path) -> Output {
     let script = format!("ulimit -t {LIMIT} && exec \"$0\" lint \"$1\"");
     let mut command = assert_cmd::Command::new("sh");
     command.args(["-c", &script, env!("CARGO_BIN_EXE_pillion")]).arg(file);
-    command.timeout(Duration::from_secs(10 * LIMIT)).output().unwrap()
+    command.timeout(Duration::from_secs(60 * LIMIT)).output().unwrap()
 }
 
 #[test]

@@ -73,7 +73,9 @@ fn running_out_of_descriptors_is_survived() {
     let errors = metric(&scrape(&mut scraper), "pillion_accept_errors_total") - errors;
     let busy = (computed(dev.id()) - before) / began.elapsed().as_secs_f64();
     println!("{errors} errors in {WHILE:?}, {:.1} per cent of a core", busy * 100.0);
-    assert!((1.0..=60.0).contains(&errors), "{errors} errors in {WHILE:?}: it does not rest between two");
+    // Twenty a second and some, for as long as it took: the machine may have had no time for this test.
+    let most = 30.0 * began.elapsed().as_secs_f64();
+    assert!((1.0..=most).contains(&errors), "{errors} errors of {most} at most: it does not rest between two");
     assert!(busy < 0.5, "it runs in circles");
     let told = dev.stderr().lines().filter(|line| line.contains("no connection can be accepted")).count();
     assert!((1..=4).contains(&told), "told {told} times: {}", dev.stderr());

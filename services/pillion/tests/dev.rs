@@ -7,6 +7,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::{Value, json};
 use support::{Program, eventually, patch, post};
 
 const ANY_PORTS: [&str; 5] = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
@@ -54,7 +55,8 @@ fn profiles_are_served_loaded_again_and_kept_when_they_break() {
 
     std::fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
     dev.tells("still at work as before: helper");
-    assert!(dev.stderr().contains("helper.yaml"), "{}", dev.stderr());
+    // By the other of its two streams, which comes by itself.
+    eventually("the file is named", || dev.stderr().contains("helper.yaml").then_some(()));
     assert!(sample.send().unwrap().contains("helper:2"));
 
     write_profile(folder.path(), "helper:3");
@@ -73,6 +75,31 @@ fn without_arguments_a_profile_of_its_own_is_shown() {
     let sample = Sample::told_by(&dev);
     dev.tells("default: enabled");
     assert!(sample.send().unwrap().contains("nginx"));
+}
+
+#[test]
+fn in_a_checkout_one_of_the_shipped_profiles_is_shown() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let dev = Program::start(&ANY_PORTS, &root);
+    let sample = Sample::told_by(&dev);
+    dev.tells("  from profiles/nginx\n");
+    dev.tells("  others of profiles: --profiles profiles/NAME; all at once: --profiles profiles\n");
+    let served = dev.stdout();
+    let served = served.split("\nProfiles").nth(1).unwrap().split("\nNamespaces").next().unwrap();
+    assert_eq!(served.lines().count(), 4, "nothing but the one that is shown: {served}");
+    let patch = sample.send().unwrap();
+    assert!(patch.contains("sidecar-nginx"), "{patch}");
+}
+
+#[test]
+fn the_folder_profiles_is_served_where_there_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("profiles")).unwrap();
+    write_profile(&folder.path().join("profiles"), "helper:1");
+    let dev = Program::start(&ANY_PORTS, folder.path());
+    dev.tells("  from profiles\n");
+    assert!(Sample::told_by(&dev).send().unwrap().contains("helper:1"));
+    assert!(!dev.stdout().contains("others of"), "{}", dev.stdout());
 }
 
 /// Runs a line as it is pasted into a shell that finds nothing of ours by name.
@@ -99,7 +126,7 @@ fn the_curl_line_shows_the_patch_when_it_is_pasted() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
-    let patch: serde_json::Value = serde_json::from_str(&pasted(&line_with(&dev, "curl "), folder.path())).unwrap();
+    let patch: Value = serde_json::from_str(&pasted(&line_with(&dev, "curl "), folder.path())).unwrap();
     assert!(patch.is_array() && patch.to_string().contains("helper:1"), "{patch}");
 }
 
@@ -130,6 +157,83 @@ fn namespaces_come_from_arguments_and_files() {
     };
     assert!(send("shop").is_some() && send("till").is_some());
     assert!(send("out").is_none() && send("unknown").is_none());
+}
+
+/// The last text that the page has of a file.
+fn of_the_tutorial(file: &str) -> String {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tutorial.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let begin = format!("```yaml\n# {file}\n");
+    page.rsplit(&begin).next().unwrap().split("```").next().unwrap().to_owned()
+}
+
+#[test]
+fn the_tutorials_profile_is_served_for_its_namespace() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("shipper")).unwrap();
+    let text = of_the_tutorial("shipper/profile.yaml");
+    std::fs::write(folder.path().join("shipper/profile.yaml"), &text).unwrap();
+    let named = ["-p", "shipper", "--namespace", "shop=enabled"];
+    let dev = Program::start(&[&ANY_PORTS[..], &named].concat(), folder.path());
+    let patch = Sample::told_by(&dev).send().unwrap();
+    assert!(patch.contains("\"shipper\"") && patch.contains("/logs/"), "{patch}");
+    std::fs::write(folder.path().join("shipper/profile.yaml"), text.replace("busybox:1.37", "busybox:1.36")).unwrap();
+    eventually("the changed profile is served", || {
+        Sample::told_by(&dev).send().filter(|patch| patch.contains("busybox:1.36"))
+    });
+
+    // Without its namespace nobody gets it, and that is said.
+    let dev = Program::start(&[&ANY_PORTS[..], &["-p", "shipper"]].concat(), folder.path());
+    dev.tells("and not shop, whose pods shop/shipper is for: --namespace shop=enabled");
+}
+
+/// A profile of 1.5 KB with three expressions.
+fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
+    let env: Vec<_> = (0..16)
+        .map(|index| json!({"name": format!("SETTING_{index}"), "value": format!("value {index} of profile {number}")}))
+        .collect();
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": kind, "metadata": metadata,
+        "spec": {
+            "matchConditions": [{"name": "pod-network", "expression": "!object.spec.?hostNetwork.orValue(false)"}],
+            "template": {
+                "metadata": {"annotations": {"example.com/of": "${primary.name}"}},
+                "spec": {
+                    "containers": [{
+                        "name": "agent", "image": format!("registry.example.com/agent-{number}:1.0"),
+                        "args": ["--log-level=warn", "--name=${primary.name}"], "env": env,
+                        "ports": [{"name": "agent", "containerPort": 15_001}],
+                        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
+                        "readinessProbe": {"httpGet": {"path": "/ready", "port": 15_001}, "periodSeconds": 5},
+                        "volumeMounts": [{"name": "agent", "mountPath": "/etc/agent", "readOnly": true}],
+                    }],
+                    "volumes": [{"name": "agent", "configMap": {"name": "agent"}}],
+                },
+            },
+        },
+    })
+}
+
+/// A profile takes 12 KiB compiled, and 28 if the texts of all are in memory together while they are read. Half of them
+/// are the cluster's here, and half are tenants'.
+#[test]
+fn what_is_needed_to_read_profiles_is_not_in_memory_for_all_at_once() {
+    const LIMIT_KIB: u64 = 16 * 1024;
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..600 {
+        let name = format!("tenant-{number:03}");
+        let profile = match number % 2 {
+            0 => large_profile("ClusterInjectionProfile", &json!({"name": name}), number),
+            _ => large_profile("InjectionProfile", &json!({"name": "agent", "namespace": name}), number),
+        };
+        let text = profile.to_string();
+        assert!((1_400..1_700).contains(&text.len()), "{} bytes", text.len());
+        std::fs::write(folder.path().join(format!("{name}.json")), text).unwrap();
+    }
+    let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", ".", "--log-level", "info"]].concat(), folder.path());
+    assert!(Sample::told_by(&dev).send().is_some());
+    dev.tells("  tenant-599/agent (");
+    assert!(dev.memory() < LIMIT_KIB, "{} KiB", dev.memory());
 }
 
 #[test]

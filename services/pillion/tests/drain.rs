@@ -13,7 +13,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
 use support::{Program, eventually, get, trusting};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_mins(1);
 /// What the replica is told by `--drain-minimum`.
 const MINIMUM: Duration = Duration::from_secs(2);
 

@@ -4,9 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::path::Path;
 use std::process::Output;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 /// Exports one profile, given by its spec. The policies, what was told, and the exit code.
 fn export(spec: &str) -> (Vec<Json>, String, Option<i32>) {
@@ -19,9 +20,14 @@ fn export_file(text: &str) -> (Vec<Json>, String, Option<i32>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.yaml");
     fs::write(&path, text).unwrap();
+    export_path(&path, &[])
+}
+
+fn export_path(path: &Path, options: &[&str]) -> (Vec<Json>, String, Option<i32>) {
     let Output { status, stdout, stderr } = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(["export", "-o", "json"])
-        .arg(&path)
+        .args(options)
+        .arg(path)
         .output()
         .unwrap();
     let printed: Json = if stdout.is_empty() { Json::Null } else { serde_json::from_slice(&stdout).unwrap() };
@@ -158,4 +164,70 @@ fn a_profile_that_is_wrong_is_an_error() {
     let (objects, told, code) = export("{validations: [{expression: objct.x}]}");
     assert_eq!((objects.len(), code), (0, Some(1)));
     assert!(told.contains("objct"), "{told}");
+}
+
+#[test]
+fn everywhere_is_for_every_kind_and_every_namespace_that_the_profile_selects() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.yaml");
+    let text = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: p}\nspec:\n  \
+        activation: Always\n  optOut: Forbidden\n  namespaceSelector: {matchLabels: {reserved: 'true'}}\n  \
+        target: {version: v1, resources: [configmaps], operations: [CREATE]}\n  \
+        template: {metadata: {labels: {a: b}}}\n  validations: [{expression: 'false'}]\n";
+    fs::write(&path, text).unwrap();
+    let (objects, told, code) = export_path(&path, &["--everywhere"]);
+    assert_eq!((objects.len(), code), (2, Some(3)), "{told}");
+    assert!(told.contains("spec.template is left out: everywhere is for validations"), "{told}");
+    let constraints = &objects[0]["spec"]["matchConstraints"];
+    assert_eq!(constraints["namespaceSelector"], json!({"matchLabels": {"reserved": "true"}, "matchExpressions": []}));
+    assert_eq!(constraints["resourceRules"][0]["resources"], json!(["*"]));
+    assert_eq!(constraints["resourceRules"][0]["operations"], json!(["CREATE"]), "the profile's");
+    let exempt: Vec<_> =
+        constraints["excludeResourceRules"].as_array().unwrap().iter().map(|rule| &rule["resources"][0]).collect();
+    assert!(exempt.contains(&&json!("leases")) && exempt.contains(&&json!("events")), "{exempt:?}");
+}
+
+#[test]
+fn the_first_label_that_a_namespace_has_opts_it_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.yaml");
+    let text = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: p}\nspec:\n  \
+        activation: Always\n  optOut: Forbidden\n  validations: [{expression: 'false'}]\n";
+    fs::write(&path, text).unwrap();
+    let options = ["--opt-in", "mesh=on", "--opt-in", "mesh=strict:required", "--opt-in", "b=c"];
+    let (objects, told, code) = export_path(&path, &options);
+    assert_eq!((told.as_str(), code), ("", Some(0)));
+    let spec = &objects[0]["spec"];
+    let keys: Vec<_> = spec["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|requirement| &requirement["key"])
+        .collect();
+    assert_eq!(keys, ["kubernetes.io/metadata.name"], "a selector has no or");
+    assert_eq!(spec["validations"][0]["expression"], "!(variables.pillion_0_opted_in) || (false)");
+    let has = |key: &str| format!("namespaceObject.metadata.?labels[?'{key}']");
+    let (own, mesh, last) = (has("pillion.dev/injection"), has("mesh"), has("b"));
+    assert_eq!(
+        spec["variables"],
+        json!([{"name": "pillion_0_opted_in", "expression": format!(
+            "({own}.hasValue() ? {own}.value() in ['enabled', 'required', 'held'] : \
+             ({mesh}.hasValue() ? {mesh}.value() in ['on', 'strict'] : \
+             ({last}.hasValue() ? {last}.value() in ['c'] : false)))"
+        )}])
+    );
+    let (objects, told, code) = export_path(&path, &["--opt-in", "mesh"]);
+    assert_eq!((objects.len(), code), (0, Some(1)));
+    assert!(told.contains("--opt-in") && told.contains("expected KEY=VALUE"), "{told}");
+}
+
+/// The policy that is shipped is what is written of its profile.
+#[test]
+fn the_shipped_policy_is_the_profiles() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/reserved-namespaces");
+    let (objects, told, code) = export_path(&folder, &["--everywhere"]);
+    assert_eq!((told.as_str(), code), ("", Some(0)));
+    let policy = fs::read_to_string(folder.join("policy.yaml")).unwrap();
+    let shipped: Vec<Json> = serde_saphyr::from_multiple(&policy).unwrap();
+    assert_eq!(shipped, objects, "write it anew: pillion export --everywhere profiles/reserved-namespaces");
 }

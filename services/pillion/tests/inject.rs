@@ -66,7 +66,7 @@ data:
 
 fn inject_with(input: &str, arguments: &[&str]) -> Output {
     assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
-        .args(["inject", "--profile", PROFILES])
+        .args(["inject", "--profile", &format!("{PROFILES}/nginx")])
         .args(arguments)
         .write_stdin(input)
         .output()

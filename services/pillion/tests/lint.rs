@@ -105,3 +105,17 @@ fn a_path_without_a_profile_is_an_error() {
     }
     assert_eq!(lint(&[]).status.code(), Some(2));
 }
+
+#[test]
+fn github_shows_mistakes_at_their_place() {
+    let (_folder, path) = file(&nginx_with("  activation:", "  activaton:"));
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(["lint", "-f", "github"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with(&format!("::error file={},line=", path.display())), "{text}");
+    assert!(text.contains("did you mean `activation`?") && text.lines().count() == 1, "{text}");
+}

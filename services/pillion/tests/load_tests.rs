@@ -19,7 +19,7 @@ const THRESHOLD_BROKEN: i32 = 99;
 /// Namespaces that are known to the webhook: what the scripts use unless they are told otherwise.
 const NAMESPACES: &str = "50";
 /// How long a run may take.
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 const FULL_LIMIT: Duration = Duration::from_mins(12);
 
 /// A moment, and a rate and times that a machine can bear which runs other tests as well.
@@ -149,10 +149,20 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
         .filter_map(|entry| entry.unwrap().file_name().into_string().unwrap().strip_suffix(".js").map(str::to_owned))
         .collect();
     found.sort();
-    assert_eq!(found, ["smoke", "soak", "spike", "steady", "tenants"]);
-    for script in found {
+    assert_eq!(found, ["pods", "smoke", "soak", "spike", "steady", "tenants"]);
+    // It needs an API server: tests/e2e/k6_pods.rs runs it.
+    for script in found.into_iter().filter(|script| script != "pods") {
         let begun = Instant::now();
-        let run = webhook.run(&script, if full() { &[] } else { &SHORT });
+        let settings: &[(&str, &str)] = if full() { &[] } else { &SHORT };
+        let mut run = webhook.run(&script, settings);
+        // Where the machine stood still for a moment, k6 had no client left to send by: that is no fault of the script's, and
+        // not so every time.
+        for _ in 0..2 {
+            if run.figures.as_ref().is_none_or(|figures| figures["not_sent"] == 0) {
+                break;
+            }
+            run = webhook.run(&script, settings);
+        }
         assert_eq!(run.output.status.code(), Some(0), "{}", run.told());
         if let Some(figures) = run.figures.as_ref().filter(|_| full()) {
             tell(&figures.to_string());

@@ -82,9 +82,12 @@ fn a_warning_is_told_and_does_no_harm() {
     assert_eq!(output.status.code(), Some(0), "{told}");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "ok: 1 profile\n");
     assert!(told.starts_with("warning: ") && told.contains(":6:67\n") && told.ends_with("1 warning\n"), "{told}");
-    let output = lint(&["--format", "json", file.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0));
-    let problems: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(problems[0]["severity"], "warning");
-    assert_eq!(problems[0]["path"], "spec.template.spec.containers[0].volumeMounts[0].name");
+    // As it is called here, and as it is called everywhere else.
+    for flag in ["--format", "--output", "-o"] {
+        let output = lint(&[flag, "json", file.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{flag}");
+        let problems: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(problems[0]["severity"], "warning");
+        assert_eq!(problems[0]["path"], "spec.template.spec.containers[0].volumeMounts[0].name");
+    }
 }

@@ -5,102 +5,18 @@
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use pillion_testkit::tools;
-use serde_json::Value;
 use support::eventually;
 use support::metrics_page::{page, page_of};
+use support::prometheus::Prometheus;
 use support::replicas::{Controller, Dev, TENANTS, Webhook};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 /// Its sender does not keep it, so nor do we.
 const UNSAMPLED: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
-
-/// A running Prometheus. Dropping it kills it.
-struct Prometheus {
-    child: Child,
-    address: SocketAddr,
-    folder: tempfile::TempDir,
-}
-
-impl Prometheus {
-    /// Scrapes these addresses every second.
-    fn scraping(targets: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let config = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
-             scrape_configs: [{{job_name: pillion, static_configs: [{{targets: {targets:?}}}]}}]\n"
-        );
-        std::fs::write(folder.path().join("prometheus.yml"), config).unwrap();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let log = std::fs::File::create(folder.path().join("log")).unwrap();
-        let child = Command::new(tools::program("prometheus").unwrap())
-            .args(["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--enable-feature=exemplar-storage"])
-            .arg(format!("--web.listen-address={address}"))
-            .current_dir(folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let prometheus = Self { child, address, folder };
-        eventually("Prometheus is ready", || prometheus.get("/-/ready").filter(|(status, _)| *status == 200));
-        prometheus
-    }
-
-    /// Status and body; `None` if it does not answer.
-    fn get(&self, path: &str) -> Option<(u16, String)> {
-        let mut stream = TcpStream::connect(self.address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
-        // HTTP/1.0: the body is all that comes until the end.
-        stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: {}\r\n\r\n", self.address).as_bytes()).ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).ok()?;
-        let (head, body) = text.split_once("\r\n\r\n")?;
-        Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
-    }
-
-    /// What the API says; an error of its own as text.
-    fn api(&self, path: &str, query: &str) -> Result<Value, String> {
-        let (_, body) = self.get(&format!("/api/v1/{path}query={}", encoded(query))).unwrap();
-        let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
-        let part = |name| answer.get(name).cloned().unwrap_or_default();
-        if part("status") == "success" { Ok(part("data")) } else { Err(part("error").to_string()) }
-    }
-
-    /// The values that a query finds.
-    fn query(&self, query: &str) -> Result<Vec<f64>, String> {
-        let data = self.api("query?", query)?;
-        let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("no vector: {data}"))?;
-        let value = |sample: &Value| sample.pointer("/value/1")?.as_str()?.parse().ok();
-        found.iter().map(|sample| value(sample).ok_or_else(|| format!("no number: {sample}"))).collect()
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("log")).unwrap()
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn encoded(text: &str) -> String {
-    text.bytes().fold(String::new(), |text, byte| {
-        if byte.is_ascii_alphanumeric() {
-            text + char::from(byte).encode_utf8(&mut [0])
-        } else {
-            text + &format!("%{byte:02X}")
-        }
-    })
-}
 
 fn traced(trace: &str, kept: bool) -> String {
     format!("traceparent: 00-{trace}-b7ad6b7169203331-0{}\r\n", u8::from(kept))

@@ -216,13 +216,6 @@ impl Dev {
         line.trim().parse().unwrap()
     }
 
-    /// KiB of memory that belong to the process alone.
-    fn memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.program.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse().unwrap()
-    }
-
     /// Asks it to end; how long that takes.
     fn end(&mut self) -> Duration {
         let began = Instant::now();
@@ -381,7 +374,8 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     // Only when it holds all of that: of two that fill what there is together, either may be the one that is turned away.
     let taken = u64::try_from(large.len() - 1).unwrap();
     eventually("the memory is taken", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
-    assert_eq!(dev.post("", &large).status, 503, "there is no room");
+    // Half of it is too much too, and what is read on of it is less: that is read for a moment only.
+    assert_eq!(dev.post("", large.get(..large.len() / 2).unwrap()).status, 503, "there is no room");
     drop(slow);
     let spans = collector.wait_for("admission", 2);
     let shed = spans.iter().find(|span| span.attribute("outcome").as_deref() == Some("shed")).unwrap();
@@ -441,29 +435,30 @@ fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memor
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let mut traced = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     let (mut one, mut other) = (plain.connection(), traced.connection());
-    let (mut without, mut with) = (Vec::new(), Vec::new());
+    let p99 = |mut times: Vec<Duration>| {
+        times.sort();
+        *times.get(times.len() * 99 / 100).unwrap()
+    };
+    // In turns, so that a busy machine is busy for both.
     let mut measure = || {
-        // In turns, so that a busy machine is busy for both.
-        for _ in 0..REQUESTS {
-            without.push(one.time());
-            with.push(other.time());
-        }
+        let (without, with) = (0..REQUESTS).map(|_| (one.time(), other.time())).unzip();
+        (p99(without), p99(with))
     };
     measure();
     let full = "pillion_trace_spans_dropped_total{reason=\"queue_full\"}";
     // Seven spans a request; the queue and a batch that is being sent hold those of 366.
     eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
-    let memory = traced.memory();
-    measure();
-    let grown = traced.memory().saturating_sub(memory);
-    let p99 = |times: &mut Vec<Duration>| {
-        times.sort();
-        *times.get(times.len() * 99 / 100).unwrap()
-    };
-    let (without, with) = (p99(&mut without), p99(&mut with));
-    println!("p99 {with:?} with a silent collector, {without:?} without traces; memory grew by {grown} KiB");
-    assert!(with < without * 2 + Duration::from_millis(5), "{with:?}, without traces {without:?}");
-    assert!(grown < 4 * 1024, "{grown} KiB for {REQUESTS} requests more");
+    let memory = traced.program.memory();
+    // Requests that wait for a collector do so every time; those that a busy machine holds up do not.
+    let is_slower = |(without, with): &(Duration, Duration)| *with >= *without * 2 + Duration::from_millis(5);
+    let mut rounds = Vec::new();
+    while rounds.len() < 5 && rounds.last().is_none_or(is_slower) {
+        rounds.push(measure());
+    }
+    let grown = traced.program.memory().saturating_sub(memory);
+    println!("p99 without traces, and with a silent collector: {rounds:?}; memory grew by {grown} KiB");
+    assert!(!rounds.last().is_some_and(is_slower), "p99 without traces, and with a silent collector: {rounds:?}");
+    assert!(grown < 4 * 1024, "{grown} KiB for {REQUESTS} requests more, or some times as many");
     assert!(traced.metric(full) > 2_000, "{}", traced.metric(full));
     let ended = traced.end();
     assert!(ended < Duration::from_secs(10), "{ended:?}");
@@ -471,8 +466,7 @@ fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memor
 
 #[test]
 fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{closed}"), "--trace-ratio", "1"], &[], "");
+    let mut dev = Dev::start(&["--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "1"], &[], "");
     let failed = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
     for batch in 1..=2 {
         dev.send("");
@@ -481,6 +475,19 @@ fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
     assert_eq!(dev.program.stderr().matches("does not take them").count(), 1, "{}", dev.program.stderr());
     let ended = dev.end();
     assert!(ended < Duration::from_secs(10), "{ended:?}");
+}
+
+#[test]
+fn a_system_that_trusts_nobody_is_told_to_name_the_collectors_authority() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
+    let ports = ["dev", "--profiles", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+    let arguments = [&ports[..], &["--otlp-endpoint", "https://127.0.0.1:1"]].concat();
+    // As in an image, where there is no list of authorities.
+    let nobody = [("SSL_CERT_FILE", "/dev/null"), ("SSL_CERT_DIR", "/dev/null")];
+    let mut program = Program::start_with(&arguments, &nobody, folder.path());
+    assert_eq!(program.ended().code(), Some(1));
+    program.tells("no --otlp-ca says who vouches for it");
 }
 
 #[test]

@@ -27,7 +27,7 @@ use objects::create_if_absent;
 pub use second::SecondApiServer;
 
 /// How long etcd and the API server together may take to become ready.
-const START_LIMIT: Duration = Duration::from_secs(90);
+const START_LIMIT: Duration = Duration::from_mins(3);
 
 /// The bearer token of the administrator, in the group `system:masters`.
 const ADMIN_TOKEN: &str = "admin-of-a-test";

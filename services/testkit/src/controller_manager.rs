@@ -16,7 +16,7 @@ const CONTROLLERS: &str =
     "deployment-controller,replicaset-controller,statefulset-controller,daemonset-controller,job-controller";
 
 /// How long it may take until it has begun.
-const START_LIMIT: Duration = Duration::from_mins(1);
+const START_LIMIT: Duration = Duration::from_mins(3);
 
 /// A running kube-controller-manager. Dropping it ends it.
 #[derive(Debug)]
@@ -30,11 +30,19 @@ impl ControllerManager {
     /// # Errors
     /// It is not there and cannot be built, or ends at once; with the end of its log.
     pub async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
+        Self::with(control_plane, CONTROLLERS).await
+    }
+
+    /// The same with these controllers, by their names, separated by commas.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn with(control_plane: &ControlPlane, controllers: &str) -> anyhow::Result<Self> {
         let log = control_plane.directory().join("kube-controller-manager.log");
         let mut command = Command::new(tools::program("kube-controller-manager")?);
         command
             .arg(format!("--kubeconfig={}", control_plane.kubeconfig().display()))
-            .arg(format!("--controllers={CONTROLLERS}"))
+            .arg(format!("--controllers={controllers}"))
             .arg("--leader-elect=false")
             // It serves nobody: nothing listens outside of the test.
             .arg("--secure-port=0")
@@ -47,7 +55,7 @@ impl ControllerManager {
             let text = std::fs::read_to_string(&log)?;
             // Each of them says so once it knows the objects that are there.
             let begun = text.matches("\"Caches are synced\"").count();
-            let expected = CONTROLLERS.split(',').count();
+            let expected = controllers.split(',').count();
             if begun < expected {
                 bail!("{begun} of {expected} controllers have begun");
             }

@@ -206,13 +206,13 @@ mod tests {
         let mut daemon = shell("trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done", dir.path());
         let log = daemon.log().to_owned();
         daemon
-            .ready(Duration::from_secs(10), async || {
+            .ready(Duration::from_mins(1), async || {
                 if tail(&log, 1).starts_with("up") { Ok(()) } else { Err(anyhow!("silent")) }
             })
             .await
             .unwrap();
         daemon.terminate().unwrap();
-        assert_eq!(daemon.wait(Duration::from_secs(10)).await.unwrap().code(), Some(7));
+        assert_eq!(daemon.wait(Duration::from_mins(1)).await.unwrap().code(), Some(7));
         assert!(daemon.terminate().unwrap_err().to_string().contains("has ended"));
     }
 

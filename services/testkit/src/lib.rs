@@ -17,7 +17,9 @@
 //! - [`namespace`]: a test in Linux namespaces of its own, without root; its addresses and its folder.
 //! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
 //! - [`replica`]: replicas of webhook and controller as processes of the real binary.
+//! - [`moved_clock`]: the wall clock of single processes, put forward or back while they run.
 //! - [`controller_manager`]: the real controllers that make pods, where a test is about what owners do.
+//! - [`mod@cluster`]: a real cluster of one node, where containers run; [`image`]: images for it.
 //! - [`registration`]: the Service, its endpoint slices and the webhook configuration that lead the API server to them.
 //! - [`certificates`]: a certificate authority for tests.
 //! - [`daemon`]: a process with a log file that never outlives its owner.
@@ -25,25 +27,31 @@
 //! - [`https`]: the accept stack of production without the product: for webhooks inside a test and for the
 //!   benchmark's floor.
 //!
-//! Binaries: `control-plane up|down` (a control plane on this machine's loopback, to play with) and `floor` (the least
+//! Binaries: `control-plane up|down` (a control plane on this machine's loopback, to play with), `cluster up|down` (a real
+//! cluster of one node) and `floor` (the least
 //! that an HTTPS server of this kind can cost; benchmarks compare against it).
 
 pub mod certificates;
+pub mod cluster;
 pub mod control_plane;
 pub mod controller_manager;
 pub mod daemon;
 pub mod eventually;
 pub mod https;
+pub mod image;
 mod kubeconfig;
+pub mod moved_clock;
 pub mod namespace;
 pub mod registration;
 pub mod replica;
 pub mod tools;
 
 pub use certificates::{TestCa, TlsFiles};
+pub use cluster::Cluster;
 pub use control_plane::ControlPlane;
 pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
+pub use moved_clock::MovedClock;
 pub use namespace::{Isolation, isolated};
 pub use registration::{RegisteredService, register_service, register_webhook};
 pub use replica::{Replica, ReplicaSpec, Role};

@@ -59,7 +59,7 @@ pub struct Replica {
 }
 
 impl ReplicaSpec {
-    /// A webhook with no more than the necessary arguments, ready within 20 seconds.
+    /// A webhook with no more than the necessary arguments, ready within a minute.
     pub fn new(binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>, tls: impl Into<Option<TlsFiles>>) -> Self {
         Self::of(Role::Webhook(tls.into()), binary, kubeconfig)
     }
@@ -72,7 +72,7 @@ impl ReplicaSpec {
             role,
             args: Vec::new(),
             env: Vec::new(),
-            ready_within: Duration::from_secs(20),
+            ready_within: Duration::from_mins(1),
         }
     }
 

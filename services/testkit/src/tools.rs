@@ -29,8 +29,8 @@ pub fn dir() -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// The path of one program: one of [`PROGRAMS`], `kube-controller-manager`, `prometheus`, `promtool`, `k6`, or `otelcol`. The first time it is built,
-/// which takes minutes.
+/// The path of one program: one of [`PROGRAMS`], `kube-controller-manager`, `prometheus`, `promtool`, `k6`, `otelcol`, `helm`,
+/// `kubeconform`, or one of a [cluster](crate::cluster). The first time it is built, which takes minutes.
 ///
 /// # Errors
 /// As [`dir`].
@@ -42,8 +42,31 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// The folder with these programs, if all of them have been built before; nothing is built.
+///
+/// # Errors
+/// Names those that are not there.
+pub(crate) fn built_before(programs: &[&str]) -> anyhow::Result<PathBuf> {
+    let output = Command::new("bash")
+        .arg(script())
+        .arg("--if-built")
+        .args(programs)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run tools/build.sh")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let printed = String::from_utf8(output.stdout).context("a path that is not UTF-8")?;
+    printed.lines().last().map(PathBuf::from).context("tools/build.sh printed no folder")
+}
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh")
+}
+
 /// The folder with these programs, which the script is asked for once in a process.
-fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
+pub(crate) fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     // Held during the build: tests of one process must not start it side by side.
     let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -51,7 +74,7 @@ fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     if let Some(dir) = found.get(&names) {
         return Ok(dir.clone());
     }
-    let dir = build(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh"), programs)?;
+    let dir = build(&script(), programs)?;
     found.insert(names, dir.clone());
     Ok(dir)
 }

@@ -7,7 +7,7 @@ use pillion_testkit::namespace::{self, replica_address};
 use pillion_testkit::registration::SERVER_NAME;
 use pillion_testkit::{Replica, ReplicaSpec, TestCa, isolated};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_mins(1);
 
 #[test]
 fn a_replica_that_fails_early_is_told_with_what_it_said() {

@@ -2,14 +2,19 @@
 # Builds the real programs that the tests drive from the pinned Go modules beside this script, once for each version, into a
 # cache outside the checkout. Prints the folder in which they are.
 #
-#   build.sh [TOOL...]    all of them when none is named; does nothing for a tool that is there already
+#   build.sh [TOOL...]              those that every test needs when none is named; does nothing for a tool that is there already
+#   build.sh --if-built TOOL...     builds nothing; fails with status 3 and the names of those that are not there
 #
 # PILLION_TOOLS names another cache folder. KUBEBUILDER_ASSETS, when set, is taken as it is for the programs of the control
 # plane, and they are not built.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol)
+all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol helm kubeconform)
+# What makes a control plane a cluster (../cluster): a quarter of an hour more, for those who ask for it by name.
+cluster=(kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr kind)
+only_if_built=
+[ "${1:-}" != --if-built ] || { only_if_built=yes && shift; }
 wanted=("$@")
 [ ${#wanted[@]} -gt 0 ] || wanted=("${all[@]}")
 
@@ -26,11 +31,17 @@ module_of() {
     kube-apiserver | kubectl) echo kubernetes ;;
     # Beside them, since it needs modules that they do not: a pin of its own does not cost everybody their programs.
     kube-controller-manager) echo controller-manager ;;
+    # And so do those of a node.
+    kube-scheduler | kubelet | kube-proxy) echo node ;;
+    containerd | containerd-shim-runc-v2 | ctr) echo containerd ;;
+    kind) echo kind ;;
     prometheus | promtool) echo prometheus ;;
     k6) echo k6 ;;
     otelcol) echo collector ;;
+    helm) echo helm ;;
+    kubeconform) echo kubeconform ;;
     *)
-      echo "error: there is no tool named '$1'; there are: ${all[*]}" >&2
+      echo "error: there is no tool named '$1'; there are: ${all[*]} ${cluster[*]}" >&2
       exit 2
       ;;
   esac
@@ -83,6 +94,11 @@ if [ -z "$absent" ]; then
   exit 0
 fi
 
+if [ -n "$only_if_built" ]; then
+  echo "not built: ${absent//$'\n'/, }" >&2
+  exit 3
+fi
+
 if ! command -v go >/dev/null 2>&1; then
   {
     echo "error: building ${absent//$'\n'/, } needs Go (1.26 or newer), and there is no 'go' on the PATH"
@@ -117,13 +133,22 @@ for tool in $(missing); do
     etcd)
       build etcd go.etcd.io/etcd/server/v3 etcd ""
       ;;
-    kube-apiserver | kubectl | kube-controller-manager)
+    kube-apiserver | kubectl | kube-controller-manager | kube-scheduler | kubelet | kube-proxy)
       module=$(module_of "$tool")
       version=$(pinned "$module" k8s.io/kubernetes)
       minor=$(echo "$version" | cut -d. -f2)
       stamp="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
       stamp="$stamp -X k8s.io/component-base/version.gitMinor=$minor -X k8s.io/client-go/pkg/version.gitVersion=$version"
       build "$module" "k8s.io/kubernetes/cmd/$tool" "$tool" "$stamp"
+      ;;
+    containerd | containerd-shim-runc-v2 | ctr)
+      # Without the file systems that a node here does not have.
+      version=$(pinned containerd github.com/containerd/containerd/v2)
+      build containerd "github.com/containerd/containerd/v2/cmd/$tool" "$tool" \
+        "-X github.com/containerd/containerd/v2/version.Version=$version" -tags "no_btrfs no_devmapper no_zfs"
+      ;;
+    kind)
+      build kind sigs.k8s.io/kind kind ""
       ;;
     prometheus | promtool)
       # Without the discovery of a dozen clouds: the tests name their targets.
@@ -134,6 +159,12 @@ for tool in $(missing); do
       ;;
     otelcol)
       build collector . otelcol ""
+      ;;
+    helm)
+      build helm helm.sh/helm/v4/cmd/helm helm "-X helm.sh/helm/v4/internal/version.version=$(pinned helm helm.sh/helm/v4)"
+      ;;
+    kubeconform)
+      build kubeconform github.com/yannh/kubeconform/cmd/kubeconform kubeconform ""
       ;;
   esac
 done

@@ -9,6 +9,7 @@
 
 mod body;
 mod budget;
+mod canary;
 pub mod clients;
 mod connection;
 mod decision;

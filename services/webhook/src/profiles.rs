@@ -7,19 +7,12 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::Request;
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Response, StatusCode};
+use http::Response;
 use pillion_engine::lookup::{LookedUp, Wanted};
 use pillion_engine::profile::{KnownParents, MAX_CHAIN, ProfileReview};
 
 use crate::refusal::Refusal;
-use crate::router::Service;
-
-/// What becomes of a review of a profile.
-enum Looked {
-    Answer(Vec<u8>),
-    Unreadable(String),
-}
+use crate::router::{Service, no_review_of, review_answer};
 
 impl Service {
     /// Answers a review of a profile.
@@ -27,26 +20,17 @@ impl Service {
         let version = request.version();
         let Some(_place) = self.place() else { return self.turn_away(request).await.answer(version) };
         match self.look_at_profile(request).await {
-            Ok(Looked::Answer(body)) => {
-                let mut response = Response::new(Body::from(body));
-                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                response
-            }
-            Ok(Looked::Unreadable(why)) => {
-                let mut response = Response::new(Body::from(format!("not a review of a profile: {why}\n")));
-                *response.status_mut() = StatusCode::BAD_REQUEST;
-                response
-            }
+            Ok(response) => response,
             Err(refusal) => refusal.answer(version),
         }
     }
 
-    async fn look_at_profile(self: &Arc<Self>, request: Request) -> Result<Looked, Refusal> {
+    async fn look_at_profile(self: &Arc<Self>, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.deadline(request.uri().query());
         let body = self.receive(request, deadline).await?;
         let review = match ProfileReview::parse(&body.bytes) {
             Ok(review) => review,
-            Err(why) => return Ok(Looked::Unreadable(why)),
+            Err(why) => return Ok(no_review_of("profile", &why)),
         };
         let cluster = |snapshot: &pillion_engine::snapshot::Snapshot| -> Vec<String> {
             let names = snapshot.profiles().iter().map(|profile| profile.name());
@@ -70,6 +54,6 @@ impl Service {
         };
         let (answer, warnings, review) = self.apart(work).await?;
         tracing::debug!(profile = %review.name(), warnings, "a profile is stored");
-        Ok(Looked::Answer(answer))
+        Ok(review_answer(answer))
     }
 }

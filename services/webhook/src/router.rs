@@ -129,8 +129,11 @@ pub fn router(admission: Admission) -> Router {
         router = router.route(endpoint.path(), post(answer));
     }
     let profile = async |State(service): State<Arc<Service>>, request: Request| service.answer_profile(request).await;
+    let canary = async |State(service): State<Arc<Service>>, request: Request| service.answer_canary(request).await;
     router
         .route(VALIDATE_PROFILES_PATH, post(profile))
+        // With the epoch of who asks, which is nothing to a replica.
+        .route(&format!("{}/{{epoch}}", pillion_api::canary::PATH), post(canary))
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
@@ -349,8 +352,16 @@ fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     if is_json { Ok(()) } else { Err(Refusal::ContentType(content_type.cloned())) }
 }
 
-fn review_answer(body: Vec<u8>) -> Response<Body> {
+/// An answer to a review, as JSON.
+pub(crate) fn review_answer(body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// An answer to what is no review of a kind of object.
+pub(crate) fn no_review_of(kind: &str, why: &dyn fmt::Display) -> Response<Body> {
+    let mut response = Response::new(Body::from(format!("not a review of a {kind}: {why}\n")));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
     response
 }

@@ -4,11 +4,11 @@
 //! ends keeps accepting and answering, tells each client by `Connection: close` (HTTP/2: GOAWAY) to go elsewhere, and
 //! is done when no connection is left.
 
+use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,12 +16,16 @@ use rustls::server::Acceptor;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+mod drain;
+
+use self::drain::Drain;
+pub(crate) use self::drain::Retire;
 use crate::clients::Caller;
 use crate::connection::{self, Builders, Ended, Protocol};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
@@ -31,9 +35,6 @@ use crate::tls::Tls;
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 /// How long the log is quiet after it told that nothing can be accepted.
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
-/// How long before the end of a drain connections are closed that nobody sends a request on: what is in flight then has
-/// this time to be answered. No more than a tenth of the drain.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// By how much the age of a connection differs from the next one's, so that they do not all come back at once.
 const AGE_JITTER: f64 = 0.2;
 
@@ -139,43 +140,6 @@ pub struct Drained {
     pub cut: usize,
 }
 
-/// When a connection is to be used no more.
-#[derive(Clone, Debug)]
-pub(crate) struct Retire {
-    at: Option<Instant>,
-    drain: Drain,
-}
-
-/// Whether the server ends. The flag is what each answer reads; the token is for those who wait.
-#[derive(Clone, Debug)]
-struct Drain {
-    flag: Arc<AtomicBool>,
-    token: CancellationToken,
-    /// The drain is nearly over.
-    last: CancellationToken,
-}
-
-impl Retire {
-    pub(crate) fn is_due(&self) -> bool {
-        self.drain.flag.load(Ordering::Relaxed) || self.at.is_some_and(|at| at <= Instant::now())
-    }
-
-    pub(crate) async fn due(&self) {
-        match self.at {
-            Some(at) => tokio::select! {
-                () = self.drain.token.cancelled() => {}
-                () = sleep_until(at) => {}
-            },
-            None => self.drain.token.cancelled().await,
-        }
-    }
-
-    /// The moment from which on a connection without a request is closed.
-    pub(crate) async fn last(&self) {
-        self.drain.last.cancelled().await;
-    }
-}
-
 impl Server {
     /// Serves `app` over TLS.
     pub fn tls(
@@ -206,7 +170,7 @@ impl Server {
     /// Serves until `drain` is cancelled and all connections are gone, or the deadline has come.
     pub async fn run(self, drain: CancellationToken) -> Drained {
         let Self { listener, app, settings, security } = self;
-        let drain = Drain { flag: Arc::default(), token: drain, last: CancellationToken::new() };
+        let drain = Drain::when(drain);
         let metrics = match &security {
             Security::Tls { metrics, .. } => Some(metrics.clone()),
             Security::Plain => None,
@@ -226,11 +190,11 @@ impl Server {
                 settings: settings.clone(),
             }),
         };
-        tokio::select! {
-            () = acceptor.accept(&listener) => {}
-            () = drained(&drain, &tracker, &settings, metrics.as_ref()) => {}
-        }
-        drop(listener);
+        let deadline = tokio::select! {
+            never = acceptor.accept(&listener) => match never {},
+            deadline = drain.ended(&tracker, &settings, metrics.as_ref()) => deadline,
+        };
+        acceptor.accept_the_last(listener, deadline).await;
         let left = tracker.len();
         cut.cancel();
         tracker.close();
@@ -243,24 +207,6 @@ impl Server {
 fn bound_buffers(listener: &TcpListener, settings: &ServerSettings) {
     if let Err(error) = SockRef::from(listener).set_send_buffer_size(settings.send_buffer_bytes) {
         tracing::debug!(%error, "the buffers of connections cannot be bounded");
-    }
-}
-
-/// Returns when the drain is over.
-async fn drained(drain: &Drain, tracker: &TaskTracker, settings: &ServerSettings, metrics: Option<&ConnectionMetrics>) {
-    drain.token.cancelled().await;
-    drain.flag.store(true, Ordering::Relaxed);
-    if let Some(metrics) = metrics {
-        metrics.transport.draining.set(1);
-    }
-    let deadline = Instant::now() + settings.drain_deadline;
-    sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
-    // A tracker that is closed still takes new tasks; it only tells from now on when it has none.
-    tracker.close();
-    // Nobody is in flight on what is closed now; who is has a moment to be answered before the rest is cut.
-    if timeout_at(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10), tracker.wait()).await.is_err() {
-        drain.last.cancel();
-        let _ = timeout_at(deadline, tracker.wait()).await;
     }
 }
 
@@ -283,7 +229,7 @@ struct Connections {
 
 impl Connections {
     /// Accepts for ever.
-    async fn accept(&self, listener: &TcpListener) {
+    async fn accept(&self, listener: &TcpListener) -> Infallible {
         let mut told: Option<Instant> = None;
         loop {
             match listener.accept().await {
@@ -307,6 +253,28 @@ impl Connections {
                     sleep(ACCEPT_BACK_OFF).await;
                 }
             }
+        }
+    }
+
+    /// Serves those who had connected when the last of the others left: the kernel has said yes to them, and would reset
+    /// them together with the listener.
+    async fn accept_the_last(&self, listener: TcpListener, deadline: Instant) {
+        // The kernel is asked itself: the runtime may not have been told yet of who came a moment ago.
+        let listener = match listener.into_std() {
+            Ok(listener) => listener,
+            Err(error) => return tracing::debug!(%error, "the last connections cannot be accepted"),
+        };
+        while Instant::now() < deadline {
+            while let Ok((stream, peer)) = listener.accept() {
+                match stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+                    Ok(stream) => self.spawn(stream, peer),
+                    Err(error) => tracing::debug!(%error, "a connection could not be accepted"),
+                }
+            }
+            if self.tracker.is_empty() {
+                return;
+            }
+            let _ = timeout_at(deadline, self.tracker.wait()).await;
         }
     }
 
@@ -389,7 +357,7 @@ impl Shared {
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
-        let retire = Retire { at, drain: self.drain.clone() };
+        let retire = Retire::new(at, self.drain.clone());
         connection::serve(stream, protocol, &self.builders, self.app.clone(), &self.settings, retire, caller).await
     }
 }

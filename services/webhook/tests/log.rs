@@ -11,8 +11,12 @@ use support::{App, KNOWN, Lines, review};
 use tower::ServiceExt;
 use tracing::Level;
 
+/// One at a time: what listeners want is known to the whole process.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// What is logged from this level on while a body is answered.
 async fn logged(level: Level, body: String) -> String {
+    let _alone = ALONE.lock().await;
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber =

@@ -125,9 +125,11 @@ async fn a_deadline_that_has_passed_costs_no_work() {
 async fn one_too_many_is_told_so_before_its_body_is_kept_and_may_come_again() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 2;
+    // The time of those who wait is not to run out before the test is done.
+    settings.body_timeout = Duration::from_mins(1);
     let app = App::with(settings, None);
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
-    let text = post("/mutate", &review_text());
+    let text = post("/mutate?timeout=30s", &review_text());
     let (all_but_one, last) = text.split_at(text.len() - 1);
     let mut slow = [server.http1().await, server.http1().await];
     for stream in &mut slow {

@@ -79,3 +79,25 @@ async fn nothing_is_patched_refused_or_looked_up_until_it_is_on_again() {
     let counted = "pillion_decisions_total{outcome=\"skipped\",reason=\"switched_off\"} 6\n";
     assert!(text.contains(counted), "{text}");
 }
+
+#[tokio::test]
+async fn whoever_calls_for_a_canary_is_told_that_a_replica_was_reached() {
+    let (mut registry, switch) = (Registry::default(), Switch::default());
+    let app = router(Admission {
+        snapshot: Arc::default(),
+        live_namespace: None,
+        look_ups: None,
+        policy: Arc::default(),
+        switch: switch.clone(),
+        metrics: Arc::new(Metrics::register(&mut registry)),
+        settings: RequestSettings::default(),
+    });
+    // Whether it decides anything is another question than whether it was reached.
+    for off in [false, true] {
+        switch.set_off(off);
+        let (status, answer) = post(&app, "/canary/7", review(KNOWN)).await;
+        assert_eq!((status, &answer["uid"], &answer["allowed"]), (StatusCode::OK, &json!("u-1"), &json!(false)));
+        assert_eq!(answer["status"]["message"], pillion_api::canary::REACHED);
+    }
+    assert_eq!(post(&app, "/canary/7", "{}".to_owned()).await.0, StatusCode::BAD_REQUEST);
+}

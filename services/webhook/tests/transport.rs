@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use futures::future::join_all;
 use http::Request;
 use http_body_util::{BodyExt, Empty};
@@ -45,6 +45,18 @@ fn settings() -> ServerSettings {
 /// Small and large answers.
 fn app() -> Router {
     Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
+}
+
+/// A route that is answered once `answer` is notified, and what tells that it was asked.
+fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
+    let asked = Arc::new(Notify::new());
+    let (answer, tell) = (Arc::clone(answer), Arc::clone(&asked));
+    let route = get(async move || {
+        tell.notify_one();
+        answer.notified().await;
+        "done"
+    });
+    (route, asked)
 }
 
 #[tokio::test]
@@ -93,16 +105,19 @@ async fn certificates_change_under_load_and_no_handshake_fails() {
         }
     };
     let swapping = async {
-        for swap in 0..SWAPS {
-            let (leaf, key) = &leaves[swap % 2];
+        let (began, mut swaps) = (Instant::now(), 0);
+        // On a machine that is slow, for as long as it takes until there were handshakes enough.
+        while swaps < SWAPS || (handshakes.load(Ordering::Relaxed) < SWAPS / 2 && began.elapsed() < PATIENCE) {
+            let (leaf, key) = &leaves[swaps % 2];
             server.certificate.swap(cert_text(leaf), key_text(key)).unwrap();
+            swaps += 1;
             sleep(Duration::from_millis(10)).await;
         }
         ended.store(true, Ordering::Relaxed);
     };
     futures::join!(join_all((0..4).map(client)), swapping);
     let handshakes = handshakes.load(Ordering::Relaxed);
-    println!("{handshakes} handshakes during {SWAPS} swaps");
+    println!("{handshakes} handshakes during {SWAPS} swaps or more");
     assert!(handshakes >= SWAPS / 2, "{handshakes}");
     assert!(seen.lock().unwrap().len() >= 2, "the certificate was never seen to change");
     until("they are counted", || server.handshakes("ok") >= f64::from(u32::try_from(handshakes).unwrap()) - 0.5).await;
@@ -151,7 +166,7 @@ async fn who_does_not_read_is_not_answered_for_ever() {
 async fn who_reads_slowly_gets_all_of_it() {
     const HUGE: usize = 6 * 1024 * 1024;
     let mut settings = settings();
-    settings.answer_timeout = 4 * SHORT;
+    settings.answer_timeout = 8 * SHORT;
     let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
     let server = Running::start(huge, settings).await;
     // With a small buffer, so that what is not read soon stands still on the server's side.
@@ -169,7 +184,7 @@ async fn who_reads_slowly_gets_all_of_it() {
         assert!(bytes > 0, "cut after {read} bytes and {:?}", began.elapsed());
         read += bytes;
         // For a while some 500 KiB a second, at which it takes much longer than it may stand still.
-        if began.elapsed() < 10 * SHORT {
+        if began.elapsed() < 20 * SHORT {
             sleep(Duration::from_millis(30)).await;
         }
     }
@@ -182,7 +197,8 @@ async fn whoever_is_too_slow_is_counted_by_what_was_waited_for() {
     let mut settings = settings();
     settings.header_timeout = SHORT / 3;
     settings.request_timeout = SHORT / 3;
-    settings.idle_timeout = SHORT;
+    // Not to come before the others on a machine that is slow.
+    settings.idle_timeout = 10 * SHORT;
     let never = Router::new().route("/never", get(async || std::future::pending::<()>().await));
     let server = Running::start(never, settings).await;
     for (text, waiting) in
@@ -258,7 +274,10 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
     const DRAINS: usize = 25;
-    let start = async || Arc::new(Running::start(app(), settings()).await);
+    let mut settings = settings();
+    // Who has connected before a server is told to go is accepted by then, also where the machine is busy.
+    settings.drain_minimum = SHORT / 3;
+    let start = async || Arc::new(Running::start(app(), settings.clone()).await);
     let servers = Mutex::new(start().await);
     let ended = AtomicBool::new(false);
     let drains = async {
@@ -286,19 +305,40 @@ async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
     }
 }
 
+/// The kernel says yes to who connects, before the server has heard of it.
+#[tokio::test]
+async fn who_connects_as_the_last_connection_ends_is_answered() {
+    for _ in 0..30 {
+        let answer = Arc::new(Notify::new());
+        let (slow, asked) = answered_when(&answer);
+        let server = Running::start(app().route("/slow", slow), settings()).await;
+        let mut last = server.http1().await;
+        last.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        last.flush().await.unwrap();
+        asked.notified().await;
+        server.drain.cancel();
+        until("it drains", || server.metric("pillion_draining") > 0.5).await;
+        // Nothing of the server runs between these two.
+        answer.notify_one();
+        let late = std::net::TcpStream::connect(server.address).unwrap();
+        late.set_nonblocking(true).unwrap();
+        let late = TcpStream::from_std(late).unwrap();
+        let mut late = ClientTls::new(&server.root).connect(late).await.expect("it was let in");
+        assert!(Answer::read(&mut last).await.closes());
+        late.write_all(GET_FAST).await.unwrap();
+        let answer = Answer::read(&mut late).await;
+        assert!(answer.closes() && answer.body == "fast", "{answer:?}");
+        assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
+    }
+}
+
 #[tokio::test]
 async fn at_the_end_of_a_drain_idle_connections_are_closed_in_order_and_the_last_request_is_answered() {
     let mut settings = settings();
-    settings.drain_deadline = Duration::from_secs(4);
-    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let slow = {
-        let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
-        get(async move || {
-            asked.notify_one();
-            answer.notified().await;
-            "done"
-        })
-    };
+    // Idle connections are closed a second before that: as long as there is at most for what comes after.
+    settings.drain_deadline = Duration::from_secs(10);
+    let answer = Arc::new(Notify::new());
+    let (slow, asked) = answered_when(&answer);
     let server = Running::start(app().route("/slow", slow), settings).await;
     let (mut idle, mut busy) = (server.http1().await, server.http1().await);
     idle.write_all(GET_FAST).await.unwrap();
@@ -310,7 +350,7 @@ async fn at_the_end_of_a_drain_idle_connections_are_closed_in_order_and_the_last
     // Left alone for nearly all of the time: its client may be about to send a request.
     assert_eq!(read_to_end(&mut idle).await, "");
     let closed = began.elapsed();
-    assert!(closed >= Duration::from_secs(3) && closed < Duration::from_secs(4), "{closed:?}");
+    assert!(closed >= Duration::from_secs(8) && closed < Duration::from_secs(10), "{closed:?}");
     answer.notify_one();
     let done = Answer::read(&mut busy).await;
     assert!(done.closes() && done.body == "done", "{done:?}");

@@ -73,7 +73,7 @@ fn validations_are_called_for_by_their_targets_and_nothing_else() {
     for (entry, level) in validating(&settings, &rules).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
     {
         assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
-        assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(level)));
+        assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(&settings, level)));
         assert_eq!(entry.object_selector, Some(LabelSelector::default()), "an opt-out is for the profile to allow");
     }
 }
@@ -184,22 +184,56 @@ fn each_level_has_its_timeout() {
 
 #[test]
 fn canaries_and_profiles_are_called_for_when_asked_and_selected_by_nothing_else() {
-    let settings = Settings { canary: true, validates_profiles: true, ..Settings::new("system", "") };
+    let settings = Settings { canary: true, canary_epoch: 7, validates_profiles: true, ..Settings::new("system", "") };
     let entries = mutating(&settings).webhooks.unwrap();
     let canary = entries.last().unwrap();
     let service = canary.client_config.service.as_ref().unwrap();
     assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
-    assert_eq!((&*service.name, service.path.as_deref(), service.port), ("pillion-canary", Some("/canary"), Some(443)));
+    assert_eq!(
+        (&*service.name, service.path.as_deref(), service.port),
+        ("pillion-canary", Some("/canary/7"), Some(443))
+    );
     assert_eq!(canary.rules.as_ref().unwrap()[0].scope.as_deref(), Some("Cluster"));
     assert_eq!(told(canary.rules.as_ref().unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
 
     let entries = validating(&settings, &[]).unwrap().webhooks.unwrap();
     let [profiles, canary] = entries.try_into().unwrap();
     assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
-    assert_eq!(canary.client_config.service.unwrap().path.as_deref(), Some("/canary/validate"));
+    assert_eq!(canary.client_config.service.unwrap().path.as_deref(), Some("/canary/validate/7"));
     assert_eq!(told(&canary.rules.unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
     assert_eq!((&*profiles.name, profiles.failure_policy.as_deref()), (PROFILES_ENTRY, Some("Ignore")));
     assert_eq!(profiles.client_config.service.unwrap().path.as_deref(), Some("/validate-profiles"));
     let kinds = "clusterinjectionprofiles,injectionprofiles".to_owned();
     assert_eq!(told(&profiles.rules.unwrap()), [(kinds, "CREATE,UPDATE".to_owned())]);
+}
+
+#[test]
+fn a_rehearsal_refuses_nobody_and_its_canary_leads_to_the_replicas() {
+    let armed = Settings {
+        levels: InjectionLevel::ALL.to_vec(),
+        canary: true,
+        canary_epoch: 7,
+        validates_profiles: true,
+        ..Settings::new("pillion-system", "")
+    };
+    let rehearsal = Settings { rehearses: true, ..armed.clone() };
+    let rules = mutating_rules([]);
+    let policies = |settings: &Settings| -> Vec<String> {
+        let mutating = mutating(settings).webhooks.unwrap().into_iter();
+        let validating = validating(settings, &rules).unwrap().webhooks.unwrap().into_iter();
+        let policies = mutating.map(|entry| (entry.name, entry.failure_policy.unwrap()));
+        let policies = policies.chain(validating.map(|entry| (entry.name, entry.failure_policy.unwrap())));
+        policies.filter(|(_, policy)| policy == "Fail").map(|(name, _)| name).collect()
+    };
+    let canaries = ["canary.pillion.dev"; 2];
+    assert_eq!(policies(&rehearsal), canaries, "which are for nobody but the controller");
+    let required = ["required.pillion.dev", canaries[0], "validate-required.pillion.dev", canaries[1]];
+    assert_eq!(policies(&armed), required);
+    let service = |settings: &Settings| {
+        let canary = mutating(settings).webhooks.unwrap().pop().unwrap().client_config.service.unwrap();
+        (canary.name, canary.path.unwrap())
+    };
+    assert_eq!(service(&rehearsal), ("pillion".to_owned(), "/canary/7".to_owned()));
+    assert_eq!(service(&armed), ("pillion-canary".to_owned(), "/canary/7".to_owned()));
+    assert!(is_rehearsal(&mutating(&rehearsal), "pillion") && !is_rehearsal(&mutating(&armed), "pillion"));
 }

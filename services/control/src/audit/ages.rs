@@ -1,7 +1,7 @@
 //! When something was set, as `managedFields` tell it: the time at which its manager last changed anything of its own.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
-use pillion_api::names::INJECTION_LABEL;
+use pillion_api::opt_in::OptIn;
 use serde_json::Value;
 
 /// What is known of a namespace's past, in seconds since 1970.
@@ -23,19 +23,22 @@ pub struct ProfileAge {
 }
 
 impl NamespaceAge {
-    /// From the metadata of a namespace.
+    /// From the metadata of a namespace, where namespaces opt in by these labels.
     #[must_use]
-    pub fn of(metadata: &ObjectMeta) -> Self {
-        let label = format!("f:{INJECTION_LABEL}");
+    pub fn of(metadata: &ObjectMeta, opt_in: &OptIn) -> Self {
+        let is_opt_in_label =
+            |field: &str| opt_in.labels().iter().any(|label| field.strip_prefix("f:") == Some(&*label.key));
         let fields = |entry: &ManagedFieldsEntry, part: &str| {
             let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
             fields.and_then(|fields| fields.get("f:metadata")?.get(part)).cloned()
         };
-        let sets =
-            |entry: &ManagedFieldsEntry| fields(entry, "f:labels").is_some_and(|labels| labels.get(&label).is_some());
+        let sets = |entry: &ManagedFieldsEntry| {
+            let labels = fields(entry, "f:labels");
+            labels.iter().filter_map(Value::as_object).any(|labels| labels.keys().any(|field| is_opt_in_label(field)))
+        };
         let others = |entry: &ManagedFieldsEntry| {
             let names = ["f:labels", "f:annotations"].map(|part| fields(entry, part));
-            let is_other = |name: &String| name.starts_with("f:") && *name != label;
+            let is_other = |name: &String| name.starts_with("f:") && !is_opt_in_label(name);
             names.iter().flatten().filter_map(Value::as_object).any(|fields| fields.keys().any(is_other))
         };
         Self { opted_in: latest(metadata, sets), changed: latest(metadata, others) }
@@ -84,8 +87,16 @@ mod tests {
             {"time": "1970-01-01T00:01:00Z", "fieldsV1": {"f:metadata": {"f:labels": {"f:pillion.dev/injection": {}}}}},
             {"time": "1970-01-01T00:02:00Z", "subresource": "status", "fieldsV1": {"f:status": {"f:phase": {}}}},
         ]));
-        assert_eq!(NamespaceAge::of(&namespace), NamespaceAge { opted_in: Some(60), changed: Some(10) });
-        assert_eq!(NamespaceAge::of(&ObjectMeta::default()), NamespaceAge::default());
+        let (own, both) = (OptIn::default(), OptIn::with(["istio-injection=enabled"]).unwrap());
+        for opt_in in [&own, &both] {
+            assert_eq!(NamespaceAge::of(&namespace, opt_in), NamespaceAge { opted_in: Some(60), changed: Some(10) });
+            assert_eq!(NamespaceAge::of(&ObjectMeta::default(), opt_in), NamespaceAge::default());
+        }
+        let kept = metadata(&json!([
+            {"time": "1970-01-01T00:01:00Z", "fieldsV1": {"f:metadata": {"f:labels": {"f:istio-injection": {}}}}},
+        ]));
+        assert_eq!(NamespaceAge::of(&kept, &own), NamespaceAge { opted_in: None, changed: Some(60) });
+        assert_eq!(NamespaceAge::of(&kept, &both), NamespaceAge { opted_in: Some(60), changed: None });
     }
 
     #[test]

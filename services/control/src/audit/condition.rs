@@ -13,10 +13,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use pillion_api::kinds::ProfileStatus;
-use pillion_api::names::API_VERSION;
-use pillion_api::{ClusterInjectionProfile, InjectionProfile};
+use pillion_engine::profile::ProfileName;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,6 +23,7 @@ use tracing::debug;
 use super::report::{ProfileAudit, Report};
 use super::task::Audited;
 use crate::leading::Leading;
+use crate::profile_status;
 use crate::watch::chain;
 
 /// The condition's type: `True` while every pod that a profile is for has it as it is at work.
@@ -150,28 +149,17 @@ fn said(audit: &ProfileAudit) -> Said {
 }
 
 async fn write(client: &Client, profile: &str, said: &Said) -> kube::Result<()> {
-    let (namespace, name) =
-        profile.split_once('/').map_or((None, profile), |(namespace, name)| (Some(namespace), name));
-    let (api, kind) = if let Some(namespace) = namespace {
-        let resource = ApiResource::erase::<InjectionProfile>(&());
-        (Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource), InjectionProfile::KIND)
-    } else {
-        let resource = ApiResource::erase::<ClusterInjectionProfile>(&());
-        (Api::all_with(client.clone(), &resource), ClusterInjectionProfile::KIND)
+    let name = match profile.split_once('/') {
+        Some((namespace, name)) => ProfileName::namespaced(namespace, name),
+        None => ProfileName::cluster(profile),
     };
-    let Some(stored) = api.get_opt(name).await? else { return Ok(()) };
+    let Some(stored) = profile_status::api(client, &name).get_opt(&name.name).await? else { return Ok(()) };
     let status = stored.data.get("status").cloned().unwrap_or(Value::Null);
     let status: ProfileStatus = serde_json::from_value(status).unwrap_or_default();
     let before = status.conditions.iter().find(|condition| condition.type_ == INJECTED);
     let Some(condition) = condition(before, said, stored.metadata.generation, Timestamp::now()) else { return Ok(()) };
-    let body = json!({
-        "apiVersion": API_VERSION,
-        "kind": kind,
-        "metadata": {"name": name, "uid": stored.metadata.uid},
-        "status": {"conditions": [condition]},
-    });
-    let parameters = PatchParams::apply(MANAGER).force();
-    match api.patch_status(name, &parameters, &Patch::Apply(&body)).await {
+    let (guard, status) = (("uid", stored.metadata.uid.as_deref()), json!({"conditions": [condition]}));
+    match profile_status::apply(client, &name, MANAGER, guard, status).await {
         Ok(_) => Ok(()),
         // Deleted, or deleted and made anew, since it was read.
         Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),

@@ -1,16 +1,15 @@
 //! What is kept of a pod: a hundred bytes of the ten thousand that it has.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use pillion_api::names::MIRROR_ANNOTATION;
 use pillion_engine::audit::{self, Injected, Standing};
 use pillion_engine::json::{OwnedTape, Value};
 
 use crate::change::Change;
 use crate::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPLIED};
-
-/// The annotation by which a kubelet marks the mirror of a static pod.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Namespace and name of a pod.
 pub type PodKey = (Box<str>, Box<str>);
@@ -28,7 +27,7 @@ pub struct Seen {
     pub uid: u128,
     /// When it was created, in seconds since 1970.
     pub created: i64,
-    /// What controls it: `ReplicaSet/web-7c9d6f5b8`.
+    /// What controls it: `ReplicaSet/web-7c9d6f5b8`, its kind as [`kind_with_group`] has it.
     pub owner: Option<Box<str>>,
     /// Labels and annotations as its author wrote them, and who controls it, else its name: an object with `metadata`, as
     /// JSON.
@@ -101,7 +100,7 @@ pub fn read(pod: Value<'_>) -> Option<Seen> {
         metadata: authors_metadata(authors),
         has,
         is_exempt: metadata.get("deletionTimestamp").is_some_and(|time| !time.is_null())
-            || pod.at(&["metadata", "annotations", MIRROR]).is_some()
+            || pod.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some()
             || pod.at(&["status", "phase"]).is_some_and(ended),
     })
 }
@@ -114,7 +113,19 @@ fn number(uid: &str) -> Option<u128> {
 
 fn owner(metadata: Value<'_>) -> Option<Box<str>> {
     let owner = controller(metadata.get("ownerReferences")?)?;
-    Some(format!("{}/{}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?).into())
+    let version = owner.get("apiVersion").and_then(Value::as_str).unwrap_or_default();
+    let kind = owner.get("kind")?.as_str()?;
+    Some(format!("{}/{}", kind_with_group(&version, &kind), owner.get("name")?.as_str()?).into())
+}
+
+/// A kind as it is called where many stand side by side: `ReplicaSet`, and of a group that is not one of Kubernetes' own
+/// workloads with that, `StatefulSet.apps.kruise.io`.
+#[must_use]
+pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
+    match api_version.split_once('/') {
+        None | Some(("apps" | "batch", _)) => Cow::Borrowed(kind),
+        Some((group, _)) => Cow::Owned(format!("{kind}.{group}")),
+    }
 }
 
 /// Labels and annotations, without annotations that are larger than anything that asks for a profile, and whose pod it is:
@@ -229,6 +240,17 @@ mod tests {
     }
 
     #[test]
+    fn owners_of_other_groups_are_not_taken_for_kubernetes_own() {
+        let owner = |version: &str| {
+            let owner = json!({"apiVersion": version, "kind": "StatefulSet", "name": "db", "controller": true});
+            let pod = json!({"metadata": {"namespace": "shop", "name": "db-0", "ownerReferences": [owner]}});
+            seen(&pod).unwrap().owner
+        };
+        assert_eq!(owner("apps/v1").as_deref(), Some("StatefulSet/db"));
+        assert_eq!(owner("apps.kruise.io/v1beta1").as_deref(), Some("StatefulSet.apps.kruise.io/db"));
+    }
+
+    #[test]
     fn a_pod_chooses_what_is_kept_and_not_how_much() {
         let large = |number: usize| (format!("example.com/{number:03}"), "x".repeat(4_000).into());
         let mut annotations: serde_json::Map<_, _> = (0..60).map(large).collect();
@@ -250,7 +272,7 @@ mod tests {
         };
         assert!(!with(json!({"status": {"phase": "Running"}})));
         assert!(with(json!({"status": {"phase": "Failed"}})));
-        assert!(with(json!({"metadata": {"namespace": "a", "name": "b", "annotations": {MIRROR: "x"}}})));
+        assert!(with(json!({"metadata": {"namespace": "a", "name": "b", "annotations": {MIRROR_ANNOTATION: "x"}}})));
         assert!(with(
             json!({"metadata": {"namespace": "a", "name": "b", "deletionTimestamp": "2026-11-21T20:00:00Z"}})
         ));

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kube::Client;
+use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::Snapshot;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::auditor::{Auditor, Errand};
+use super::questions::{Asking, Look, ask_ages, fetch, look};
 use super::report::Report;
 use super::surroundings::Surroundings;
-use super::task::{AuditSettings, JUDGED_AT_ONCE, Look, Reads, ask_ages, fetch, look, now, take_whole};
+use super::task::{AuditSettings, JUDGED_AT_ONCE, Reads, now, take_whole};
 use crate::release::Release;
 use crate::watch::Publisher;
 
@@ -36,7 +38,9 @@ pub enum OnceError {
         source: Box<kube::Error>,
     },
     /// The namespace is not there, or not opted in.
-    #[error("namespace {0} is not opted in: it has no label pillion.dev/injection, or is not there")]
+    #[error(
+        "namespace {0} is not opted in: it has no label that opts in, like pillion.dev/injection=enabled, or is not there"
+    )]
     NotOptedIn(Box<str>),
     /// The webhook is not called for the namespace.
     #[error("namespace {0} is left alone: the webhook configuration excludes it, or it is the release's")]
@@ -54,11 +58,7 @@ pub async fn once(
     reads: &Reads,
     settings: &AuditSettings,
 ) -> Result<Report, OnceError> {
-    // As replicas serve them. Where no controller has published any, replicas serve profiles as they stand.
-    let mut snapshot = listed(client, true).await?;
-    if snapshot.profiles().iter().next().is_none() {
-        snapshot = listed(client, false).await?;
-    }
+    let Served { snapshot, excluded, opt_in, looked } = serving(client, release, &settings.opt_in).await?;
     let opted_in: Vec<Box<str>> = snapshot
         .namespaces()
         .filter(|(name, found)| found.level().is_some() && namespace.is_none_or(|only| only == *name))
@@ -67,11 +67,8 @@ pub async fn once(
     if let Some(name) = namespace.filter(|_| opted_in.is_empty()) {
         return Err(OnceError::NotOptedIn(name.into()));
     }
-    // Who may not read it is told less about causes, and of namespaces that are left alone.
-    let looked = look(client, release).await.ok();
     let mut auditor = Auditor::new(snapshot, now());
-    let excluded = looked.as_ref().and_then(|look| look.excluded.clone());
-    auditor.set_excluded(excluded.unwrap_or_else(|| BTreeSet::from([release.namespace().into()])), now());
+    auditor.set_excluded(excluded, now());
     if let Some(name) = namespace.filter(|name| auditor.excluded().contains(*name)) {
         return Err(OnceError::Excluded(name.into()));
     }
@@ -103,16 +100,51 @@ pub async fn once(
     }
     let mut report = auditor.report(&surroundings, settings.most_findings);
     // Each round knows some ages more.
-    while ask_ages(client, &auditor, &mut surroundings, &report, usize::MAX).await {
+    let asking = Asking { client, opt_in: &opt_in, most: usize::MAX };
+    while ask_ages(asking, &auditor, &mut surroundings, &report).await {
         report = auditor.report(&surroundings, settings.most_findings);
     }
     Ok(report)
 }
 
+/// What replicas serve at this moment, and whom.
+#[derive(Debug)]
+pub struct Served {
+    /// Profiles and namespaces. Which of those are opted in is by the labels of this release.
+    pub snapshot: Arc<Snapshot>,
+    /// The namespaces for which the webhook is not called.
+    pub excluded: BTreeSet<Box<str>>,
+    /// By which labels namespaces opt in.
+    opt_in: OptIn,
+    looked: Option<Look>,
+}
+
+/// What replicas serve at this moment, by lists: revisions, or profiles as they stand where no controller has published any.
+///
+/// # Errors
+/// Profiles and namespaces could not be listed.
+pub async fn served(client: &Client, release: &Release) -> Result<Served, OnceError> {
+    serving(client, release, &OptIn::default()).await
+}
+
+async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<Served, OnceError> {
+    // Who may not read it is told less about causes, and of namespaces that are left alone or opt in by another label.
+    let looked = look(client, release).await.ok();
+    let opt_in = looked.as_ref().and_then(|look| look.opt_in.as_ref()).unwrap_or(opt_in).clone();
+    let mut snapshot = listed(client, true, &opt_in).await?;
+    if snapshot.profiles().iter().next().is_none() {
+        snapshot = listed(client, false, &opt_in).await?;
+    }
+    let excluded = looked.as_ref().and_then(|look| look.excluded.clone());
+    let excluded = excluded.unwrap_or_else(|| BTreeSet::from([release.namespace().into()]));
+    Ok(Served { snapshot, excluded, opt_in, looked })
+}
+
 /// Profiles and namespaces as a replica would know them, at this moment.
-async fn listed(client: &Client, of_revisions: bool) -> Result<Arc<Snapshot>, OnceError> {
+async fn listed(client: &Client, of_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));
+    let watches = watches.opting_in_by(opt_in.clone());
     let watches = if of_revisions { watches.of_revisions() } else { watches };
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();

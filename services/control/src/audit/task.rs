@@ -2,21 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{ListParams, PartialObjectMeta};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
-use pillion_api::names::NAMESPACE_NAME_LABEL;
-use pillion_api::{ClusterInjectionProfile, InjectionProfile, canary};
+use kube::Client;
+use pillion_api::opt_in::OptIn;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::ProfileName;
@@ -25,25 +17,17 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tracing::{debug, info, warn};
 
-use super::ages::{self, NamespaceAge, ProfileAge};
 use super::auditor::{Auditor, Errand};
-use super::kept::{PodChange, Seen, read};
 use super::metrics::AuditMetrics;
+use super::questions::{Asking, Look, ask_ages, fetch, look, watch_pods};
 use super::report::{ProfileAudit, Report};
 use super::surroundings::Surroundings;
-use crate::change::Change;
 use crate::index::Status;
 use crate::leading::Leading;
 use crate::lookups::Lookups;
 use crate::release::Release;
-use crate::watch::{WATCH_FOR, chain, described, pauses};
+use crate::watch::chain;
 
-/// Pods that have ended need nothing any more.
-pub(super) const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
-/// Pods of one page of the watch's list: metadata alone.
-const METADATA_A_PAGE: u32 = 500;
-/// Pods of one page that are read whole. Each may have a million bytes, and be there three times while it is read.
-pub(super) const PODS_A_PAGE: u32 = 20;
 /// How many changes of pods are taken at a time.
 const BATCH: usize = 256;
 /// Pods that are judged again at a time; watching and serving go on in between.
@@ -72,10 +56,12 @@ pub struct AuditSettings {
     pub request_limit: Duration,
     /// Findings that are kept with all they say; all are counted.
     pub most_findings: usize,
+    /// By which labels namespaces opt in.
+    pub opt_in: OptIn,
 }
 
 impl Default for AuditSettings {
-    /// A second, five seconds, a twentieth of a second, three seconds, ten seconds, ten seconds, a thousand.
+    /// A second, five seconds, a twentieth of a second, three seconds, ten seconds, ten seconds, a thousand, Pillion's own.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
@@ -85,6 +71,7 @@ impl Default for AuditSettings {
             ask_again: Duration::from_secs(10),
             request_limit: Duration::from_secs(10),
             most_findings: 1_000,
+            opt_in: OptIn::default(),
         }
     }
 }
@@ -260,7 +247,8 @@ impl Task {
 
     async fn report(&mut self, audited: &watch::Sender<Audited>) {
         let mut report = self.auditor.report(&self.surroundings, self.settings.most_findings);
-        if ask_ages(&self.client, &self.auditor, &mut self.surroundings, &report, AGES_AT_ONCE).await {
+        let asking = Asking { client: &self.client, opt_in: &self.settings.opt_in, most: AGES_AT_ONCE };
+        if ask_ages(asking, &self.auditor, &mut self.surroundings, &report).await {
             report = self.auditor.report(&self.surroundings, self.settings.most_findings);
         }
         let asks = !report.asked_namespaces.is_empty() || !report.asked_profiles.is_empty();
@@ -302,7 +290,7 @@ impl Task {
         let looked = timeout(self.settings.request_limit, look(&self.client, &self.release)).await;
         let mut more_to_judge = false;
         match looked {
-            Ok(Ok(Look { registered, has_endpoint, is_off, excluded })) => {
+            Ok(Ok(Look { registered, has_endpoint, is_off, excluded, opt_in: _ })) => {
                 let now = now();
                 if let Some(excluded) = excluded {
                     self.is_stale |= self.auditor.excluded() != &excluded;
@@ -335,173 +323,6 @@ pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &Owned
     }
     looked_up.cluster = reads.cluster.clone().or_else(LookedUp::unknown_cluster);
     auditor.whole(pod, &looked_up);
-}
-
-/// The pods of an errand, and where the next page begins.
-pub(super) async fn fetch(client: &Client, errand: &Errand) -> kube::Result<(Vec<OwnedTape>, Option<String>)> {
-    // As whatever JSON they are: a field that this build does not know may be read by an expression.
-    let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
-    match errand {
-        Errand::Get { namespace, name } => {
-            let found = api(namespace).get_opt(name).await?;
-            Ok((found.as_ref().and_then(whole).into_iter().collect(), None))
-        }
-        Errand::List { namespace, from } => {
-            let mut parameters = ListParams::default().fields(NOT_ENDED).limit(PODS_A_PAGE);
-            parameters.continue_token.clone_from(from);
-            let list = api(namespace).list(&parameters).await?;
-            let next = list.metadata.continue_.filter(|token| !token.is_empty());
-            Ok((list.items.iter().filter_map(whole).collect(), next))
-        }
-    }
-}
-
-type PodAsFound = kube::api::DynamicObject;
-
-fn pod_resource() -> kube::api::ApiResource {
-    kube::api::ApiResource::erase::<Pod>(&())
-}
-
-fn whole(pod: &PodAsFound) -> Option<OwnedTape> {
-    OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()
-}
-
-fn seen(pod: &PartialObjectMeta<Pod>) -> Option<Seen> {
-    let tape = OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()?;
-    read(tape.root())
-}
-
-/// Metadata only, made small at once. Everybody's: which namespaces are opted in changes, and one watch is less to the API
-/// server than a thousand.
-fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
-    let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
-    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
-    let config = watcher::Config::default().timeout(seconds).page_size(METADATA_A_PAGE).fields(NOT_ENDED);
-    // The event that announces a list is taken out, and told with the first of the list: it comes before each attempt, and
-    // any event resets the pause.
-    let begins = Arc::new(AtomicBool::new(false));
-    let announced = Arc::clone(&begins);
-    let events = watcher(api, config).try_filter(move |event| {
-        let is_init = matches!(event, Event::Init);
-        if is_init {
-            announced.store(true, Ordering::Relaxed);
-        }
-        std::future::ready(!is_init)
-    });
-    events.backoff(pauses()).flat_map(move |event| {
-        let (restarted, change) = match event {
-            Ok(Event::Init) => (true, None),
-            Ok(Event::InitApply(pod)) => (begins.swap(false, Ordering::Relaxed), seen(&pod).map(Change::Listed)),
-            Ok(Event::InitDone) => (begins.swap(false, Ordering::Relaxed), Some(Change::ListComplete)),
-            Ok(Event::Apply(pod)) => (false, seen(&pod).map(Change::Applied)),
-            Ok(Event::Delete(pod)) => {
-                let key = pod.metadata.namespace.zip(pod.metadata.name);
-                (false, key.map(|(namespace, name)| Change::Deleted((namespace.into(), name.into()))))
-            }
-            Err(error) => {
-                let error = described(&error);
-                warn!(error, "pods are not watched at present, what was last known stays; trying again");
-                (false, None)
-            }
-        };
-        stream::iter(restarted.then_some(Change::Restarted).into_iter().chain(change))
-    })
-}
-
-/// What is looked at now and then.
-pub(super) struct Look {
-    /// When the webhook configuration was created; `None` if there is none with an entry.
-    pub(super) registered: Option<i64>,
-    /// Whether a replica is ready.
-    pub(super) has_endpoint: bool,
-    /// Whether injection is switched off.
-    pub(super) is_off: bool,
-    /// The namespaces that the webhook is not called for, by name; `None` if no configuration tells.
-    pub(super) excluded: Option<BTreeSet<Box<str>>>,
-}
-
-/// The namespaces that each entry for pods leaves out by name, with the release's own; `None` if there is no such entry.
-fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
-    let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
-    let by_entry = entries.map(|entry| {
-        let requirements =
-            entry.namespace_selector.iter().flat_map(|selector| selector.match_expressions.iter().flatten());
-        let names = requirements.filter(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "NotIn");
-        names
-            .flat_map(|one| one.values.iter().flatten())
-            .map(|name| name.as_str().into())
-            .collect::<BTreeSet<Box<str>>>()
-    });
-    let mut excluded = by_entry.reduce(|all, of_entry| all.intersection(&of_entry).cloned().collect())?;
-    excluded.insert(release.namespace().into());
-    Some(excluded)
-}
-
-pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Look> {
-    let configuration =
-        Api::<MutatingWebhookConfiguration>::all(client.clone()).get_opt(release.configuration()).await?;
-    let excluded = configuration.as_ref().and_then(|configuration| excluded(configuration, release));
-    let registered = configuration
-        .filter(|configuration| configuration.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
-        .map(|configuration| configuration.metadata.creation_timestamp.as_ref().map_or(0, ages::seconds));
-    let slices = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
-    let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&slices).await?;
-    let has_endpoint = slices
-        .items
-        .iter()
-        .flat_map(|slice| slice.endpoints.iter().flatten())
-        .any(|endpoint| endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready.unwrap_or(true)));
-    let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
-    let is_off = switch
-        .and_then(|switch| switch.data?.get("injection").cloned())
-        .is_some_and(|value| value.trim().eq_ignore_ascii_case("disabled"));
-    Ok(Look { registered, has_endpoint, is_off, excluded })
-}
-
-/// Asks for the ages that would explain something. Whether any is known now.
-pub(super) async fn ask_ages(
-    client: &Client,
-    auditor: &Auditor,
-    surroundings: &mut Surroundings,
-    report: &Report,
-    most: usize,
-) -> bool {
-    let at_work: BTreeMap<_, _> =
-        auditor.snapshot().profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
-    surroundings.keep(|name| auditor.namespace(name).is_some(), |name| at_work.contains_key(name));
-    let mut is_new = false;
-    for name in report.asked_namespaces.iter().take(most) {
-        let Some(namespace) = auditor.namespace(name) else { continue };
-        let api = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
-        match api.get_metadata_opt(name).await {
-            Ok(found) => {
-                let age = found.map(|found| NamespaceAge::of(&found.metadata)).unwrap_or_default();
-                surroundings.set_namespace(name, namespace, age);
-                is_new = true;
-            }
-            Err(error) => debug!(namespace = %name, error = chain(&error), "its age is not known at present"),
-        }
-    }
-    for name in report.asked_profiles.iter().take(most) {
-        let Some(profile) = at_work.get(&**name) else { continue };
-        let ProfileName { namespace, name: short } = profile.name();
-        let found = if let Some(namespace) = namespace {
-            let api = Api::<InjectionProfile>::namespaced(client.clone(), namespace);
-            api.get_metadata_opt(short).await.map(|found| found.map(|found| found.metadata))
-        } else {
-            let api = Api::<ClusterInjectionProfile>::all(client.clone());
-            api.get_metadata_opt(short).await.map(|found| found.map(|found| found.metadata))
-        };
-        match found {
-            Ok(found) => {
-                let age = found.map(|metadata| ProfileAge::of(&metadata)).unwrap_or_default();
-                surroundings.set_profile(name, profile.revision(), age);
-                is_new = true;
-            }
-            Err(error) => debug!(profile = %name, error = chain(&error), "its age is not known at present"),
-        }
-    }
-    is_new
 }
 
 /// Seconds since 1970, by the clock on the wall: the API server's times are of the same kind.

@@ -92,7 +92,7 @@ impl AuthorityMaterial {
 }
 
 /// A certificate as PEM text.
-fn pem(certificate: &CertificateDer<'_>) -> String {
+pub(crate) fn pem(certificate: &CertificateDer<'_>) -> String {
     let config = EncodeConfig::new().set_line_ending(LineEnding::LF);
     pem::encode_config(&Pem::new("CERTIFICATE", certificate.as_ref()), config)
 }

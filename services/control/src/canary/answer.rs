@@ -1,7 +1,8 @@
 //! What an API server's answer means.
 
-use pillion_api::canary::WEBHOOK;
+use pillion_api::canary::{REACHED, WEBHOOK};
 
+use super::server::Shown;
 use crate::rotation::{Generation, Propagation};
 
 /// What is known of one API server.
@@ -24,6 +25,8 @@ pub enum Silence {
     Timeout,
     /// It answered yes without a call: it does not know the entry yet, or nobody wrote it.
     NotCalled,
+    /// It called by an entry that was written for an earlier epoch: it does not know the configuration as it is.
+    Stale,
     /// It called, and another leaf was shown: the canary's was changed meanwhile.
     OtherLeaf,
     /// It refused for another reason, which is this.
@@ -60,14 +63,31 @@ impl Outcome {
 
 /// What is known after an answer, if the canary was called with the request's name on a connection on which it had shown a
 /// leaf of `shown`.
-pub(super) fn outcome(said: Said<'_>, shown: Option<Generation>, newest: Generation) -> Outcome {
+///
+/// That a leaf is trusted proves that the authority came into the bundle; that the entry is of this epoch, or a later one, proves
+/// that the bundle is the one that was written for it, and that whoever was taken out of it is trusted no more.
+pub(super) fn outcome(said: Said<'_>, shown: Option<Shown>, newest: Generation, epoch: u64) -> Outcome {
     match (said, shown) {
-        (Said::Yes, Some(shown)) if shown == newest => Outcome::Proven,
+        (Said::Yes, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => Outcome::Proven,
+        (Said::Yes, Some(shown)) if shown.leaf == newest => Outcome::Silent(Silence::Stale),
         (Said::Yes, Some(_)) => Outcome::Silent(Silence::OtherLeaf),
         (Said::Yes, None) => Outcome::Silent(Silence::NotCalled),
         (Said::No(message), _) if is_mistrust(message) => Outcome::Behind,
         (Said::No(message), _) => Outcome::Silent(Silence::Refused(message.to_owned())),
         (Said::Nothing(silence), _) => Outcome::Silent(silence.clone()),
+    }
+}
+
+/// What is known after an answer of an API server whose canaries are led to the replicas: they say that they were reached,
+/// and nobody else does.
+pub(super) fn reached(said: Said<'_>) -> Outcome {
+    match said {
+        Said::No(message) if message.contains(WEBHOOK) && message.contains(REACHED) => Outcome::Proven,
+        // It knows no entry yet, or the one of before.
+        Said::Yes => Outcome::Silent(Silence::NotCalled),
+        Said::No(message) if is_mistrust(message) => Outcome::Behind,
+        Said::No(message) => Outcome::Silent(Silence::Refused(message.to_owned())),
+        Said::Nothing(silence) => Outcome::Silent(silence.clone()),
     }
 }
 
@@ -103,26 +123,45 @@ mod tests {
 
     #[test]
     fn only_a_call_that_was_seen_is_a_proof() {
-        assert_eq!(outcome(Said::Yes, Some(NEWEST), NEWEST), Outcome::Proven);
-        assert_eq!(outcome(Said::Yes, None, NEWEST), Outcome::Silent(Silence::NotCalled));
-        assert_eq!(outcome(Said::Yes, Some(Generation(1)), NEWEST), Outcome::Silent(Silence::OtherLeaf));
+        let by = |leaf, epoch| Some(Shown { leaf, epoch });
+        assert_eq!(outcome(Said::Yes, by(NEWEST, 7), NEWEST, 7), Outcome::Proven);
+        assert_eq!(outcome(Said::Yes, by(NEWEST, 8), NEWEST, 7), Outcome::Proven);
+        assert_eq!(outcome(Said::Yes, by(NEWEST, 6), NEWEST, 7), Outcome::Silent(Silence::Stale));
+        assert_eq!(outcome(Said::Yes, None, NEWEST, 7), Outcome::Silent(Silence::NotCalled));
+        assert_eq!(outcome(Said::Yes, by(Generation(1), 7), NEWEST, 7), Outcome::Silent(Silence::OtherLeaf));
         // It called and went on to say no, or nothing: for whatever reason, that is no proof.
-        assert!(matches!(outcome(Said::No("quota"), Some(NEWEST), NEWEST), Outcome::Silent(Silence::Refused(_))));
-        let silence = outcome(Said::Nothing(&Silence::Timeout), Some(NEWEST), NEWEST);
+        assert!(matches!(outcome(Said::No("quota"), by(NEWEST, 7), NEWEST, 7), Outcome::Silent(Silence::Refused(_))));
+        let silence = outcome(Said::Nothing(&Silence::Timeout), by(NEWEST, 7), NEWEST, 7);
         assert_eq!(silence, Outcome::Silent(Silence::Timeout));
     }
 
     #[test]
     fn mistrust_is_told_from_other_failures() {
-        assert_eq!(outcome(Said::No(MISTRUST), None, NEWEST), Outcome::Behind);
+        assert_eq!(outcome(Said::No(MISTRUST), None, NEWEST, 7), Outcome::Behind);
         let other_webhook = MISTRUST.replace("canary.pillion.dev", "somebody.else.dev");
         let refused = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: Post \
                        \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": dial tcp 10.0.0.1:8444: \
                        connect: connection refused";
         for message in [other_webhook.as_str(), refused, "injectioncanaries.pillion.dev is forbidden", ""] {
             let silent = Outcome::Silent(Silence::Refused(message.to_owned()));
-            assert_eq!(outcome(Said::No(message), None, NEWEST), silent);
+            assert_eq!(outcome(Said::No(message), None, NEWEST, 7), silent);
         }
+    }
+
+    #[test]
+    fn a_replica_was_reached_if_it_says_so_itself() {
+        let denied = format!("admission webhook \"canary.pillion.dev\" denied the request: {REACHED}");
+        assert_eq!(reached(Said::No(&denied)), Outcome::Proven);
+        assert_eq!(reached(Said::No(MISTRUST)), Outcome::Behind);
+        assert_eq!(reached(Said::Yes), Outcome::Silent(Silence::NotCalled), "it does not know the entry yet");
+        let on_the_way = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
+                          Post \"https://pillion.pillion-system.svc:443/canary/7?timeout=5s\": dial tcp 10.0.0.1:443: \
+                          connect: connection refused";
+        let others = denied.replace("canary.pillion.dev", "somebody.else.dev");
+        for message in [on_the_way, others.as_str(), "injectioncanaries.pillion.dev is forbidden"] {
+            assert_eq!(reached(Said::No(message)), Outcome::Silent(Silence::Refused(message.to_owned())));
+        }
+        assert_eq!(reached(Said::Nothing(&Silence::Timeout)), Outcome::Silent(Silence::Timeout));
     }
 
     #[test]

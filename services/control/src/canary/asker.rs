@@ -9,11 +9,12 @@ use futures::future::join_all;
 use kube::api::{Api, PostParams};
 use kube::{Client, Config};
 use pillion_api::canary::InjectionCanary;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use super::answer::{Outcome, Said, Silence, fold, outcome};
-use super::server::Canary;
+use super::answer::{Outcome, Said, Silence, fold, outcome, reached};
+use super::server::{Canary, Shown};
 use super::servers::{Listed, Servers};
 use super::{CanaryMetrics, Settings, slice};
 use crate::leading::FIELD_MANAGER;
@@ -33,6 +34,15 @@ pub struct Asker {
     servers: Servers,
     /// One client for each API server; `None` is the configured address.
     clients: BTreeMap<Option<SocketAddr>, Client>,
+}
+
+/// What is to be proven.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    /// That it trusts this authority, and has the configuration of this epoch.
+    Trust(Generation, u64),
+    /// That it reaches a replica.
+    Replica,
 }
 
 /// What one round found.
@@ -79,15 +89,16 @@ impl Asker {
         Self { client, config, release, canary, address, settings, metrics, servers, clients }
     }
 
-    /// Asks every API server that there is, at one time. Takes at most three times [`Settings::timeout`], and never fails:
+    /// Asks every API server that there is, at one time, whether it trusts this authority and has the configuration of this
+    /// epoch. Takes at most three times [`Settings::timeout`], and never fails:
     /// whoever could not be asked is silent.
     ///
     /// Where no API server can be reached by its own address, the configured address is asked; what it proves is that one
     /// of them has the bundle, and the others stay silent.
-    pub async fn ask(&mut self, newest: Generation) -> Asked {
+    pub async fn ask(&mut self, newest: Generation, epoch: u64) -> Asked {
         let asked = if self.canary.shows() == Some(newest) {
             let listed = self.list().await;
-            self.ask_listed(&listed, newest).await
+            self.ask_listed(&listed, Wanted::Trust(newest, epoch)).await
         } else {
             // Whoever calls now is shown something else, or nothing.
             let outcome = Outcome::Silent(Silence::NoLeaf);
@@ -97,6 +108,17 @@ impl Asker {
         for answer in &asked.answers {
             self.metrics.asked(&answer.outcome);
             debug!(server = ?answer.server, outcome = ?answer.outcome, "an API server was asked for a canary");
+        }
+        asked
+    }
+
+    /// Asks every API server, in the same way, whether it reaches a replica, while the configuration leads canaries there.
+    pub async fn rehearse(&mut self) -> Asked {
+        let listed = timeout(self.settings.timeout, Listed::list(&self.client)).await;
+        let listed = self.note(listed);
+        let asked = self.ask_listed(&listed, Wanted::Replica).await;
+        for answer in &asked.answers {
+            debug!(server = ?answer.server, outcome = ?answer.outcome, "an API server was asked to call a replica");
         }
         asked
     }
@@ -112,6 +134,10 @@ impl Asker {
             Ok(Err(error)) => warn!(%error, "the endpoint slice of the canary cannot be written"),
             Err(_) => warn!(?limit, "the endpoint slice of the canary was not written in time"),
         }
+        self.note(listed)
+    }
+
+    fn note(&mut self, listed: Result<kube::Result<Listed>, Elapsed>) -> Listed {
         let listed = match listed {
             Ok(Ok(listed)) => listed,
             Ok(Err(error)) => {
@@ -123,13 +149,13 @@ impl Asker {
         self.servers.note(listed, Instant::now(), self.settings.vanished)
     }
 
-    async fn ask_listed(&mut self, listed: &Listed, newest: Generation) -> Asked {
+    async fn ask_listed(&mut self, listed: &Listed, wanted: Wanted) -> Asked {
         let servers: Vec<_> = listed.addresses.iter().copied().map(Some).collect();
-        let mut answers = self.ask_all(servers, newest).await;
+        let mut answers = self.ask_all(servers, wanted).await;
         let is_mute =
             |answer: &Answer| matches!(answer.outcome, Outcome::Silent(Silence::Unreachable | Silence::Timeout));
         if answers.iter().all(is_mute) {
-            let by_configuration = self.ask_all(vec![None], newest).await;
+            let by_configuration = self.ask_all(vec![None], wanted).await;
             let propagation = fold(by_configuration.iter().map(|answer| &answer.outcome), listed.number);
             answers.extend(by_configuration);
             return Asked { propagation, answers };
@@ -137,7 +163,7 @@ impl Asker {
         Asked { propagation: fold(answers.iter().map(|answer| &answer.outcome), listed.number), answers }
     }
 
-    async fn ask_all(&mut self, servers: Vec<Option<SocketAddr>>, newest: Generation) -> Vec<Answer> {
+    async fn ask_all(&mut self, servers: Vec<Option<SocketAddr>>, wanted: Wanted) -> Vec<Answer> {
         let mut asking = Vec::with_capacity(servers.len());
         for server in servers {
             let client = self.client_of(server);
@@ -145,7 +171,7 @@ impl Asker {
             asking.push(async move {
                 let outcome = match client {
                     Some(client) => {
-                        timeout(limit, ask(&client, &canary, newest)).await.unwrap_or(Outcome::Silent(Silence::Timeout))
+                        timeout(limit, ask(&client, &canary, wanted)).await.unwrap_or(Outcome::Silent(Silence::Timeout))
                     }
                     None => Outcome::Silent(Silence::Unreachable),
                 };
@@ -195,7 +221,7 @@ impl Asker {
 }
 
 /// Asks one API server.
-async fn ask(client: &Client, canary: &Canary, newest: Generation) -> Outcome {
+async fn ask(client: &Client, canary: &Canary, wanted: Wanted) -> Outcome {
     let name = format!("canary-{}", random::token());
     let expectation = canary.expect(name.clone());
     let params = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
@@ -204,7 +230,7 @@ async fn ask(client: &Client, canary: &Canary, newest: Generation) -> Outcome {
     let said = match canaries.create(&params, &InjectionCanary::new(name)).await {
         Ok(_) => Said::Yes,
         Err(kube::Error::Api(ref status)) => {
-            return outcome(Said::No(&status.message), expectation.shown(), newest);
+            return known(Said::No(&status.message), expectation.shown(), wanted);
         }
         Err(error @ kube::Error::SerdeError(_)) => {
             unreadable = error.to_string();
@@ -215,5 +241,12 @@ async fn ask(client: &Client, canary: &Canary, newest: Generation) -> Outcome {
             Said::Nothing(&Silence::Unreachable)
         }
     };
-    outcome(said, expectation.shown(), newest)
+    known(said, expectation.shown(), wanted)
+}
+
+fn known(said: Said<'_>, shown: Option<Shown>, wanted: Wanted) -> Outcome {
+    match wanted {
+        Wanted::Trust(newest, epoch) => outcome(said, shown, newest, epoch),
+        Wanted::Replica => reached(said),
+    }
 }

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use pillion_api::canary::{PATH, VALIDATE_PATH};
+use pillion_api::canary::{PATH, VALIDATE_PATH, epoch_of};
 use rustls::ServerConfig;
 use rustls::server::NoServerSessionStorage;
 use rustls_pki_types::pem::PemObject;
@@ -71,8 +71,17 @@ struct Shared {
 /// entry, and an API server may know the one as it is and the other as it was.
 #[derive(Clone, Copy, Debug, Default)]
 struct Calls {
-    mutating: Option<Generation>,
-    validating: Option<Generation>,
+    mutating: Option<Shown>,
+    validating: Option<Shown>,
+}
+
+/// What a call proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// Whose leaf was shown to who called, and trusted.
+    pub(super) leaf: Generation,
+    /// The epoch of the entry that was followed.
+    pub(super) epoch: u64,
 }
 
 /// A call that is waited for, until it is dropped.
@@ -211,16 +220,16 @@ impl Canary {
             *response.status_mut() = status;
             response
         };
-        let path = request.uri().path().to_owned();
-        if request.method() != Method::POST || ![PATH, VALIDATE_PATH].contains(&path.as_str()) {
-            return Ok(status(StatusCode::NOT_FOUND));
-        }
+        let path = request.uri().path();
+        let validating = epoch_of(path, VALIDATE_PATH);
+        let entry = validating.or_else(|| epoch_of(path, PATH)).filter(|_| request.method() == Method::POST);
+        let Some(epoch) = entry else { return Ok(status(StatusCode::NOT_FOUND)) };
         let body = Limited::new(request.into_body(), LARGEST).collect().await.map(http_body_util::Collected::to_bytes);
         let Some(review) = body.ok().and_then(|body| serde_json::from_slice::<Review>(&body).ok()) else {
             return Ok(status(StatusCode::BAD_REQUEST));
         };
         let ReviewRequest { uid, name } = review.request;
-        self.called(&name, path == VALIDATE_PATH, shown);
+        self.called(&name, validating.is_some(), Shown { leaf: shown, epoch });
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -231,7 +240,7 @@ impl Canary {
         Ok(response)
     }
 
-    fn called(&self, name: &str, validates: bool, shown: Generation) {
+    fn called(&self, name: &str, validates: bool, shown: Shown) {
         self.0.metrics.called();
         if let Some(calls) = self.lock().get_mut(name) {
             let call = if validates { &mut calls.validating } else { &mut calls.mutating };
@@ -251,8 +260,8 @@ impl Canary {
 }
 
 impl Expectation {
-    /// Whose leaf was shown to who called with the name by both configurations, if somebody did.
-    pub(super) fn shown(&self) -> Option<Generation> {
+    /// What was shown to who called with the name by both configurations, if somebody did by entries of one epoch.
+    pub(super) fn shown(&self) -> Option<Shown> {
         let Calls { mutating, validating } = self.canary.lock().get(&self.name).copied()?;
         mutating.filter(|_| mutating == validating)
     }
@@ -312,13 +321,33 @@ mod tests {
         let request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
-        timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await.unwrap()?;
+        timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await.unwrap()?;
         Ok(String::from_utf8(answer).unwrap())
     }
 
     fn review(name: &str) -> String {
         json!({"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u-1", "name": name, "dryRun": true}})
             .to_string()
+    }
+
+    fn leaf(expectation: &Expectation) -> Option<Generation> {
+        expectation.shown().map(|shown| shown.leaf)
+    }
+
+    #[tokio::test]
+    async fn it_remembers_by_the_entry_of_which_epoch_it_was_called() {
+        let (canary, address, _stop) = start(Settings::default()).await;
+        let ca = TestCa::new().unwrap();
+        canary.show(Some(identity(1, &ca)));
+        let one = canary.expect("one".to_owned());
+        call(address, &ca, "/canary/7", &review("one")).await.unwrap();
+        call(address, &ca, "/canary/validate/6", &review("one")).await.unwrap();
+        assert_eq!(one.shown(), None, "the configurations are not of one epoch");
+        call(address, &ca, "/canary/validate/7", &review("one")).await.unwrap();
+        assert_eq!(one.shown(), Some(Shown { leaf: Generation(1), epoch: 7 }));
+        for path in ["/canary/x", "/canary/7/8", "/canaries", "/canary/-1"] {
+            assert!(call(address, &ca, path, &review("one")).await.unwrap().contains("404 Not Found"), "{path}");
+        }
     }
 
     #[tokio::test]
@@ -334,14 +363,14 @@ mod tests {
         assert!(answer.contains(r#""allowed":true"#) && answer.contains("connection: close"), "{answer}");
         assert_eq!((one.shown(), two.shown()), (None, None), "the other configuration did not call");
         call(address, &first, "/canary/validate", &review("one")).await.unwrap();
-        assert_eq!((one.shown(), two.shown()), (Some(Generation(1)), None));
+        assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), None));
 
         canary.show(Some(identity(2, &second)));
         assert!(call(address, &first, "/canary", &review("two")).await.is_err(), "the leaf is another's now");
         assert_eq!(two.shown(), None);
         call(address, &second, "/canary", &review("two")).await.unwrap();
         call(address, &second, "/canary/validate", &review("two")).await.unwrap();
-        assert_eq!((one.shown(), two.shown()), (Some(Generation(1)), Some(Generation(2))));
+        assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), Some(Generation(2))));
         assert_eq!(canary.0.metrics.calls(), 4);
         // One knows of the change, and the other does not.
         canary.show(Some(identity(1, &first)));
@@ -367,7 +396,7 @@ mod tests {
         stream.read_to_end(&mut Vec::new()).await.unwrap();
         canary.show(Some(identity(1, &ca)));
         call(address, &ca, "/canary/validate", &body).await.unwrap();
-        assert_eq!(expectation.shown(), Some(Generation(1)), "and not of the second, which nobody was shown");
+        assert_eq!(leaf(&expectation), Some(Generation(1)), "and not of the second, which nobody was shown");
     }
 
     #[tokio::test]
@@ -385,7 +414,8 @@ mod tests {
 
     #[tokio::test]
     async fn connections_that_say_nothing_are_cut_and_others_served_then() {
-        let (connections, call_limit) = (2, Duration::from_millis(200));
+        // Enough for a call on a machine that is busy.
+        let (connections, call_limit) = (2, Duration::from_secs(1));
         let (canary, address, stop) = start(Settings { call_limit, connections, ..Settings::default() }).await;
         let ca = TestCa::new().unwrap();
         canary.show(Some(identity(1, &ca)));
@@ -394,7 +424,7 @@ mod tests {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         // Those before it go after so long, two at one time.
-        let answer = timeout(Duration::from_secs(5), call(address, &ca, "/canary", &review("x"))).await.unwrap();
+        let answer = timeout(Duration::from_secs(30), call(address, &ca, "/canary", &review("x"))).await.unwrap();
         assert!(answer.unwrap().contains("200 OK"));
         stop.cancel();
     }

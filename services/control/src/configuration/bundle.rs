@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::{PemObject, SectionKind};
 
+use crate::authority;
+
 /// A bundle that was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bundle {
@@ -47,18 +49,7 @@ impl Bundle {
 /// The DER of certificates as PEM, in this order.
 #[must_use]
 pub fn to_pem<'c>(certificates: impl IntoIterator<Item = &'c CertificateDer<'c>>) -> Vec<u8> {
-    use base64::Engine;
-    let mut pem = Vec::new();
-    for der in certificates {
-        let text = base64::engine::general_purpose::STANDARD.encode(der);
-        pem.extend_from_slice(b"-----BEGIN CERTIFICATE-----\n");
-        for line in text.as_bytes().chunks(64) {
-            pem.extend_from_slice(line);
-            pem.push(b'\n');
-        }
-        pem.extend_from_slice(b"-----END CERTIFICATE-----\n");
-    }
-    pem
+    certificates.into_iter().map(authority::pem).collect::<String>().into_bytes()
 }
 
 /// Whether there is nothing but sections and empty lines.

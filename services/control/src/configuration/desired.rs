@@ -94,7 +94,7 @@ impl Target {
     /// The same settings with a bundle and an epoch.
     #[must_use]
     pub fn new(settings: webhook_configuration::Settings, rules: Rules, ca_bundle: Vec<u8>, epoch: u64) -> Self {
-        Self { settings: webhook_configuration::Settings { ca_bundle, ..settings }, rules, epoch }
+        Self { settings: webhook_configuration::Settings { ca_bundle, canary_epoch: epoch, ..settings }, rules, epoch }
     }
 
     /// Whether its bundle is one that may be written. An empty one would mean the system's roots to the API server.

@@ -1,9 +1,10 @@
 //! The task that keeps the configurations as they ought to be.
 //!
 //! It watches both, and the `ConfigMap` with the mark that takes them away, each by its name; so it sees a change within
-//! milliseconds, and undoes it at once. What ought to be there is told to it: it does not decide about authorities. It never
-//! writes for an older epoch than one that was written for, and it fills an empty configuration only if the target is
-//! confirmed by who keeps the record: an entry that nobody's leaf is trusted for refuses pods.
+//! milliseconds, and undoes it at once. A `ConfigMap` that is not there is made. What ought to be there is told to it: it does
+//! not decide about authorities. It never writes for an older epoch than one that was written for, and it fills an empty
+//! configuration only if the target is confirmed by who keeps the record: an entry that nobody's leaf is trusted for refuses
+//! pods.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tracing::{debug, error, info, warn};
 use super::desired::{Target, owner};
 use super::drift::{Drift, DriftKind, differences};
 use super::live::{Live, epoch};
+use super::making::Making;
 use super::metrics::Metrics;
 use super::pacing::{Pacing, Settings};
 use super::write::{WriteError, claim, remove, write};
@@ -90,6 +92,7 @@ struct Keeping {
     /// Whether each of the three was seen.
     seen: [bool; 3],
     pacing: Pacing,
+    making: Making,
     /// What was last as it ought to be: if that is what is there, what is wanted has changed, and nobody is to blame.
     good: Option<Versions>,
     /// Since when it is not as it ought to be.
@@ -123,6 +126,7 @@ impl Keeper {
             lever: Lever::default(),
             seen: [false; 3],
             pacing,
+            making: Making::default(),
             good: None,
             since: None,
             failures: 0,
@@ -138,18 +142,11 @@ impl Keeper {
 
 impl Keeping {
     async fn run(mut self) {
-        let Leading { client, release, .. } = &self.leading;
-        if let Err(error) = switch::ensure(client, release).await {
-            let (name, error) = (release.switch(), chain(&error));
-            warn!(
-                name,
-                error, "the ConfigMap of the kill switch could not be made: who wants to stop this has to make it"
-            );
-        }
         let mut updates = self.updates();
         let mut told = self.keeper.target.clone();
         loop {
             let due = self.act().await;
+            let due = [due, self.make_switch().await].into_iter().flatten().min();
             let sleep = async {
                 match due {
                     Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -172,6 +169,10 @@ impl Keeping {
                 () = sleep => {}
             }
         }
+    }
+
+    fn rehearses(&self) -> bool {
+        self.keeper.target.borrow().as_ref().is_some_and(|target| target.settings.rehearses)
     }
 
     fn updates(&self) -> BoxStream<'static, Update> {
@@ -197,6 +198,7 @@ impl Keeping {
                 1
             }
             Update::Switch(Seen::Is(there)) => {
+                self.making.seen(there.is_some());
                 self.switched(there.as_deref());
                 2
             }
@@ -208,6 +210,33 @@ impl Keeping {
             *seen = true;
         }
         self.show();
+    }
+
+    /// Makes the `ConfigMap` of the switch where there is none. When to do so, if that is later.
+    async fn make_switch(&mut self) -> Option<Instant> {
+        // Not before there is something to stop: a guardrail refuses pods that nobody decided about as soon as the
+        // `ConfigMap` is there, and who could decide is called only then, and known to be reached.
+        if self.good.is_none() || self.rehearses() {
+            return None;
+        }
+        let now = Instant::now();
+        let due = self.making.due(now)?;
+        if due > now {
+            return Some(due);
+        }
+        let Leading { client, release, .. } = &self.leading;
+        let made = switch::ensure(client, release).await;
+        let (name, is_news) = (release.switch(), self.making.tried(made.is_ok(), now));
+        match made {
+            Ok(true) => info!(name, "the ConfigMap of the kill switch is made"),
+            Err(error) if is_news => warn!(
+                name,
+                error = chain(&error),
+                "the ConfigMap of the kill switch could not be made: who wants to stop this has to make it"
+            ),
+            Ok(false) | Err(_) => {}
+        }
+        self.making.due(now)
     }
 
     fn switched(&mut self, config_map: Option<&ConfigMap>) {

@@ -7,10 +7,12 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhook, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::webhook_configuration::is_rehearsal;
 
 use super::bundle::Bundle;
 use super::drift::Which;
-use super::{EPOCH_ANNOTATION, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
+use super::{EPOCH_ANNOTATION, RELEASE_ANNOTATION, WRITTEN_ANNOTATION, managers};
+use crate::release::Release;
 use crate::rotation::{self, Configuration, Generation};
 
 /// What is there.
@@ -23,6 +25,9 @@ pub struct Live {
     /// Whether a person said that there shall be none.
     pub disarmed: bool,
 }
+
+/// The identity of each configuration, and how many times its entries were changed.
+pub type Versions = Vec<(Option<String>, Option<i64>)>;
 
 /// One configuration of either kind.
 #[derive(Clone, Debug)]
@@ -79,6 +84,31 @@ impl Live {
     #[must_use]
     pub fn epoch(&self) -> Option<u64> {
         self.views().map(|view| epoch(view.metadata)).max()
+    }
+
+    /// Which versions of their entries there are: the API server counts them, and counts nothing else.
+    #[must_use]
+    pub fn versions(&self) -> Versions {
+        self.views().map(|view| (view.metadata.uid.clone(), view.metadata.generation)).collect()
+    }
+
+    /// Takes epochs that are higher than this one for what they are: nobody's. Whoever wrote them last, as far as that is known.
+    pub fn disbelieve(&mut self, highest: u64) -> Option<String> {
+        let mutating = self.mutating.as_mut().map(|mutating| &mut mutating.metadata);
+        let validating = self.validating.as_mut().map(|validating| &mut validating.metadata);
+        let mut writer = None;
+        for metadata in mutating.into_iter().chain(validating).filter(|metadata| epoch(metadata) > highest) {
+            let field = format!("f:{EPOCH_ANNOTATION}");
+            writer = writer.or_else(|| managers::of_field(metadata, &["f:metadata", "f:annotations", &field]));
+            metadata.annotations.get_or_insert_default().remove(EPOCH_ANNOTATION);
+        }
+        writer
+    }
+
+    /// Whether it is filled for a rehearsal.
+    #[must_use]
+    pub fn rehearses(&self, release: &Release) -> bool {
+        self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
     }
 
     /// Another release whose configuration stands there under our name.

@@ -217,7 +217,10 @@ fn an_older_target_is_behind_and_a_later_one_is_written() {
     let live = after(&target(&[1], 7));
     assert_eq!(plan(&release(), &live, Some(&target(&[2], 6)), now()), Plan::Behind(7));
     let Plan::Repair(drifts) = plan(&release(), &live, Some(&target(&[1], 8)), now()) else { panic!() };
-    assert_eq!(Drifts(&drifts).to_string(), "mutating:marks validating:marks");
+    assert_eq!(
+        Drifts(&drifts).to_string(),
+        "mutating:marks mutating:service(canary.pillion.dev) validating:marks validating:service(canary.pillion.dev)"
+    );
     assert_eq!(plan(&release(), &live, None, now()), Plan::Rest, "nothing is known of what ought to be");
 }
 

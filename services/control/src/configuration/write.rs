@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::desired::{Desired, Target, mark, owner};
 use super::live::Live;
+use crate::belongs;
 use crate::leading::FIELD_MANAGER;
 use crate::release::Release;
 use crate::switch::{self, Lever};
@@ -80,7 +81,7 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
     let mut desired = MutatingWebhookConfiguration { webhooks: Some(Vec::new()), ..emptied };
     desired.metadata.name = Some(release.configuration().to_owned());
     mark(&mut desired.metadata, release, epoch, None);
-    let mutating = put(client, live.mutating.as_ref(), desired).await?;
+    let mutating = put(client, release, live.mutating.as_ref(), desired).await?;
     if let Some(validating) = &live.validating {
         delete(client, validating).await?;
     }
@@ -98,9 +99,9 @@ pub async fn write(client: &Client, release: &Release, live: &Live, target: &Tar
         return Err(WriteError::NoAuthority);
     }
     let Desired { mutating, validating } = target.desired(release, Timestamp::now());
-    let mutating = put(client, live.mutating.as_ref(), mutating).await?;
+    let mutating = put(client, release, live.mutating.as_ref(), mutating).await?;
     let validating = match (&live.validating, validating) {
-        (there, Some(validating)) => Some(put(client, there.as_ref(), validating).await?),
+        (there, Some(validating)) => Some(put(client, release, there.as_ref(), validating).await?),
         (Some(there), None) => {
             delete(client, there).await?;
             None
@@ -149,7 +150,7 @@ fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
 }
 
 /// Creates an object, or replaces the one that was read. Labels and annotations of others stay.
-async fn put<K>(client: &Client, live: Option<&K>, mut desired: K) -> Result<K, WriteError>
+async fn put<K>(client: &Client, release: &Release, live: Option<&K>, mut desired: K) -> Result<K, WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
         + Clone
@@ -159,9 +160,15 @@ where
 {
     let api = Api::<K>::all(client.clone());
     let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-    let written = if let Some(live) = live {
+    let owner = Box::pin(belongs::to_the_namespace(client, release)).await;
+    if let Some(live) = live {
         let ours = std::mem::take(desired.meta_mut());
         *desired.meta_mut() = merged(live.meta(), ours);
+    }
+    if let Some(owner) = owner {
+        belongs::give(desired.meta_mut(), owner);
+    }
+    let written = if live.is_some() {
         let name = desired.meta().name.clone().unwrap_or_default();
         api.replace(&name, &parameters, &desired).await
     } else {

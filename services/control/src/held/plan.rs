@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillion_api::names::InjectionLevel;
+use pillion_api::opt_in::OptIn;
 use tokio::time::Instant;
 
 use super::pod::{HeldPod, Key, OwnerKind};
@@ -42,6 +43,11 @@ pub struct ReleaseSettings {
     pub settle: Duration,
     /// How often namespaces of pods that wait are looked at, whose label may have been taken off.
     pub recheck: Duration,
+    /// By which labels namespaces opt in.
+    pub opt_in: OptIn,
+    /// Namespaces that are left alone whatever their labels say, beside the release's and the system's: no webhook is
+    /// called there, so nobody shall wait.
+    pub excluded_namespaces: Vec<String>,
 }
 
 impl Default for ReleaseSettings {
@@ -53,6 +59,8 @@ impl Default for ReleaseSettings {
             longest_back_off: Duration::from_mins(5),
             settle: Duration::from_secs(5),
             recheck: Duration::from_secs(5),
+            opt_in: OptIn::default(),
+            excluded_namespaces: Vec::new(),
         }
     }
 }

@@ -24,8 +24,9 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::metrics::{HeldMetrics, Policies};
+use crate::belongs;
 use crate::leading::{FIELD_MANAGER, Leading};
-use crate::watch::chain;
+use crate::watch::{chain, config};
 
 /// The API group in which the policies are.
 const GROUP: &str = "admissionregistration.k8s.io/v1";
@@ -43,8 +44,6 @@ const RESOURCES: [&str; 4] = [
 pub struct PolicySettings {
     /// What the policies depend on.
     pub policies: held::Settings,
-    /// Who is to take the policies along when it is deleted; nobody if `None`.
-    pub owner: Option<OwnerReference>,
     /// How often they are looked at although the watches say nothing.
     pub recheck: Duration,
     /// How long after a repair the next one is made at the earliest. It doubles while repairs follow one another.
@@ -59,7 +58,6 @@ impl PolicySettings {
     pub const fn new(policies: held::Settings) -> Self {
         Self {
             policies,
-            owner: None,
             recheck: Duration::from_mins(1),
             first_pause: Duration::from_millis(200),
             longest_pause: Duration::from_secs(30),
@@ -81,6 +79,8 @@ enum Found {
     AsMeant,
     Absent,
     Different,
+    /// It does not belong to the release's namespace that is there now: Kubernetes would not take it along, or does so at once.
+    Unowned,
 }
 
 /// Keeps the policies while this process leads: in place or away, as `wanted` says. While it says neither, which is how a
@@ -91,7 +91,7 @@ pub async fn run(
     mut wanted: watch::Receiver<Option<bool>>,
     metrics: HeldMetrics,
 ) {
-    let Leading { client, stop, .. } = leading;
+    let Leading { client, stop, release } = leading;
     let all = match all(&client, &settings) {
         Ok(all) => all,
         Err(error) => {
@@ -115,7 +115,10 @@ pub async fn run(
             continue;
         };
         let (state, repaired) = match is_supported(&client).await {
-            Ok(true) => keep(&all, is_wanted, &metrics).await,
+            Ok(true) => {
+                let owner = if is_wanted { belongs::to_the_namespace(&client, &release).await } else { None };
+                keep(&all, is_wanted, owner.as_ref(), &metrics).await
+            }
             Ok(false) => {
                 if was_supported != Some(false) {
                     warn!(
@@ -185,11 +188,7 @@ fn one<K>(client: &Client, settings: &PolicySettings, object: &K, kind: &'static
 where
     K: Resource<DynamicType = ()> + Serialize,
 {
-    let mut object = serde_json::to_value(object)?;
-    let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
-    if let (Some(owner), Some(metadata)) = (&settings.owner, metadata) {
-        metadata.insert("ownerReferences".to_owned(), json!([owner]));
-    }
+    let object = serde_json::to_value(object)?;
     let api = Api::all_with(client.clone(), &ApiResource::erase::<K>(&()));
     Ok(Wanted { api, object, name: settings.policies.name.clone(), kind })
 }
@@ -231,12 +230,17 @@ pub enum RemoveError {
 }
 
 /// Puts the objects in place or away. What became of it, and whether something had to be written.
-async fn keep(all: &[Wanted; 4], is_wanted: bool, metrics: &HeldMetrics) -> (Policies, bool) {
+async fn keep(
+    all: &[Wanted; 4],
+    is_wanted: bool,
+    owner: Option<&OwnerReference>,
+    metrics: &HeldMetrics,
+) -> (Policies, bool) {
     let mut repaired = false;
     // Away in the other order: as long as gates are added, they are guarded.
     let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
     for each in order {
-        let done = if is_wanted { put(each).await } else { take_away(each).await };
+        let done = if is_wanted { put(each, owner).await } else { take_away(each).await };
         match done {
             Ok(Found::AsMeant) => {}
             Ok(found) => {
@@ -256,19 +260,33 @@ async fn keep(all: &[Wanted; 4], is_wanted: bool, metrics: &HeldMetrics) -> (Pol
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Sees to it that an object is as it was meant; what it was before.
-async fn put(wanted: &Wanted) -> kube::Result<Found> {
+/// Sees to it that an object is as it was meant, and is its owner's; what it was before.
+async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
+    let is_its_owners = |object: &DynamicObject| owner.is_none_or(|owner| belongs::is_given(&object.metadata, owner));
     let before = wanted.api.get_opt(&wanted.name).await?;
     let found = match &before {
         None => Found::Absent,
-        Some(before) if is_as_meant(before, &wanted.object) => return Ok(Found::AsMeant),
-        Some(_) => Found::Different,
+        Some(before) if !is_as_meant(before, &wanted.object) => Found::Different,
+        Some(before) if !is_its_owners(before) => Found::Unowned,
+        Some(_) => return Ok(Found::AsMeant),
     };
+    let mut object = wanted.object.clone();
+    // Whose it is stays where nobody says whose it ought to be: what is not applied any more is taken away.
+    let owners = match owner {
+        Some(owner) => Some(vec![owner.clone()]),
+        None => before.and_then(|before| before.metadata.owner_references),
+    };
+    if let (Some(owners), Some(metadata)) = (owners, object.get_mut("metadata").and_then(Value::as_object_mut)) {
+        metadata.insert("ownerReferences".to_owned(), json!(owners));
+    }
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
-    let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&wanted.object)).await?;
-    if !is_as_meant(&applied, &wanted.object) {
+    let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&object)).await?;
+    if !is_as_meant(&applied, &wanted.object) || !is_its_owners(&applied) {
         // Somebody added what we never wrote, so applying leaves it there.
-        let replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
+        let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
+        if let Some(owner) = owner {
+            belongs::give(&mut replaced.metadata, owner.clone());
+        }
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         wanted.api.replace(&wanted.name, &parameters, &replaced).await?;
     }
@@ -297,7 +315,7 @@ fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
         K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
         PartialObjectMeta<K>: Resource<DynamicType = ()>,
     {
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let config = config(1).fields(&format!("metadata.name={name}"));
         let events = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config).default_backoff();
         events
             .filter_map(|event| async {

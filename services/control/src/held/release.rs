@@ -18,9 +18,10 @@ use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::events::{Event as Told, EventType, Recorder, Reporter};
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher::watcher;
 use kube::{Api, Client};
-use pillion_api::names::{INJECTION_GATE, INJECTION_LABEL, InjectionLevel, SYSTEM_NAMESPACES};
+use pillion_api::names::{INJECTION_GATE, SYSTEM_NAMESPACES};
+use pillion_api::opt_in::OptIn;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -32,7 +33,7 @@ use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
 use crate::change::Change;
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::release::Release;
-use crate::watch::chain;
+use crate::watch::{chain, config};
 
 /// Pods without a node are few; this many come in one page of a list.
 const A_PAGE: u32 = 250;
@@ -59,7 +60,7 @@ pub async fn run(
     metrics: HeldMetrics,
 ) {
     let Leading { client, release, stop } = leading;
-    let config = watcher::Config::default().fields(UNSCHEDULED).page_size(A_PAGE);
+    let config = config(A_PAGE).fields(UNSCHEDULED);
     let events = watcher(Api::<StoredPod>::all(client.clone()), config).default_backoff().filter_map(|event| async {
         match event {
             Ok(event) => Some(Change::from_event(event, read, |pod| pod.key())),
@@ -73,7 +74,7 @@ pub async fn run(
     let mut store = Store::default();
     let mut planner = Planner::new(settings.clone());
     let executor = Executor::new(client, &release, metrics.clone());
-    let mut places = Places::new(&release, settings.recheck);
+    let mut places = Places::new(&release, &settings);
     let mut again = None;
     let mut is_given = true;
     loop {
@@ -163,13 +164,16 @@ impl Store {
 struct Places {
     excluded: Vec<String>,
     fresh_for: Duration,
+    opt_in: OptIn,
     known: HashMap<Arc<str>, (Instant, Place)>,
 }
 
 impl Places {
-    fn new(release: &Release, fresh_for: Duration) -> Self {
-        let excluded = SYSTEM_NAMESPACES.into_iter().chain([release.namespace()]).map(str::to_owned).collect();
-        Self { excluded, fresh_for, known: HashMap::new() }
+    fn new(release: &Release, settings: &ReleaseSettings) -> Self {
+        let (fresh_for, opt_in) = (settings.recheck, settings.opt_in.clone());
+        let excluded = SYSTEM_NAMESPACES.into_iter().chain([release.namespace()]).map(str::to_owned);
+        let excluded = excluded.chain(settings.excluded_namespaces.iter().cloned()).collect();
+        Self { excluded, fresh_for, opt_in, known: HashMap::new() }
     }
 
     fn of(&self, namespace: &str) -> Place {
@@ -186,11 +190,14 @@ impl Places {
             known.is_none_or(|(looked, _)| now.duration_since(*looked) >= self.fresh_for)
         });
         let api: &Api<Namespace> = &Api::all(client.clone());
-        let excluded = &self.excluded;
+        let (excluded, opt_in) = (&self.excluded, &self.opt_in);
         let looked: Vec<_> = stream::iter(stale.cloned().collect::<Vec<_>>())
             .map(async |name| {
                 let place = match api.get_metadata_opt(&name).await {
-                    Ok(found) => place(&name, excluded, found.map(|found| found.metadata.labels.unwrap_or_default())),
+                    Ok(found) => {
+                        let labels = found.map(|found| found.metadata.labels.unwrap_or_default());
+                        place(&name, excluded, opt_in, labels)
+                    }
                     Err(error) => {
                         debug!(namespace = &*name, error = chain(&error), "the namespace could not be looked at");
                         Place::Unknown
@@ -206,12 +213,12 @@ impl Places {
 }
 
 /// What a namespace with these labels is. One that is gone takes its pods with it.
-fn place(name: &str, excluded: &[String], labels: Option<BTreeMap<String, String>>) -> Place {
+fn place(name: &str, excluded: &[String], opt_in: &OptIn, labels: Option<BTreeMap<String, String>>) -> Place {
     let Some(labels) = labels else { return Place::Unknown };
     if excluded.iter().any(|excluded| excluded == name) {
         return Place::NotOptedIn;
     }
-    let level = labels.get(INJECTION_LABEL).and_then(|value| InjectionLevel::from_label_value(value));
+    let level = opt_in.level(|key| labels.get(key).map(String::as_str));
     level.map_or(Place::NotOptedIn, Place::OptedIn)
 }
 
@@ -310,7 +317,10 @@ fn parameters() -> PatchParams {
 
 #[cfg(test)]
 mod tests {
+    use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+
     use super::*;
+    use crate::release::DEFAULT_CLUSTER_DOMAIN;
 
     fn pod(uid: &str) -> HeldPod {
         let stored = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid, "resourceVersion": "1"},
@@ -344,17 +354,27 @@ mod tests {
 
     #[test]
     fn what_a_namespace_is_stands_in_its_label() {
-        let excluded = ["kube-system".to_owned()];
-        let labelled = |value: &str| Some(BTreeMap::from([(INJECTION_LABEL.to_owned(), value.to_owned())]));
+        let release = Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
+        let with = |key: &str, value: &str| Some(BTreeMap::from([(key.to_owned(), value.to_owned())]));
+        let labelled = |value: &str| with(INJECTION_LABEL, value);
+        let settings = ReleaseSettings {
+            opt_in: OptIn::with(["istio-injection=enabled"]).unwrap(),
+            excluded_namespaces: vec!["left-alone".to_owned()],
+            ..ReleaseSettings::default()
+        };
+        let Places { excluded, opt_in, .. } = Places::new(&release, &settings);
         for (name, labels, expected) in [
             ("shop", labelled("held"), Place::OptedIn(InjectionLevel::Held)),
             ("shop", labelled("enabled"), Place::OptedIn(InjectionLevel::Enabled)),
+            ("shop", with("istio-injection", "enabled"), Place::OptedIn(InjectionLevel::Enabled)),
             ("shop", labelled("nonsense"), Place::NotOptedIn),
             ("shop", Some(BTreeMap::new()), Place::NotOptedIn),
             ("shop", None, Place::Unknown),
             ("kube-system", labelled("held"), Place::NotOptedIn),
+            ("pillion-system", labelled("held"), Place::NotOptedIn),
+            ("left-alone", labelled("held"), Place::NotOptedIn),
         ] {
-            assert_eq!(place(name, &excluded, labels), expected);
+            assert_eq!(place(name, &excluded, &opt_in, labels), expected);
         }
     }
 }

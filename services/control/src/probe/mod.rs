@@ -9,7 +9,8 @@
 //! the rotation observes, and [`run`] does it again and again. With certificates of somebody else's making (cert-manager's,
 //! say) nothing is rotated, and probing is the same: [`Expected::of_strangers`] knows nobody but the bundle.
 //!
-//! Roles needed: `list` on endpoint slices in the release's namespace; on pods, if [`Settings::pods`] is set; and
+//! Roles needed: `list` on endpoint slices in the release's namespace; `get` on its Service and `list` on pods there, if
+//! [`Settings::pods`] is set; and
 //! `get` on the webhook configuration for [`report`].
 
 pub mod dial;
@@ -25,7 +26,7 @@ pub use fold::{Key, Rounds};
 pub use judge::{Expected, Judge, Known, Unfit, Verdict};
 pub use metrics::ProbeMetrics;
 pub use run::{Found, Prober, report, run};
-pub use targets::{Endpoint, Selected};
+pub use targets::{Endpoint, Replicas, Selected};
 
 /// How probing is done. All durations scale down for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +42,9 @@ pub struct Settings {
     pub least_left: Duration,
     /// The Service's port that is probed, by name; the only one of a slice that has one port.
     pub port: String,
-    /// Pods that are probed beside the Service's endpoints, if any: those that match this label selector, at this port.
-    pub pods: Option<(String, u16)>,
+    /// Whether the pods that the Service selects are probed beside its endpoints: whoever keeps the list of endpoints may be
+    /// late, and a pod that it does not know yet or not any more is one all the same.
+    pub pods: bool,
 }
 
 impl Default for Settings {
@@ -53,7 +55,7 @@ impl Default for Settings {
             parallel: 16,
             least_left: Duration::from_hours(24),
             port: "https".to_owned(),
-            pods: None,
+            pods: true,
         }
     }
 }

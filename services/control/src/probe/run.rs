@@ -14,6 +14,7 @@ use super::fold::UNKNOWN;
 use super::judge::{Judgement, certificates};
 use super::metrics::Outcome;
 use super::{Expected, Judge, ProbeMetrics, Probed, Rounds, Selected, Settings, Verdict, dial};
+use crate::clock::Clock;
 use crate::leading::Leading;
 use crate::release::Release;
 use crate::rotation::Endpoints;
@@ -37,6 +38,7 @@ pub struct Prober {
     settings: Settings,
     metrics: ProbeMetrics,
     rounds: Rounds,
+    clock: Option<Clock>,
 }
 
 impl Found {
@@ -51,7 +53,13 @@ impl Prober {
     /// One that has passed no round.
     #[must_use]
     pub fn new(settings: Settings, metrics: ProbeMetrics) -> Self {
-        Self { settings, metrics, rounds: Rounds::default() }
+        Self { settings, metrics, rounds: Rounds::default(), clock: None }
+    }
+
+    /// The same, judging by what time it is for the API server, whatever this machine's clock says.
+    #[must_use]
+    pub fn by(self, clock: Clock) -> Self {
+        Self { clock: Some(clock), ..self }
     }
 
     /// One round: every endpoint that there is now, each within [`Settings::timeout`].
@@ -78,7 +86,8 @@ impl Prober {
     }
 
     async fn probe(&self, selected: Selected, expected: &Expected) -> Vec<Probed> {
-        let judge = Judge::new(expected, Timestamp::now(), self.settings.least_left);
+        let now = self.clock.as_ref().map_or_else(Timestamp::now, Clock::api_servers);
+        let judge = Judge::new(expected, now, self.settings.least_left);
         let judge = &judge;
         let limit = self.settings.timeout;
         let all = selected.endpoints.into_iter().map(|endpoint| async move {
@@ -102,11 +111,12 @@ pub async fn run(
     leading: Leading,
     settings: Settings,
     metrics: ProbeMetrics,
+    clock: Clock,
     mut expected: watch::Receiver<Option<Arc<Expected>>>,
     found: watch::Sender<Option<Found>>,
 ) {
     let gap = settings.gap;
-    let mut prober = Prober::new(settings, metrics.clone());
+    let mut prober = Prober::new(settings, metrics.clone()).by(clock);
     let mut told = Vec::new();
     loop {
         let began = Instant::now();

@@ -1,11 +1,12 @@
-//! Who is probed: every address behind the Service, and pods by a label.
+//! Who is probed: every address behind the Service, and every pod that it selects.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::Client;
 use kube::api::{Api, ListParams};
 
@@ -26,6 +27,17 @@ pub struct Endpoint {
 pub struct Selected {
     /// All of them: ready, not ready, and on their way out.
     pub endpoints: BTreeSet<Endpoint>,
+}
+
+/// The pods behind a Service, as it says itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replicas {
+    /// Their labels, as a list of the API server is asked by.
+    pub selector: String,
+    /// The port of theirs to which it leads.
+    pub port: IntOrString,
+    /// Of which families its addresses are (`IPv4`, `IPv6`), none if it does not say.
+    pub families: Vec<String>,
 }
 
 impl Endpoint {
@@ -60,14 +72,24 @@ impl Selected {
         Self { endpoints }
     }
 
-    /// The addresses of pods that may serve: all that have one and have not ended.
-    pub fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, port: u16) {
-        for status in pods.into_iter().filter_map(|pod| pod.status.as_ref()) {
+    /// The addresses of pods that may serve, at the port that the Service leads to: all that have one and have not ended.
+    ///
+    /// In a cluster of two families each pod has an address of either, whatever it listens on. Only those count by which
+    /// the Service can lead to it: nobody else connects to it by another, and one where nothing listens never answers.
+    pub fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, replicas: &Replicas) {
+        for pod in pods {
+            let Some(status) = &pod.status else { continue };
             if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
                 continue;
             }
+            let port = target_port(pod, &replicas.port);
             let all = status.pod_ips.iter().flatten().map(|ip| &ip.ip).chain(&status.pod_ip);
-            self.endpoints.extend(all.map(|address| Endpoint { address: address.clone(), port: Some(port) }));
+            let mut reached: Vec<_> = all.filter(|address| replicas.lead_to(address)).collect();
+            if reached.is_empty() {
+                // A pod that may serve is probed in any case, be it by the one address that each has.
+                reached.extend(&status.pod_ip);
+            }
+            self.endpoints.extend(reached.into_iter().map(|address| Endpoint { address: address.clone(), port }));
         }
     }
 
@@ -79,12 +101,58 @@ impl Selected {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
         let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
         let mut selected = Self::of_slices(&slices.list(&of_service).await?.items, &settings.port);
-        if let Some((selector, port)) = &settings.pods {
-            let pods: Api<Pod> = Api::namespaced(client.clone(), release.namespace());
-            selected.add_pods(&pods.list(&ListParams::default().labels(selector)).await?.items, *port);
+        if settings.pods {
+            let services: Api<Service> = Api::namespaced(client.clone(), release.namespace());
+            let service = services.get_opt(release.service()).await?;
+            if let Some(replicas) = service.as_ref().and_then(|service| Replicas::of(service, &settings.port)) {
+                let pods: Api<Pod> = Api::namespaced(client.clone(), release.namespace());
+                let pods = pods.list(&ListParams::default().labels(&replicas.selector)).await?;
+                selected.add_pods(&pods.items, &replicas);
+            }
         }
         Ok(selected)
     }
+}
+
+impl Replicas {
+    /// Which pods a Service selects, and how it leads to them. `None` if its endpoints are somebody's own affair.
+    fn of(service: &Service, port: &str) -> Option<Self> {
+        let spec = service.spec.as_ref()?;
+        let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty())?;
+        let selector: Vec<_> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let port = match spec.ports.as_deref().unwrap_or_default() {
+            [only] => only,
+            several => several.iter().find(|each| each.name.as_deref() == Some(port))?,
+        };
+        Some(Self {
+            selector: selector.join(","),
+            port: port.target_port.clone().unwrap_or(IntOrString::Int(port.port)),
+            families: spec.ip_families.clone().unwrap_or_default(),
+        })
+    }
+
+    /// Whether the Service can lead to this address.
+    fn lead_to(&self, address: &str) -> bool {
+        let family = match address.parse() {
+            Ok(IpAddr::V4(_)) => "IPv4",
+            Ok(IpAddr::V6(_)) => "IPv6",
+            Err(_) => return false,
+        };
+        self.families.iter().any(|each| each == family)
+    }
+}
+
+/// The port of a pod that is meant, by number or by the name that a container gives it.
+fn target_port(pod: &Pod, target: &IntOrString) -> Option<u16> {
+    let number = match target {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(name) => {
+            let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+            let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
+            ports.find(|port| port.name.as_ref() == Some(name))?.container_port
+        }
+    };
+    u16::try_from(number).ok()
 }
 
 /// The port of this name, or the only one.
@@ -168,7 +236,54 @@ mod tests {
             Pod::default(),
         ];
         let mut selected = Selected::default();
-        selected.add_pods(&pods, 8443);
-        assert_eq!(told(&selected), ["10.0.0.1:8443", "[fd00::1]:8443"]);
+        selected.add_pods(&pods, &replicas(&["IPv4"]));
+        assert_eq!(told(&selected), ["10.0.0.1:8443"]);
+    }
+
+    fn replicas(families: &[&str]) -> Replicas {
+        let families = families.iter().map(|&family| family.to_owned()).collect();
+        Replicas { selector: "app=pillion".to_owned(), port: IntOrString::Int(8443), families }
+    }
+
+    #[test]
+    fn of_a_pods_addresses_those_are_probed_that_the_service_can_lead_to() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {}, "status": {
+            "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
+        }}))
+        .unwrap();
+        let old: Pod = serde_json::from_value(json!({"metadata": {}, "status": {"podIP": "10.0.0.2"}})).unwrap();
+        for (families, expected) in [
+            (&["IPv4"][..], &["10.0.0.1:8443", "10.0.0.2:8443"][..]),
+            (&["IPv6"], &["10.0.0.2:8443", "[fd00::1]:8443"]),
+            (&["IPv6", "IPv4"], &["10.0.0.1:8443", "10.0.0.2:8443", "[fd00::1]:8443"]),
+            (&[], &["10.0.0.1:8443", "10.0.0.2:8443"]),
+        ] {
+            let mut selected = Selected::default();
+            selected.add_pods([&pod, &old], &replicas(families));
+            assert_eq!(told(&selected), expected, "{families:?}");
+        }
+    }
+
+    #[test]
+    fn the_service_says_which_pods_and_which_port_of_theirs() {
+        let service = |spec: Value| -> Service { serde_json::from_value(json!({"spec": spec})).unwrap() };
+        let ports = json!([{"name": "metrics", "port": 9090}, {"name": "https", "port": 443, "targetPort": "tls"}]);
+        let of = |spec| Replicas::of(&service(spec), "https");
+        assert_eq!(of(json!({"ports": ports})), None, "its endpoints are written by hand");
+        let replicas = of(json!({
+            "ports": ports, "selector": {"app": "pillion", "part": "webhook"}, "ipFamilies": ["IPv6", "IPv4"],
+        }))
+        .unwrap();
+        assert_eq!(replicas.selector, "app=pillion,part=webhook");
+        assert_eq!(replicas.families, ["IPv6", "IPv4"]);
+        let same = of(json!({"ports": [{"port": 443}], "selector": {"app": "pillion"}})).unwrap();
+        assert_eq!((same.port, same.families), (IntOrString::Int(443), Vec::new()));
+        let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": {"containers": [
+            {"name": "a", "ports": [{"name": "metrics", "containerPort": 9090}]},
+            {"name": "b", "ports": [{"name": "tls", "containerPort": 8443}]},
+        ]}}))
+        .unwrap();
+        assert_eq!(target_port(&pod, &replicas.port), Some(8443));
+        assert_eq!(target_port(&pod, &IntOrString::String("none".to_owned())), None);
     }
 }

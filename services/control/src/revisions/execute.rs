@@ -2,29 +2,30 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams, Preconditions};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{API_VERSION, PROFILE_LABEL};
 use pillion_api::revision::{RevisionBounds, RevisionSpec, label_value, object_name};
-use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
+use pillion_api::{ClusterProfileRevision, ProfileRevision};
 use pillion_engine::profile::ProfileName;
 use serde_json::json;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::budget::Budget;
 use super::observe::{self, Profile, World};
 use super::plan::{News, Plan, plan};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::leading::{FIELD_MANAGER, Leading};
+use crate::profile_status::{self, kind};
 use crate::watch::chain;
 
 /// How many changes are taken at a time.
@@ -35,9 +36,6 @@ const AT_ONCE: usize = 8;
 const ROUNDS: usize = 3;
 /// Bytes of what an event says; the API server takes 1 KiB.
 const NOTE_BYTES: usize = 1_000;
-/// So many events at once, and then one for each pause.
-const EVENTS: u32 = 25;
-const EVENT_PAUSE: Duration = Duration::from_secs(2);
 
 /// What was done about a profile.
 enum Done {
@@ -69,7 +67,7 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
         }
     };
     let writer = Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(Teller::new(&client)) };
-    let mut seen = observe::seen(&client).ready_chunks(BATCH);
+    let mut seen = observe::seen(&client, &settings.opt_in).ready_chunks(BATCH);
     // Nothing is looked at before all first lists are complete.
     let mut look_at: Option<Instant> = None;
     let mut counted_at: Option<Instant> = None;
@@ -88,7 +86,9 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
                     tokio::task::coop::consume_budget().await;
                 }
                 if world.is_complete() {
-                    look_at = Some(look_at.unwrap_or_else(|| Instant::now() + settings.settle));
+                    // Sooner than what waits for the next count of namespaces, which may be a minute off.
+                    let soon = Instant::now() + settings.settle;
+                    look_at = Some(look_at.map_or(soon, |at| at.min(soon)));
                 }
             }
             () = look => {
@@ -102,7 +102,7 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
                         look_at = count_again;
                     }
                 }
-                if !look_at_all(&mut world, &writer, settings).await {
+                if !look_at_all(&mut world, &writer, settings.keep).await {
                     let again = Instant::now() + settings.retry;
                     look_at = Some(look_at.map_or(again, |at| at.min(again)));
                 }
@@ -113,7 +113,7 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
 }
 
 /// Looks at all profiles, and does what is to be done. Whether nothing was in vain.
-async fn look_at_all(world: &mut World, writer: &Writer, settings: Settings) -> bool {
+async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> bool {
     for _ in 0..ROUNDS {
         let mut work = Vec::new();
         world.tidy();
@@ -122,7 +122,7 @@ async fn look_at_all(world: &mut World, writer: &Writer, settings: Settings) -> 
             let namespaces = world.count(&name);
             let existing = world.existing(&name, &profile.uid);
             let Some(observed) = world.observe(&name, &profile, &existing, namespaces) else { continue };
-            let plan = plan(&observed, settings.keep);
+            let plan = plan(&observed, keep);
             let revision = match observed.accepted.as_ref().filter(|_| plan.create) {
                 None => None,
                 Some(accepted) => {
@@ -306,19 +306,8 @@ impl Writer {
                 condition.last_transition_time = Time(now);
             }
         }
-        let body = json!({
-            "apiVersion": API_VERSION,
-            "kind": kind(name),
-            "metadata": {"name": name.name, "resourceVersion": profile.resource_version},
-            "status": status,
-        });
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        let resource = match name.namespace {
-            Some(_) => ApiResource::erase::<InjectionProfile>(&()),
-            None => ApiResource::erase::<ClusterInjectionProfile>(&()),
-        };
-        let api = self.api(name, &resource);
-        let mut written = api.patch_status(&name.name, &parameters, &Patch::Apply(&body)).await?;
+        let guard = ("resourceVersion", profile.resource_version.as_deref());
+        let mut written = profile_status::apply(&self.client, name, FIELD_MANAGER, guard, json!(status)).await?;
         let status = written.data.get_mut("status").map_or(serde_json::Value::Null, serde_json::Value::take);
         Ok((written.metadata, serde_json::from_value(status).unwrap_or_default()))
     }
@@ -333,49 +322,27 @@ impl Writer {
     }
 
     fn revisions(&self, name: &ProfileName) -> (Api<DynamicObject>, ApiResource) {
-        let resource = match name.namespace {
-            Some(_) => ApiResource::erase::<ProfileRevision>(&()),
-            None => ApiResource::erase::<ClusterProfileRevision>(&()),
-        };
-        (self.api(name, &resource), resource)
+        profile_status::by_scope::<ClusterProfileRevision, ProfileRevision>(&self.client, name)
     }
-
-    fn api(&self, name: &ProfileName, resource: &ApiResource) -> Api<DynamicObject> {
-        match &name.namespace {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
-            None => Api::all_with(self.client.clone(), resource),
-        }
-    }
-}
-
-/// The kind of a profile.
-fn kind(name: &ProfileName) -> &'static str {
-    if name.namespace.is_some() { InjectionProfile::KIND } else { ClusterInjectionProfile::KIND }
 }
 
 /// Tells by Events, as many as people read.
 struct Teller {
     recorder: Recorder,
-    left: Mutex<(u32, Instant)>,
+    budget: Mutex<Budget>,
 }
 
 impl Teller {
     fn new(client: &Client) -> Self {
         let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { recorder, left: Mutex::new((EVENTS, Instant::now())) }
+        Self { recorder, budget: Mutex::default() }
     }
 
     /// Whether it was told.
     async fn tell(&self, name: &ProfileName, uid: &str, news: News) -> bool {
-        {
-            let mut left = self.left.lock().await;
-            let gained = left.1.elapsed().as_secs() / EVENT_PAUSE.as_secs();
-            if gained > 0 {
-                *left = (EVENTS.min(left.0.saturating_add(u32::try_from(gained).unwrap_or(EVENTS))), Instant::now());
-            }
-            let Some(rest) = left.0.checked_sub(1) else { return false };
-            left.0 = rest;
+        if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
+            return false;
         }
         let (type_, reason, action, mut note) = match news {
             News::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),

@@ -2,6 +2,7 @@
 //! publishes it in the profile's status. Replicas serve what is published ([`crate::served`]).
 //!
 //! * `plan`: what is to be done about one profile, as a pure function of what is observed.
+//! * `conflicts`: which profiles are in one another's way.
 //! * `observe`: the watches, and all that is known of profiles and their revisions.
 //! * `execute`: doing it.
 //!
@@ -12,12 +13,15 @@
 //! A revision is written before its profile's status names it, and deleted after its status does not any more. Writes of
 //! the status carry the `resourceVersion` of what was observed: a leader that was paused meanwhile loses by conflict.
 
+mod budget;
+mod conflicts;
 mod execute;
 mod observe;
 mod plan;
 
 use std::time::Duration;
 
+use pillion_api::opt_in::OptIn;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -32,7 +36,7 @@ const BOUNDS_LABEL: &str = "pillion.dev/bounds";
 const BOUNDED_BY_PARENT: &str = "Parent";
 
 /// How revisions are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How many of the latest revisions of a profile are kept, besides those that are published.
     pub keep: usize,
@@ -42,16 +46,19 @@ pub struct Settings {
     pub count_every: Duration,
     /// How long after a write in vain it is tried again.
     pub retry: Duration,
+    /// By which labels namespaces opt in.
+    pub opt_in: OptIn,
 }
 
 impl Default for Settings {
-    /// Ten revisions; a tenth of a second, five seconds, two seconds.
+    /// Ten revisions; a tenth of a second, a minute, two seconds; Pillion's own label.
     fn default() -> Self {
         Self {
             keep: 10,
             settle: Duration::from_millis(100),
-            count_every: Duration::from_secs(5),
+            count_every: Duration::from_mins(1),
             retry: Duration::from_secs(2),
+            opt_in: OptIn::default(),
         }
     }
 }

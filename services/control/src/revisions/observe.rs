@@ -1,30 +1,30 @@
-//! All that the leader knows of profiles and their revisions: the watches, and what was there before them.
+//! All that the leader knows of profiles and their revisions: what the watches say, and what was there before them.
+
+mod reading;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use futures::stream::{BoxStream, StreamExt};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
-use kube::runtime::watcher::watcher;
-use kube::{Api, Client, Resource};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Client;
 use pillion_api::kinds::ProfileStatus;
-use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use pillion_api::names::{GROUP, ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
 use pillion_api::revision::{RevisionBounds, RevisionSpec, object_name};
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
 use pillion_engine::profile::{Diagnostic, Limits, ProfileName, Whole};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use self::reading::each;
+pub(super) use self::reading::seen;
+use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
-use crate::cache_metrics::{CacheMetrics, Kind};
 use crate::change::Change;
 use crate::index::{Index, Update};
 use crate::profiles::{self, State, StoredProfile};
 use crate::served::read_status;
-use crate::watch::{self, PROFILES_A_PAGE, changes, config};
+use crate::watch;
 
 /// What is kept of a profile besides its text.
 #[derive(Clone, Debug)]
@@ -95,6 +95,8 @@ pub(super) struct World {
     pub(super) bounds: HashMap<ProfileName, RevisionBounds>,
     /// What this build calls a text that another build accepted, and what that build called it.
     aliases: HashMap<ProfileName, (Box<str>, Box<str>)>,
+    /// What is in the way of profiles.
+    conflicts: HashMap<ProfileName, Conflict>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
 }
@@ -139,6 +141,7 @@ impl World {
             diagnostics: HashMap::new(),
             bounds: HashMap::new(),
             aliases: HashMap::new(),
+            conflicts: HashMap::new(),
             namespaces_changed: true,
             counts: HashMap::new(),
         }
@@ -239,6 +242,8 @@ impl World {
         self.bounds.retain(|name, _| profiles.contains_key(name));
         self.aliases.retain(|name, _| profiles.contains_key(name));
         self.refused.retain(|name, _| profiles.contains_key(name));
+        let good = profiles.keys().filter_map(|name| index.state(name)?.good);
+        self.conflicts = conflicts(good.map(|good| &**good));
         for name in profiles.keys() {
             if let Some(good) = index.state(name).and_then(|state| state.good) {
                 let bounds = match good.limits() {
@@ -378,6 +383,7 @@ impl World {
             existing: &existing.made,
             bounded_by_parent: &existing.bounded_by_parent,
             namespaces,
+            conflict: self.conflicts.get(name),
         })
     }
 
@@ -418,7 +424,12 @@ impl World {
 impl RevisionObject {
     fn new(metadata: ObjectMeta) -> Self {
         let bounds = metadata.labels.and_then(|mut labels| labels.remove(BOUNDS_LABEL));
-        let owner = metadata.owner_references.as_ref().and_then(|owners| owners.first()).map(|owner| owner.uid.clone());
+        // Others may have set references of their own, before it or behind it.
+        let is_profile = |owner: &&OwnerReference| {
+            owner.api_version.split('/').next() == Some(GROUP)
+                && [InjectionProfile::KIND, ClusterInjectionProfile::KIND].contains(&&*owner.kind)
+        };
+        let owner = metadata.owner_references.iter().flatten().find(is_profile).map(|owner| owner.uid.clone());
         Self {
             namespace: metadata.namespace.map(Into::into),
             object: metadata.name.unwrap_or_default().into(),
@@ -429,160 +440,5 @@ impl RevisionObject {
     }
 }
 
-/// The watches.
-pub(super) fn seen(client: &Client) -> impl futures::Stream<Item = Seen> + Send + Unpin + use<> {
-    let metrics = CacheMetrics::default();
-    futures::stream::select_all([
-        profiles_of::<ClusterInjectionProfile>(client, Kind::ClusterProfiles, &metrics, true),
-        profiles_of::<InjectionProfile>(client, Kind::Profiles, &metrics, false),
-        revisions_of::<ClusterProfileRevision>(client, Kind::ClusterProfiles, &metrics, true),
-        revisions_of::<ProfileRevision>(client, Kind::Profiles, &metrics, false),
-        watch::namespaces_of(client, &metrics).map(Seen::Namespace).boxed(),
-    ])
-}
-
-fn profiles_of<K: Resource<DynamicType = ()>>(
-    client: &Client,
-    kind: Kind,
-    metrics: &CacheMetrics,
-    is_cluster: bool,
-) -> BoxStream<'static, Seen> {
-    let read = |mut object: DynamicObject| {
-        let spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
-        let status = object.data.get_mut("status").map_or(Value::Null, Value::take);
-        let profile = Profile::new(&object.metadata, read_status(status));
-        Box::new((profile, StoredProfile::new(object.metadata, spec)))
-    };
-    let key = |object: DynamicObject| profiles::name(object.metadata);
-    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
-    let changes = changes(watcher(api, config(PROFILES_A_PAGE)), kind, metrics.clone(), read, key);
-    changes.map(move |change| Seen::Profile(change, is_cluster)).boxed()
-}
-
-/// Of revisions only the metadata are asked for.
-fn revisions_of<K>(client: &Client, kind: Kind, metrics: &CacheMetrics, is_cluster: bool) -> BoxStream<'static, Seen>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
-{
-    let read = |object: PartialObjectMeta<K>| RevisionObject::new(object.metadata);
-    let api = Api::<PartialObjectMeta<K>>::all(client.clone());
-    let changes = changes(watcher(api, config(PROFILES_A_PAGE)), kind, metrics.clone(), read, read);
-    changes.map(move |change| Seen::Revision(change, is_cluster)).boxed()
-}
-
-/// Reads all objects of a kind, page by page. One that this build cannot read is passed over.
-async fn each<K, T>(client: &Client, take: &mut impl FnMut(T)) -> kube::Result<()>
-where
-    K: Resource<DynamicType = ()>,
-    T: DeserializeOwned,
-{
-    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
-    let mut parameters = ListParams::default().limit(PROFILES_A_PAGE);
-    loop {
-        let page = api.list(&parameters).await?;
-        for object in page.items {
-            if let Ok(read) = serde_json::to_value(object).and_then(serde_json::from_value) {
-                take(read);
-            }
-        }
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => parameters = parameters.continue_token(&token),
-            None => return Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
-        let metadata = json!({
-            "namespace": namespace, "name": name, "creationTimestamp": "2026-01-01T00:00:00Z",
-            "ownerReferences": [{"apiVersion": "v", "kind": "k", "name": "n", "uid": owner}],
-        });
-        RevisionObject::new(serde_json::from_value(metadata).unwrap())
-    }
-
-    #[test]
-    fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
-        let mut world = World::new();
-        for (namespace, name, owner) in [
-            (None, "proxy-aa11", "1"),
-            (None, "proxy-bb22", "another"),
-            (None, "proxy-two-cc33", "2"),
-            (None, "proxy-", "1"),
-            (None, "proxy-two", "1"),
-            (Some("shop"), "proxy-dd44", "1"),
-        ] {
-            world.take(Seen::Revision(Change::Applied(object(namespace, name, owner)), namespace.is_none()));
-        }
-        let revisions = |world: &World, name: &ProfileName, uid: &str| -> Vec<String> {
-            world.existing(name, uid).made.keys().map(ToString::to_string).collect()
-        };
-        let name = ProfileName::cluster("proxy");
-        assert_eq!(revisions(&world, &name, "1"), ["aa11"]);
-        assert_eq!(revisions(&world, &ProfileName::cluster("proxy-two"), "2"), ["cc33"]);
-        assert_eq!(revisions(&world, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
-
-        // A new list of one scope leaves the other as it is.
-        world.take(Seen::Revision(Change::Restarted, true));
-        world.take(Seen::Revision(Change::Listed(object(None, "proxy-ee55", "1")), true));
-        world.take(Seen::Revision(Change::ListComplete, true));
-        assert_eq!(revisions(&world, &name, "1"), ["ee55"]);
-        assert_eq!(revisions(&world, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
-        world.unmade(&name, "ee55");
-        assert!(revisions(&world, &name, "1").is_empty());
-    }
-
-    #[test]
-    fn a_revision_that_a_parent_bounds_is_known_by_its_label() {
-        let mut world = World::new();
-        let mut bounded = object(None, "proxy-aa11", "1");
-        for bounds in [None, Some("Tenant"), Some(BOUNDED_BY_PARENT)] {
-            let metadata = json!({
-                "name": "proxy-aa11", "labels": bounds.map(|bounds| json!({BOUNDS_LABEL: bounds})),
-                "ownerReferences": [{"apiVersion": "v", "kind": "k", "name": "n", "uid": "1"}],
-            });
-            bounded = RevisionObject::new(serde_json::from_value(metadata).unwrap());
-            assert_eq!(bounded.bounded_by_parent, bounds == Some(BOUNDED_BY_PARENT), "{bounds:?}");
-        }
-        world.take(Seen::Revision(Change::Applied(object(None, "proxy-bb22", "1")), true));
-        world.take(Seen::Revision(Change::Applied(bounded), true));
-        let existing = world.existing(&ProfileName::cluster("proxy"), "1");
-        assert_eq!(existing.made.len(), 2);
-        assert_eq!(existing.bounded_by_parent, ["aa11".into()].into());
-    }
-
-    fn seen(uid: &str, generation: i64, label: &str) -> Box<(Profile, StoredProfile)> {
-        let metadata = json!({"name": "proxy", "uid": uid, "generation": generation});
-        let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
-        let profile = Profile::new(&metadata, ProfileStatus::default());
-        let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
-        Box::new((profile, StoredProfile::new(metadata, spec)))
-    }
-
-    #[test]
-    fn between_the_pages_of_a_list_nothing_is_said_of_what_was_seen_anew() {
-        let name = ProfileName::cluster("proxy");
-        let take = |world: &mut World, change| world.take(Seen::Profile(change, true));
-        let accepted = |world: &World| {
-            let (profile, existing) = (&world.profiles[&name], Existing::default());
-            world.observe(&name, profile, &existing, 0).map(|observed| observed.accepted.unwrap().revision)
-        };
-        for (uid, generation) in [("1", 2), ("2", 1)] {
-            let mut world = World::new();
-            take(&mut world, Change::Restarted);
-            take(&mut world, Change::Listed(seen("1", 1, "old")));
-            take(&mut world, Change::ListComplete);
-            let before = accepted(&world).expect("it is known");
-            take(&mut world, Change::Restarted);
-            take(&mut world, Change::Listed(seen(uid, generation, "new")));
-            assert_eq!(accepted(&world), None, "the new one is not compiled: {uid} {generation}");
-            take(&mut world, Change::ListComplete);
-            assert!(accepted(&world).is_some_and(|after| after != before));
-        }
-    }
-}
+mod tests;

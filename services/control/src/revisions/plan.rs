@@ -23,6 +23,8 @@ use pillion_api::profile::Rollout;
 use pillion_api::revision::RevisionBounds;
 use pillion_engine::profile::Diagnostic;
 
+use super::conflicts::Conflict;
+
 /// Bytes of what is wrong with a profile in its status. The schema takes 32 KiB; people read less.
 const MESSAGE_BYTES: usize = 2_000;
 
@@ -30,6 +32,8 @@ const MESSAGE_BYTES: usize = 2_000;
 pub(super) const ACCEPTED: &str = "Accepted";
 /// Whether anything of the profile is served.
 pub(super) const READY: &str = "Ready";
+/// Whether another profile is in its way.
+pub(super) const CONFLICTED: &str = "Conflicted";
 
 /// A generation that compiles.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +61,8 @@ pub(super) struct Observed<'o> {
     pub(super) bounded_by_parent: &'o BTreeSet<Box<str>>,
     /// How many namespaces it may act in.
     pub(super) namespaces: i64,
+    /// What is in its way.
+    pub(super) conflict: Option<&'o Conflict>,
 }
 
 /// What the annotations ask for.
@@ -128,7 +134,7 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     let news = news(observed, &wanted, &publication);
     // Conditions of others are theirs.
     let mut known = (*status).clone();
-    known.conditions.retain(|condition| [ACCEPTED, READY].contains(&&*condition.type_));
+    known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED].contains(&&*condition.type_));
     let changed = wanted != known;
     Plan { create: false, status: changed.then_some(wanted), news, delete }
 }
@@ -256,7 +262,11 @@ fn conditions(observed: &Observed<'_>, publication: &Publication<'_>) -> Vec<Con
         message =
             format!("{message}; {ROLLBACK_TO_ANNOTATION} asks for {to:?}, which is not one revision that is kept");
     }
-    [accepted, (type_, state, reason, message)]
+    let conflicted = match observed.conflict {
+        Some(conflict) => (CONFLICTED, "True", conflict.reason(), conflict.message()),
+        None => (CONFLICTED, "False", "NoConflict", "no other profile has its key or its name".to_owned()),
+    };
+    [accepted, (type_, state, reason, message), conflicted]
         .map(|(type_, state, reason, message)| {
             let before = observed.status.conditions.iter().find(|condition| condition.type_ == type_);
             let since =

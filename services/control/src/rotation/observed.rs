@@ -95,7 +95,7 @@ pub struct Bundle {
     pub unknown: bool,
     /// The record's epoch for which it was written.
     pub epoch: u64,
-    /// When it was written.
+    /// Since when it is so, as the leader has seen it: no other leader's clock counts, and no step of its own.
     pub written: Timestamp,
 }
 

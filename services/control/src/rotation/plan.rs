@@ -3,6 +3,7 @@
 //! First what is wrong is put right, as the phase wants it: the bundle before the leaf, since nobody may serve what is not
 //! trusted. Only when both are in place is it asked whether the phase may end.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -43,6 +44,7 @@ impl Default for Settings {
 /// make each write only if the object is what it read. What is seen of endpoints and API servers has to be seen after the bundle, and the leaf, came to be as they are.
 #[must_use]
 pub fn next(settings: &Settings, seen: &Observed) -> Step {
+    let seen = &*seen.believed();
     let record = match &seen.record {
         Stored::Is(record) if !is_behind(record, seen) => record,
         _ => return recover(seen),
@@ -66,6 +68,66 @@ fn newest_epoch(seen: &Observed) -> Option<u64> {
     configuration.max(seen.serving.get().map(|serving| serving.epoch))
 }
 
+/// How much higher than the record's an epoch may be: many more writes than there are between a backup and the day on which it
+/// is restored, and few enough that numbers do not come to an end.
+const LEAP: u64 = 1 << 32;
+
+impl Observed {
+    /// The highest epoch that objects can have been written for by whoever rotates, if one of them says a higher one: then it
+    /// was written into the annotation by somebody else, and says nothing.
+    ///
+    /// A record that was put back to an older one looks the same at first. But whatever came after that record has left its
+    /// traces: others are trusted, or others sign, than the record wants. Where all is as it is wanted, it does not matter
+    /// which of the two it is.
+    #[must_use]
+    pub fn forged(&self) -> Option<u64> {
+        let newest = newest_epoch(self)?;
+        let own = self.record.get().map(|record| record.epoch);
+        let highest = own.unwrap_or_default();
+        let is_forged = newest > highest.saturating_add(LEAP)
+            || self.record.get().is_some_and(|record| newest > record.epoch && self.is_in_order(record));
+        // Without a record, all that can be believed is.
+        is_forged.then_some(own.unwrap_or(LEAP))
+    }
+
+    /// Whether nobody is trusted, and nobody signs, but who does by this record: what is missing can be written.
+    fn is_in_order(&self, record: &Record) -> bool {
+        let wanted: BTreeSet<_> = record.trusted().collect();
+        let trusts = self
+            .configuration
+            .bundle()
+            .is_none_or(|bundle| bundle.authorities.is_subset(&wanted) && (!bundle.unknown || record.keeps_unknown()));
+        let signer = |authority: Option<Authority>| authority.map(|authority| authority.generation);
+        let signs = self.serving.get().and_then(|serving| serving.leaf).is_none_or(|leaf| {
+            let is_late = record.phase == Phase::Switched && leaf.signer == signer(record.active);
+            leaf.signer == signer(record.signer()) || is_late
+        });
+        trusts && signs
+    }
+
+    /// The same, where an epoch that nobody of ours wrote is none: what has it was written before all that counts.
+    #[must_use]
+    pub fn believed(&self) -> Cow<'_, Self> {
+        let Some(highest) = self.forged() else { return Cow::Borrowed(self) };
+        let mut believed = self.clone();
+        let epochs = [
+            match &mut believed.configuration {
+                Configuration::Absent | Configuration::Disarmed => None,
+                Configuration::Empty { epoch } => Some(epoch),
+                Configuration::Present(bundle) => Some(&mut bundle.epoch),
+            },
+            match &mut believed.serving {
+                Stored::Is(serving) => Some(&mut serving.epoch),
+                Stored::Missing | Stored::Corrupt => None,
+            },
+        ];
+        for epoch in epochs.into_iter().flatten().filter(|epoch| **epoch > highest) {
+            *epoch = 0;
+        }
+        Cow::Owned(believed)
+    }
+}
+
 /// Without a record, its authority can neither sign nor be told from others. What API servers trust stays as it is, and a
 /// new authority comes beside it.
 fn recover(seen: &Observed) -> Step {
@@ -85,6 +147,7 @@ impl Record {
     /// The record that is to be written with an authority that was made because of [`Step::NewAuthority`].
     #[must_use]
     pub fn with(authority: Authority, trigger: Option<Trigger>, seen: &Observed) -> Self {
+        let seen = &*seen.believed();
         let known = seen.record.get().filter(|record| !is_behind(record, seen));
         let epoch = known.map(|record| record.epoch).max(newest_epoch(seen)).map_or(1, |epoch| epoch + 1);
         let since = seen.now;
@@ -220,7 +283,7 @@ impl Plan<'_> {
             Some(serving) if !is_due(serving) => None,
             // Its certificate would be valid at the wrong time.
             _ if !self.seen.clock_agrees => Some(wait(Blocked::Clock)),
-            // Stable: `advance` sees that there is no key. Later there always is one.
+            // `advance` sees that there is no key.
             _ if !signer.has_key => None,
             _ => Some(Step::WriteLeaf { signer: signer.generation, epoch: self.record.epoch }),
         }
@@ -231,6 +294,7 @@ impl Plan<'_> {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match record.phase {
             Phase::Stable => self.begin(),
+            _ if self.lacks_a_signer() => self.replace_next(),
             Phase::Staged => self.to(Phase::Expanded),
             Phase::Expanded if self.is_propagated() => self.to(Phase::Switched),
             Phase::Switched => self.to(Phase::Verified),
@@ -268,6 +332,30 @@ impl Plan<'_> {
             return wait(Blocked::Clock);
         }
         Step::NewAuthority { generation: following(self.seen), trigger: Some(trigger) }
+    }
+
+    /// Whether the next authority cannot sign, and there is no leaf of it that would do.
+    fn lacks_a_signer(&self) -> bool {
+        let leaf = self.seen.serving.get().and_then(|serving| serving.leaf).and_then(|leaf| leaf.signer);
+        let next = self.record.next.filter(|next| !next.has_key);
+        next.is_some_and(|next| !self.record.has_switched() || leaf != Some(next.generation))
+    }
+
+    /// The next authority cannot sign. While nobody can serve a leaf of it, another takes its place; later, replicas that
+    /// nobody has seen yet may, and only who takes the record away lets both be trusted while a third one comes.
+    fn replace_next(&self) -> Step {
+        let active = self.record.active.map(|active| active.generation);
+        let serving = self.seen.serving.get();
+        let is_old = serving.is_some_and(|serving| {
+            serving.epoch < self.record.leaf_epoch && serving.leaf.is_some_and(|leaf| leaf.signer == active)
+        });
+        if !self.seen.clock_agrees {
+            wait(Blocked::Clock)
+        } else if self.record.phase < Phase::Switched || (self.record.phase == Phase::Switched && is_old) {
+            Step::NewAuthority { generation: following(self.seen), trigger: Some(Trigger::Lost) }
+        } else {
+            wait(Blocked::Unable)
+        }
     }
 
     /// Whether the old authority's key is known to others, be it that the rotation began for that, or that it is said since.
@@ -347,79 +435,4 @@ fn after(time: Timestamp, duration: Duration) -> Timestamp {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::observed::{Endpoints, Leaf};
-    use super::*;
-
-    const EPOCH: u64 = 7;
-
-    fn authority(number: u32) -> Authority {
-        let (created, not_after) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
-        Authority { generation: Generation(number), created, not_after, has_key: true }
-    }
-
-    /// What is seen in the middle of a soak that lasts a day, with all in its place.
-    fn soaking(asked: Option<Trigger>) -> Observed {
-        let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
-        let authorities = [Generation(1), Generation(2)].into();
-        let record = Record {
-            phase: Phase::Soaking,
-            since: now,
-            epoch: EPOCH,
-            bundle_epoch: EPOCH,
-            leaf_epoch: EPOCH,
-            active: Some(Authority { has_key: false, ..authority(1) }),
-            next: Some(authority(2)),
-            trigger: Some(Trigger::Age),
-        };
-        Observed {
-            now,
-            clock_agrees: true,
-            record: Stored::Is(record),
-            serving: Stored::Is(Serving { leaf: Some(Leaf { signer, renew_at: Timestamp::MAX }), epoch: EPOCH }),
-            configuration: Configuration::Present(Bundle {
-                authorities,
-                uniform: true,
-                unknown: false,
-                epoch: EPOCH,
-                written: now,
-            }),
-            endpoints: Endpoints { answering: 3, rounds: 3, older: false, stranger: false, unreachable: 0 },
-            propagation: Propagation { proven: 0, behind: 0, silent: 0 },
-            asked,
-            highest: Some(Generation(2)),
-        }
-    }
-
-    fn phase(step: &Step) -> Option<Phase> {
-        if let Step::Advance(record) = step { Some(record.phase) } else { None }
-    }
-
-    #[test]
-    fn a_key_that_others_know_is_not_soaked_whenever_that_is_said() {
-        let settings = Settings::default();
-        assert_eq!(phase(&next(&settings, &soaking(None))), None);
-        assert_eq!(phase(&next(&settings, &soaking(Some(Trigger::Asked)))), None);
-        let compromised = soaking(Some(Trigger::Compromised));
-        assert_eq!(phase(&next(&settings, &compromised)), Some(Phase::Contracted));
-        let endpoints = Endpoints { rounds: 0, unreachable: 1, ..compromised.endpoints };
-        let unprobed = Observed { endpoints, ..compromised };
-        assert_eq!(phase(&next(&settings, &unprobed)), None, "not before all are seen with the new leaf");
-    }
-
-    #[test]
-    fn an_authority_that_cannot_sign_is_replaced_like_one_whose_key_is_lost() {
-        let mut seen = soaking(None);
-        let active = Some(Authority { has_key: false, ..authority(2) });
-        if let Stored::Is(record) = &mut seen.record {
-            *record = Record { phase: Phase::Stable, active, next: None, ..record.clone() };
-        }
-        if let Configuration::Present(bundle) = &mut seen.configuration {
-            bundle.authorities = [Generation(2)].into();
-        }
-        // Its leaf is due, and it cannot make another.
-        seen.serving = Stored::Is(Serving { leaf: None, epoch: EPOCH });
-        let expected = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
-        assert_eq!(next(&Settings::default(), &seen), expected);
-    }
-}
+mod tests;

@@ -71,6 +71,8 @@ pub enum Blocked {
     Clock,
     /// No endpoint answers with a leaf that would be trusted: a configuration now would refuse pods.
     NoEndpoint,
+    /// The API servers are not known to reach the replicas: a failed call refuses nobody yet.
+    Rehearsal,
     /// Somebody took the configuration away on purpose.
     Disarmed,
     /// The API servers are not known to have the bundle.
@@ -81,19 +83,23 @@ pub enum Blocked {
     Soaking,
     /// The webhook configuration is damaged, and is put right by who repairs it.
     Repair,
+    /// The newest authority cannot sign, and its leaves are served already: a person has to take the record away.
+    Unable,
 }
 
 impl Blocked {
     /// All reasons.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Idle,
         Self::Clock,
         Self::NoEndpoint,
+        Self::Rehearsal,
         Self::Disarmed,
         Self::Propagation,
         Self::Endpoints,
         Self::Soaking,
         Self::Repair,
+        Self::Unable,
     ];
 
     /// The reason as it stands in metrics and logs.
@@ -103,11 +109,13 @@ impl Blocked {
             Self::Idle => "idle",
             Self::Clock => "clock",
             Self::NoEndpoint => "no_endpoint",
+            Self::Rehearsal => "rehearsal",
             Self::Disarmed => "disarmed",
             Self::Propagation => "propagation",
             Self::Endpoints => "endpoints",
             Self::Soaking => "soaking",
             Self::Repair => "repair",
+            Self::Unable => "unable",
         }
     }
 }

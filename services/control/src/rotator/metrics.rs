@@ -33,6 +33,7 @@ pub struct RotatorMetrics {
     blocked: Family<ReasonLabel, Gauge>,
     begun: Family<ReasonLabel, Counter>,
     steps: Family<StepLabels, Counter>,
+    disbelieved: Counter,
     phase_since: Gauge,
     authority_ends: Gauge,
     leaf_renewal: Gauge,
@@ -62,6 +63,8 @@ impl RotatorMetrics {
         registry.register("rotation_blocked", "1 for what the rotation waits for", metrics.blocked.clone());
         registry.register("rotations_begun", "New authorities, by why they were made", metrics.begun.clone());
         registry.register("rotation_steps", "Writes of the rotation, by how they ended", metrics.steps.clone());
+        let text = "Epochs in annotations that nobody who rotates wrote, and that were written over";
+        registry.register("rotation_epochs_disbelieved", text, metrics.disbelieved.clone());
         let seconds = |registry: &mut Registry, name: &str, help: &str, gauge: &Gauge| {
             registry.register_with_unit(name, help, Unit::Seconds, gauge.clone());
         };
@@ -103,6 +106,10 @@ impl RotatorMetrics {
 
     pub(super) fn did(&self, step: &'static str, result: &'static str) {
         self.steps.get_or_create_owned(&StepLabels { step, result }).inc();
+    }
+
+    pub(super) fn disbelieved(&self) {
+        self.disbelieved.inc();
     }
 
     pub(super) fn began(&self, trigger: Trigger) {

@@ -6,19 +6,25 @@
 //! when a time has come, and every so often besides.
 //!
 //! * `objects`: what a turn reads, all of one moment.
-//! * `turn`: one turn.
+//! * `turn`: one turn; `error`: why one came to nothing.
+//! * `told`: what is told by Events.
 //! * [`question`]: what API servers are asked meanwhile.
+//! * `rehearsal`: whether they are known to reach the replicas.
 //! * [`asked`]: how a person asks for a rotation.
 //! * `wake`: what is watched, so that a turn comes when something changes.
 //! * [`metrics`]: how far it is.
 //!
 //! Roles needed: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap` by name,
-//! `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the Lease.
+//! `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the Lease; `create` and
+//! `patch` on Events.
 
 pub mod asked;
+mod error;
 pub mod metrics;
 mod objects;
 pub mod question;
+mod rehearsal;
+mod told;
 mod turn;
 mod wake;
 
@@ -28,11 +34,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use pillion_api::webhook_configuration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info, warn};
+use tokio::time::{Instant, timeout};
+use tracing::{debug, error, info, warn};
 
+use self::error::TurnError;
 use self::question::{Answered, Question};
-use self::turn::{Next, Turn, TurnError};
+use self::told::Teller;
+use self::turn::{Next, Turn};
 use crate::authority::Lifetimes;
 use crate::canary::Canary;
 use crate::clock::Clock;
@@ -93,7 +101,8 @@ pub struct Wires {
 pub(crate) struct Done;
 
 impl Done {
-    pub(crate) const STEPS: [&'static str; 5] = ["new_authority", "advance", "claim", "write_leaf", "write_bundle"];
+    pub(crate) const STEPS: [&'static str; 6] =
+        ["new_authority", "advance", "claim", "write_leaf", "write_bundle", "rehearse"];
     pub(crate) const RESULTS: [&'static str; 3] = ["ok", "conflict", "error"];
 }
 
@@ -101,12 +110,16 @@ impl Done {
 pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics: RotatorMetrics) {
     let wake = wake::Wake::new(&leading);
     let mut turn = Turn::new(leading.clone(), settings.clone(), metrics.clone());
+    let teller = Teller::new(&leading);
     let (mut pause, mut writes, mut told) = (FIRST_PAUSE, 0, None);
     while !leading.stop.is_cancelled() {
         // What is cut off is looked at again: every write is guarded.
         let made = timeout(TURN_LIMIT, turn.make(&mut wires));
-        let looked = leading.stop.run_until_cancelled(made).await;
+        let looked = Box::pin(leading.stop.run_until_cancelled(made)).await;
         let looked = looked.map(|made| made.unwrap_or(Err(TurnError::Late(TURN_LIMIT))));
+        if turn.gave_up() {
+            teller.unreached().await;
+        }
         let rest = match looked {
             None => break,
             Some(Ok(Next::Again)) if writes < MOST_AT_ONCE => {
@@ -125,6 +138,7 @@ pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics
                 (pause, writes) = (FIRST_PAUSE, 0);
                 if told != Some(blocked) {
                     tell(blocked, until);
+                    teller.waits(told, blocked).await;
                     told = Some(blocked);
                 }
                 let left =
@@ -148,10 +162,10 @@ pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics
             () = leading.stop.cancelled() => break,
             () = tokio::time::sleep_until(due) => {}
             () = wake.woken() => {}
-            changed = wires.found.changed() => if changed.is_err() { sleep(rest).await },
-            changed = wires.answered.changed() => if changed.is_err() { sleep(rest).await },
-            changed = wires.live.changed() => if changed.is_err() { sleep(rest).await },
-            changed = wires.rules.changed() => if changed.is_err() { sleep(rest).await },
+            () = changed(&mut wires.found) => {}
+            () = changed(&mut wires.answered) => {}
+            () = changed(&mut wires.live) => {}
+            () = changed(&mut wires.rules) => {}
         }
     }
     wires.expected.send_replace(None);
@@ -159,6 +173,13 @@ pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics
     wires.target.send_replace(None);
     wires.canary.show(None);
     metrics.forget();
+}
+
+/// Waits until somebody tells something else; for ever, if nobody is there any more who could.
+async fn changed<T>(wire: &mut watch::Receiver<T>) {
+    if wire.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 fn tell(blocked: Blocked, until: Option<Timestamp>) {
@@ -173,8 +194,14 @@ fn tell(blocked: Blocked, until: Option<Timestamp>) {
                 "the webhook configuration is filled when all endpoints answer with a certificate that will be trusted"
             );
         }
+        Blocked::Rehearsal => {
+            info!("failed calls refuse nobody until every API server has shown that it reaches a replica");
+        }
         Blocked::Disarmed => {
             warn!("the webhook configuration was taken away on purpose, and stays away: nobody is injected");
+        }
+        Blocked::Unable => {
+            error!("{}", told::UNABLE);
         }
         Blocked::Propagation | Blocked::Endpoints | Blocked::Soaking | Blocked::Repair => {
             debug!(until, reason = blocked.as_str(), "the rotation waits");

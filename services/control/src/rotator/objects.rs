@@ -1,6 +1,8 @@
 //! What a turn reads. The record is read before and after the others: what it says and what they are is of one moment, or it
 //! is read again.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
@@ -9,10 +11,12 @@ use kube::{Client, ResourceExt};
 use rustls_pki_types::CertificateDer;
 
 use super::asked::Wish;
-use super::turn::TurnError;
+use super::error::TurnError;
 use crate::authority::serving::Judging;
 use crate::authority::{AuthoritySecret, Known, Lifetimes, ServingSecret, identity};
+use crate::clock::{Clock, Reading};
 use crate::configuration::{self, Live};
+use crate::leading::FIELD_MANAGER;
 use crate::release::Release;
 use crate::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
 
@@ -29,10 +33,27 @@ pub(super) struct Objects {
     pub(super) serving: ServingSecret,
     /// The webhook configurations.
     pub(super) live: Live,
+    /// What the rotation makes of them.
+    pub(super) configuration: Configuration,
+    /// Certificates in them of nobody who is known.
+    pub(super) unknown: Vec<CertificateDer<'static>>,
     /// What a person asks for.
     pub(super) wish: Option<Wish>,
-    /// By what time all this was judged.
-    pub(super) now: Timestamp,
+    /// By what time all this was judged, and whether that may be gone by.
+    pub(super) time: Reading,
+}
+
+/// What is known besides the objects.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Besides {
+    /// What probes found.
+    pub(super) endpoints: Endpoints,
+    /// What API servers answered.
+    pub(super) propagation: Propagation,
+    /// An authority that could not sign.
+    pub(super) unable: Option<Generation>,
+    /// For how long the bundle is what it is.
+    pub(super) standing: Duration,
 }
 
 /// Where they are.
@@ -59,6 +80,7 @@ impl Objects {
         place: &Place,
         release: &Release,
         lifetimes: &Lifetimes,
+        clock: &Clock,
         disarmed: bool,
     ) -> Result<Self, TurnError> {
         let secret = async |name: String| place.secrets.get_opt(&name).await.map_err(TurnError::Read);
@@ -71,12 +93,15 @@ impl Objects {
         if version(&record) != version(&after) {
             return Err(TurnError::Changed);
         }
-        let now = Timestamp::now();
+        let time = clock.read();
         let authority = AuthoritySecret::read(record.as_ref(), release);
-        let judging = Judging { release, known: authority.stored.get(), lifetimes, now };
-        let serving = ServingSecret::read(leaf.as_ref(), judging);
+        let known = authority.stored.get();
+        let serving = ServingSecret::read(leaf.as_ref(), Judging { release, known, lifetimes, now: time.now });
+        let know = |certificate: &[u8]| known?.generation_of(&CertificateDer::from(certificate));
+        let configuration = live.configuration(&know);
+        let unknown = live.unknown(&know).into_iter().map(CertificateDer::from).collect();
         let wish = Wish::of(lease.as_ref(), record.as_ref());
-        Ok(Self { record, authority, leaf, serving, live, wish, now })
+        Ok(Self { record, authority, leaf, serving, live, configuration, unknown, wish, time })
     }
 
     /// The record with its material, if it can be read.
@@ -84,53 +109,76 @@ impl Objects {
         self.authority.stored.get()
     }
 
-    /// Whose authority a certificate is, DER.
-    pub(super) fn know(&self, certificate: &[u8]) -> Option<Generation> {
-        self.known()?.generation_of(&CertificateDer::from(certificate))
-    }
-
-    /// The webhook configuration, as the rotation sees it.
-    pub(super) fn configuration(&self) -> Configuration {
-        self.live.configuration(&|certificate| self.know(certificate))
-    }
-
-    /// Certificates in it of nobody who is known.
-    pub(super) fn unknown(&self) -> Vec<CertificateDer<'static>> {
-        let unknown = self.live.unknown(&|certificate| self.know(certificate));
-        unknown.into_iter().map(CertificateDer::from).collect()
-    }
-
-    /// The record; the key of an authority that cannot sign is as good as lost.
-    fn record_without(&self, unable: Option<Generation>) -> Stored<Record> {
+    /// The record as the rotation sees it. The key of an authority that cannot sign is as good as lost; and if its writer's
+    /// clock was behind the API server's, the phase did not begin before it was written. Of several API servers one may be
+    /// far ahead of the others: what it says of that counts for nothing, or the phase would last until its time has come.
+    fn record(&self, unable: Option<Generation>) -> Stored<Record> {
         let mut record = self.authority.record();
-        if let Stored::Is(Record { active: Some(active), .. }) = &mut record
-            && Some(active.generation) == unable
-        {
-            active.has_key = false;
+        if let Stored::Is(record) = &mut record {
+            for authority in record.active.iter_mut().chain(&mut record.next) {
+                authority.has_key &= Some(authority.generation) != unable;
+            }
+            let written = self.record.as_ref().and_then(|secret| written(secret, self.time.latest));
+            record.since = written.map_or(record.since, |at| at.max(record.since));
         }
         record
     }
 
-    /// All that the next step depends on. `unable`: an authority that could not sign.
-    pub(super) fn observed(
-        &self,
-        release: &Release,
-        endpoints: Endpoints,
-        propagation: Propagation,
-        clock_agrees: bool,
-        unable: Option<Generation>,
-    ) -> Observed {
-        let claimed = self.unknown().iter().filter_map(|unknown| identity::claimed(release, unknown)).max();
+    /// The configuration as the rotation sees it: who wrote when, by what clock, is not asked.
+    fn configuration(&self, standing: Duration) -> Configuration {
+        let mut configuration = self.configuration.clone();
+        if let Configuration::Present(bundle) = &mut configuration {
+            bundle.written = self.time.now.checked_sub(standing).unwrap_or(self.time.now);
+        }
+        configuration
+    }
+
+    /// All that the next step depends on.
+    pub(super) fn observed(&self, release: &Release, besides: Besides) -> Observed {
+        let Besides { endpoints, propagation, unable, standing } = besides;
+        let claimed = self.unknown.iter().filter_map(|unknown| identity::claimed(release, unknown)).max();
         Observed {
-            now: self.now,
-            clock_agrees,
-            record: self.record_without(unable),
+            now: self.time.now,
+            clock_agrees: self.time.agrees,
+            record: self.record(unable),
             serving: self.serving.stored.clone(),
-            configuration: self.configuration(),
+            configuration: self.configuration(standing),
             endpoints,
             propagation,
             asked: self.wish.as_ref().map(Wish::trigger),
             highest: self.authority.highest.max(self.serving.highest).max(claimed),
         }
+    }
+}
+
+/// When a controller wrote an object last, by the API server's clock. A time after `latest` is none.
+fn written(secret: &Secret, latest: Timestamp) -> Option<Timestamp> {
+    let entries = secret.metadata.managed_fields.iter().flatten();
+    let ours = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
+    ours.filter_map(|entry| Some(entry.time.as_ref()?.0)).filter(|at| *at <= latest).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time};
+
+    use super::*;
+
+    #[test]
+    fn what_counts_is_when_a_controller_wrote_by_the_api_servers_clock() {
+        let entry = |manager: &str, second| ManagedFieldsEntry {
+            manager: Some(manager.to_owned()),
+            time: Some(Time(Timestamp::from_second(second).unwrap())),
+            ..ManagedFieldsEntry::default()
+        };
+        let mut secret = Secret::default();
+        let second = |second| Timestamp::from_second(second).unwrap();
+        assert_eq!(written(&secret, second(100)), None);
+        secret.metadata.managed_fields =
+            Some(vec![entry(FIELD_MANAGER, 5), entry("kubectl-edit", 9), entry(FIELD_MANAGER, 7)]);
+        assert_eq!(written(&secret, second(100)), Some(second(7)));
+        assert_eq!(written(&secret, second(7)), Some(second(7)));
+        assert_eq!(written(&secret, second(6)), Some(second(5)), "a clock that is ahead of all others is not believed");
+        assert_eq!(written(&secret, second(4)), None);
     }
 }

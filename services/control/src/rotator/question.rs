@@ -1,4 +1,5 @@
-//! What API servers are asked while a rotation waits for them, again and again until it does not wait any more.
+//! What API servers are asked while a rotation or a rehearsal waits for them, again and again until it does not wait any
+//! more.
 
 use std::time::Duration;
 
@@ -10,17 +11,28 @@ use crate::canary::Asker;
 use crate::leading::Leading;
 use crate::rotation::{Generation, Propagation};
 
-/// What is asked: whether the newest authority is trusted since the configuration was written. An answer to another question
-/// is none to this.
+/// What is asked. An answer to another question is none to this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Question {
-    /// The newest authority.
-    pub newest: Generation,
-    /// The epoch of the configuration that API servers ought to have.
-    pub epoch: u64,
-    /// When it was written.
-    pub written: Timestamp,
+pub enum Question {
+    /// Whether the newest authority is trusted since the configuration was written.
+    Trust {
+        /// The newest authority.
+        newest: Generation,
+        /// The epoch of the configuration that API servers ought to have.
+        epoch: u64,
+        /// When it was written, by the clock of whoever did: it tells one writing from another, and is compared with no clock.
+        written: Timestamp,
+    },
+    /// Whether replicas are reached.
+    Replica {
+        /// The epoch of the configuration that leads to them.
+        epoch: u64,
+    },
 }
+
+/// How long there is between two rounds of asking whether replicas are reached: a moment, since pods are let through
+/// meanwhile.
+const REHEARSAL_PAUSE: Duration = Duration::from_millis(200);
 
 /// What the last round of asking found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +42,7 @@ pub struct Answered {
 }
 
 /// Nobody was asked.
-const UNASKED: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
+pub(super) const UNASKED: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
 
 impl Answered {
     /// What is known of this question.
@@ -52,7 +64,11 @@ pub async fn run(
         loop {
             let wanted = *question.borrow_and_update();
             if let Some(wanted) = wanted {
-                let propagation = asker.ask(wanted.newest).await.propagation;
+                let (answer, pause) = match wanted {
+                    Question::Trust { newest, epoch, .. } => (asker.ask(newest, epoch).await, pause),
+                    Question::Replica { .. } => (asker.rehearse().await, REHEARSAL_PAUSE),
+                };
+                let propagation = answer.propagation;
                 answered.send_replace(Some(Answered { question: wanted, propagation }));
                 tokio::select! {
                     changed = question.changed() => if changed.is_err() { return },
@@ -72,11 +88,12 @@ mod tests {
 
     #[test]
     fn an_answer_is_one_to_its_question_only() {
-        let question = |epoch| Question { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
+        let question = |epoch| Question::Trust { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
         let propagation = Propagation { proven: 2, behind: 0, silent: 0 };
         let answered = Answered { question: question(3), propagation };
         assert_eq!(Answered::to(Some(&answered), Some(question(3))), propagation);
         assert_eq!(Answered::to(Some(&answered), Some(question(4))), UNASKED);
+        assert_eq!(Answered::to(Some(&answered), Some(Question::Replica { epoch: 3 })), UNASKED);
         assert_eq!(Answered::to(Some(&answered), None), UNASKED);
         assert_eq!(Answered::to(None, Some(question(3))), UNASKED);
     }

@@ -1,24 +1,31 @@
 //! One turn: what is there, what is to be done, and that it is done.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use kube::api::PostParams;
+use pillion_api::webhook_configuration;
 use rustls_pki_types::CertificateDer;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::objects::{Objects, Place};
-use super::question::{Answered, Question};
-use super::{RotatorMetrics, Settings, Wires};
-use crate::authority::{Known, MakeError, Making, MissingAuthority, SystemRandomness};
+use super::error::TurnError;
+use super::objects::{Besides, Objects, Place};
+use super::question::{Answered, Question, UNASKED};
+use super::rehearsal::{End, LIMIT, Rehearsal, Stage};
+use super::{RotatorMetrics, Settings, Wires, told};
+use crate::authority::{Known, MakeError, Making, SystemRandomness};
 use crate::canary::Identity;
-use crate::canary::server::IdentityError;
-use crate::configuration::{self, Rules, Target, WriteError};
+use crate::configuration::live::Versions;
+use crate::configuration::{self, Live, Rules, Target};
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::probe::{self, Expected, Found};
-use crate::rotation::{self, Blocked, Configuration, Generation, Observed, Phase, Record, Repair, Step, Trigger};
+use crate::rotation::{
+    self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
+};
 
 /// What comes after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,57 +41,6 @@ pub(super) enum Next {
     },
 }
 
-/// Why a turn came to nothing.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum TurnError {
-    /// Something changed while it was read, or before it was written.
-    #[error("an object of the rotation was changed by somebody else")]
-    Changed,
-    /// It took too long.
-    #[error("the API server did not answer within {0:?}")]
-    Late(std::time::Duration),
-    /// Something cannot be read.
-    #[error("an object of the rotation cannot be read")]
-    Read(#[source] kube::Error),
-    /// A Secret cannot be written.
-    #[error("the Secret {name} cannot be written")]
-    Secret {
-        /// Which one.
-        name: String,
-        /// Why.
-        #[source]
-        source: kube::Error,
-    },
-    /// A configuration cannot be written.
-    #[error(transparent)]
-    Configuration(WriteError),
-    /// No certificate can be made.
-    #[error("no certificate can be made")]
-    Make(#[from] MakeError),
-    /// The record speaks of an authority that is not there.
-    #[error(transparent)]
-    Missing(#[from] MissingAuthority),
-    /// The canary cannot show what was made for it.
-    #[error("the canary has nothing to show")]
-    Canary(#[from] IdentityError),
-    /// There is no record, though the step is one that needs it.
-    #[error("the record of the rotation cannot be read")]
-    NoRecord,
-    /// The record cannot be written down.
-    #[error("the record of the rotation makes no text")]
-    Text(#[from] serde_json::Error),
-}
-
-impl TurnError {
-    /// Whether looking again will do.
-    pub(super) const fn is_conflict(&self) -> bool {
-        matches!(
-            self,
-            Self::Changed | Self::Configuration(WriteError::Changed | WriteError::Behind { .. } | WriteError::NotEmpty)
-        )
-    }
-}
-
 /// Makes turns.
 pub(super) struct Turn {
     leading: Leading,
@@ -95,10 +51,16 @@ pub(super) struct Turn {
     disarmed: bool,
     /// The authority that could not sign when it was asked to: it has ended, or was made for other names.
     unable: Option<Generation>,
+    /// Which versions of the configurations there are, and since when this leader has seen them so.
+    standing: (Versions, Instant),
     /// Who is trusted and not known, while that has to stay: also what somebody took out of the configuration since.
     strangers: Vec<CertificateDer<'static>>,
     /// When the leaf that the canary shows is to be made anew.
     canary_renewal: Timestamp,
+    /// Whether API servers are known to reach the replicas.
+    rehearsal: Rehearsal,
+    /// Whether it was given up to wait for that, and nobody was told.
+    gave_up: bool,
 }
 
 impl Turn {
@@ -111,26 +73,47 @@ impl Turn {
             metrics,
             disarmed: false,
             unable: None,
+            standing: (Versions::new(), Instant::now()),
             strangers: Vec::new(),
             canary_renewal: Timestamp::MIN,
+            rehearsal: Rehearsal::Due,
+            gave_up: false,
         }
+    }
+
+    /// Whether it was given up, since the last time that this was asked, to wait until API servers reach the replicas.
+    pub(super) const fn gave_up(&mut self) -> bool {
+        std::mem::replace(&mut self.gave_up, false)
     }
 
     /// One turn.
     pub(super) async fn make(&mut self, wires: &mut Wires) -> Result<Next, TurnError> {
         let release = Arc::clone(&self.leading.release);
-        let objects = Objects::read(&self.place, &release, &self.settings.lifetimes, self.disarmed).await?;
+        let lifetimes = &self.settings.lifetimes;
+        let mut objects = Objects::read(&self.place, &release, lifetimes, &wires.clock, self.disarmed).await?;
         self.disarmed = objects.live.disarmed;
+        let standing = self.stands_for(&objects.live);
         self.note_strangers(&objects);
         let expected = self.expected(&objects);
-        let question = question(&objects);
+        let stage = Stage::of(&objects.configuration, &objects.live, &release);
+        self.rehearsal = self.rehearsal.after(stage, Instant::now());
+        let asked = self.question(&objects);
+        let answered = Answered::to(wires.answered.borrow_and_update().as_ref(), asked);
+        // That a replica was reached is no proof of whom an API server trusts besides.
+        let propagation = if self.rehearsal.goes_on() { UNASKED } else { answered };
+        self.rehearse(answered);
+        let question = self.question(&objects);
         self.show(question, &objects, wires)?;
         let endpoints = match &expected {
             Some(expected) => Found::of(wires.found.borrow_and_update().as_ref(), expected),
             None => probe::fold::UNKNOWN,
         };
-        let propagation = Answered::to(wires.answered.borrow_and_update().as_ref(), question);
-        let seen = objects.observed(&release, endpoints, propagation, wires.clock.agrees(), self.unable);
+        let besides = Besides { endpoints, propagation, unable: self.unable, standing };
+        let seen = objects.observed(&release, besides);
+        if let Some(highest) = seen.forged() {
+            self.disbelieve(highest, &mut objects);
+        }
+        let seen = seen.believed().into_owned();
         replace(&wires.expected, expected);
         replace(&wires.question, question);
 
@@ -139,6 +122,13 @@ impl Turn {
         self.metrics.looked(seen.now, record, renewal);
         let step = rotation::next(&self.settings.rotation, &seen);
         if let Step::Wait { blocked, until } = step {
+            let (blocked, until) = match (blocked, self.rehearsal) {
+                (Blocked::Idle, Rehearsal::Since(since)) => {
+                    let left = LIMIT.saturating_sub(since.elapsed());
+                    (Blocked::Rehearsal, Timestamp::now().checked_add(left).ok())
+                }
+                _ => (blocked, until),
+            };
             self.metrics.waits(Some(blocked));
             let target = self.target(&objects, &seen, wires).map(Arc::new);
             replace(&wires.target, target);
@@ -154,11 +144,8 @@ impl Turn {
         self.metrics.waits(None);
         let name = name(&step);
         let done = self.perform(&step, &objects, &seen, wires).await;
-        if let (Step::WriteLeaf { signer, .. }, Err(TurnError::Make(error))) = (&step, &done)
-            && error.is_final()
-        {
-            warn!(authority = signer.0, %error, "the authority cannot sign any more: there will be a new one");
-            self.unable = Some(*signer);
+        if let (Step::WriteLeaf { signer, .. }, Err(TurnError::Make(error))) = (&step, &done) {
+            self.note_unable(*signer, error);
         }
         self.metrics.did(
             name,
@@ -199,7 +186,7 @@ impl Turn {
         objects: &Objects,
         seen: &Observed,
     ) -> Result<(), TurnError> {
-        let fresh = self.making(objects.now, |making| making.authority(generation, &[]))?;
+        let fresh = self.making(objects.time.now, |making| making.authority(generation, &[]))?;
         let record = Record::with(fresh.facts, trigger, seen);
         let phase = record.phase;
         let known = objects.authority.with(record, Some(fresh))?;
@@ -237,7 +224,7 @@ impl Turn {
     async fn write_leaf(&self, signer: Generation, epoch: u64, objects: &Objects) -> Result<(), TurnError> {
         let known = objects.known().ok_or(TurnError::NoRecord)?;
         let release = &self.leading.release;
-        let leaf = self.making(objects.now, |making| known.sign(signer, &release.server_names(), making))?;
+        let leaf = self.making(objects.time.now, |making| known.sign(signer, &release.server_names(), making))?;
         let secret = leaf.secret(release, epoch, objects.leaf.as_ref());
         self.put(secret, objects.leaf.is_some()).await?;
         info!(authority = signer.0, not_after = %leaf.not_after, renew_at = %leaf.renew_at, "a new certificate is to be served");
@@ -256,7 +243,8 @@ impl Turn {
         let epoch = target.epoch;
         replace(&wires.target, Some(Arc::new(target)));
         if repair == Repair::Create {
-            info!(epoch, "the webhook configuration is filled: API servers call from now on");
+            let rehearses = self.rehearsal.is_wanted();
+            info!(epoch, rehearses, "the webhook configuration is filled: API servers call from now on");
         } else {
             info!(epoch, "API servers are told whom to trust");
         }
@@ -291,14 +279,81 @@ impl Turn {
         let besides = if keep_unknown { self.strangers.as_slice() } else { &[] };
         let bundle = known.bundle(authorities, besides)?;
         let rules = wires.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
-        Ok(Target::new(self.settings.webhooks.clone(), rules, bundle.into_bytes(), epoch))
+        let rehearses = self.rehearsal.is_wanted();
+        let settings = webhook_configuration::Settings { rehearses, ..self.settings.webhooks.clone() };
+        Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
+    }
+
+    /// Ends the rehearsal if it is time.
+    fn rehearse(&mut self, answered: Propagation) {
+        let Some(end) = self.rehearsal.end(answered, Instant::now()) else { return };
+        self.rehearsal = Rehearsal::Over;
+        let Propagation { proven, behind, silent } = answered;
+        self.metrics.did("rehearse", if end == End::Late { "error" } else { "ok" });
+        match end {
+            End::Proven => {
+                info!(proven, "every API server reached a replica: pods are refused from now on where nobody answers");
+            }
+            End::Partly => info!(
+                proven,
+                behind,
+                silent,
+                ?LIMIT,
+                "not every API server could show that it reaches a replica: pods are refused from now on all the same where nobody answers"
+            ),
+            End::Late => {
+                self.gave_up = true;
+                warn!(behind, silent, ?LIMIT, "{}", told::UNREACHED);
+            }
+        }
+    }
+
+    /// What is to be asked.
+    fn question(&self, objects: &Objects) -> Option<Question> {
+        match &objects.configuration {
+            Configuration::Present(bundle) if self.rehearsal.goes_on() => {
+                Some(Question::Replica { epoch: bundle.epoch })
+            }
+            _ => question(objects),
+        }
+    }
+
+    /// For how long this leader has seen the configurations as they are. The time in their annotation is that of somebody's
+    /// clock; this one runs on whatever the time is said to be.
+    fn stands_for(&mut self, live: &Live) -> Duration {
+        let versions = live.versions();
+        if self.standing.0 != versions {
+            self.standing = (versions, Instant::now());
+        }
+        self.standing.1.elapsed()
+    }
+
+    /// An object says that it was written for an epoch that has not been yet.
+    fn disbelieve(&self, highest: u64, objects: &mut Objects) {
+        let manager = objects.live.disbelieve(highest);
+        self.metrics.disbelieved();
+        warn!(
+            highest,
+            manager,
+            "somebody wrote a higher {} into an object of the rotation than there has been: it counts for nothing, and \
+             is written over",
+            crate::authority::EPOCH_ANNOTATION
+        );
+    }
+
+    /// An authority was asked to sign, and did not.
+    fn note_unable(&mut self, signer: Generation, error: &MakeError) {
+        if error.is_final() && self.unable != Some(signer) {
+            warn!(authority = signer.0, %error, "the authority cannot sign any more: it needs a successor");
+            self.unable = Some(signer);
+        }
     }
 
     fn note_strangers(&mut self, objects: &Objects) {
         match objects.known() {
             Some(known) if known.record().keeps_unknown() => {
-                let fresh = objects.unknown().into_iter().filter(|unknown| !self.strangers.contains(unknown));
-                let fresh: Vec<_> = fresh.collect();
+                let fresh = objects.unknown.iter().filter(|unknown| !self.strangers.contains(unknown));
+                let fresh: Vec<_> = fresh.cloned().collect();
                 self.strangers.extend(fresh);
             }
             Some(_) => self.strangers.clear(),
@@ -308,13 +363,25 @@ impl Turn {
 
     /// Has the canary show a leaf of the authority that is asked about, for as long as somebody is asked.
     fn show(&mut self, question: Option<Question>, objects: &Objects, wires: &Wires) -> Result<(), TurnError> {
-        let Some((Question { newest, .. }, known)) = question.zip(objects.known()) else {
+        let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
             wires.canary.show(None);
             return Ok(());
         };
-        if wires.canary.shows() != Some(newest) || objects.now >= self.canary_renewal {
+        if wires.canary.shows() != Some(newest) {
+            wires.canary.show(None);
+        } else if objects.time.now < self.canary_renewal {
+            return Ok(());
+        }
+        // One that is made by a wrong clock is not valid yet when API servers are shown it, or not any more.
+        if objects.time.agrees {
             let names = self.leading.release.canary_names();
-            let leaf = self.making(objects.now, |making| known.sign(newest, &names, making))?;
+            let leaf = match self.making(objects.time.now, |making| known.sign(newest, &names, making)) {
+                Err(TurnError::Make(error)) if error.is_final() => {
+                    self.note_unable(newest, &error);
+                    return Ok(());
+                }
+                made => made?,
+            };
             let identity = Identity::new(newest, leaf.pem().as_bytes(), leaf.key().pem().as_bytes())?;
             wires.canary.show(Some(identity));
             self.canary_renewal = leaf.renew_at;
@@ -338,11 +405,11 @@ impl Turn {
 
     /// Whom every entry trusts.
     fn bundle(objects: &Objects, known: &Known) -> Vec<CertificateDer<'static>> {
-        let Configuration::Present(bundle) = objects.configuration() else { return Vec::new() };
+        let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
         let trusted =
             |authority: &&crate::authority::AuthorityMaterial| bundle.authorities.contains(&authority.facts.generation);
         let ours = known.authorities().filter(trusted).map(|authority| authority.certificate().clone());
-        ours.chain(objects.unknown()).collect()
+        ours.chain(objects.unknown.iter().cloned()).collect()
     }
 
     /// Makes something now.
@@ -380,9 +447,10 @@ fn question(objects: &Objects) -> Option<Question> {
         return None;
     }
     let newest = record.next?.generation;
-    let Configuration::Present(bundle) = objects.configuration() else { return None };
+    let Configuration::Present(bundle) = &objects.configuration else { return None };
     let rotation::Bundle { authorities, epoch, written, .. } = bundle;
-    (authorities.contains(&newest) && epoch >= record.bundle_epoch).then_some(Question { newest, epoch, written })
+    let is_wanted = authorities.contains(&newest) && *epoch >= record.bundle_epoch;
+    is_wanted.then_some(Question::Trust { newest, epoch: *epoch, written: *written })
 }
 
 /// Tells others, if it is anything new.

@@ -9,7 +9,6 @@ use futures::stream::{BoxStream, StreamExt, select_all};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, PartialObjectMeta};
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -17,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::asked::ASK_ANNOTATION;
 use crate::leading::Leading;
+use crate::one::{self, Seen};
 
 /// Tells of changes. Dropping it ends the watches.
 #[derive(Debug)]
@@ -49,32 +49,34 @@ fn changes(leading: &Leading) -> Vec<BoxStream<'static, ()>> {
     let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
     let lease = Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), release.namespace());
     vec![
-        of(secret(), &release.authority_secret(), ResourceExt::resource_version),
-        of(secret(), &release.serving_secret(), ResourceExt::resource_version),
+        of(secret(), "the rotation's record", &release.authority_secret(), ResourceExt::resource_version),
+        of(secret(), "the serving certificate", &release.serving_secret(), ResourceExt::resource_version),
         // It is renewed every few seconds, which changes nothing here.
-        of(lease, &release.lease(), |lease| lease.annotations().get(ASK_ANNOTATION).cloned()),
+        of(lease, "the wish for a rotation", &release.lease(), |lease| {
+            lease.annotations().get(ASK_ANNOTATION).cloned()
+        }),
     ]
 }
 
 /// Changes of one object, by its name, as far as they change this of it.
 fn of<K>(
     api: Api<PartialObjectMeta<K>>,
+    called: &'static str,
     name: &str,
     what: fn(&PartialObjectMeta<K>) -> Option<String>,
 ) -> BoxStream<'static, ()>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut last = None;
-    let events = watcher(api, config).default_backoff();
-    let changed = events.filter_map(move |event| {
-        let now = match event {
-            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => Some(what(&object)),
-            Ok(watcher::Event::Delete(_)) => Some(None),
-            Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => None,
+    let changed = one::watch(api, called, name).filter_map(move |seen| {
+        let changed = match seen {
+            Seen::Is(object) => {
+                let now = object.as_deref().and_then(what);
+                std::mem::replace(&mut last, now.clone()) != now
+            }
+            Seen::Forbidden => false,
         };
-        let changed = now.is_some_and(|now| std::mem::replace(&mut last, now.clone()) != now);
         std::future::ready(changed.then_some(()))
     });
     changed.boxed()

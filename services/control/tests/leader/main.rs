@@ -14,7 +14,7 @@ use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::registration::NAMESPACE;
 
 /// How long what takes a moment may take on a machine with much to do.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_mins(1);
 
 fn release() -> Release {
     Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN).unwrap()

@@ -205,6 +205,9 @@ fn moves(world: &World, planner: Planner, settings: &Settings, disturbances: &[D
     moves
 }
 
+/// More than the epochs of some rotations.
+const RAISED: u64 = 100;
+
 fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
     let mut next = world.clone();
     next.disturbances_left = world.disturbances_left.checked_sub(1)?;
@@ -220,6 +223,14 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
         Disturbance::LeafLost => {
             let epoch = world.leaf.newest()?.epoch;
             next.leaf.push(LeafVersion { signer: None, epoch });
+        }
+        Disturbance::BundleEpochRaised => {
+            let bundle = world.bundle.newest()?;
+            next.bundle.push(BundleVersion { epoch: bundle.epoch + RAISED, raised: true, ..bundle });
+        }
+        Disturbance::LeafEpochRaised => {
+            let leaf = world.leaf.newest()?;
+            next.leaf.push(LeafVersion { epoch: leaf.epoch + RAISED, ..leaf });
         }
         Disturbance::RecordLost => next.record = Stored::Missing,
         Disturbance::RecordCorrupted => next.record = Stored::Corrupt,

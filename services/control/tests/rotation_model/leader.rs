@@ -54,7 +54,7 @@ pub(crate) fn decide(
             Some(Write::Record { record: timeless(record), version: world.record_version, highest: world.highest })
         }
         Step::Claim { epoch } => Some(Write::Bundle {
-            bundle: BundleVersion { entries: false, trusted: 0, epoch, vandals: false },
+            bundle: BundleVersion { entries: false, trusted: 0, epoch, vandals: false, raised: false },
             version: reading.bundle_version,
         }),
         Step::WriteLeaf { signer: Generation(signer), epoch } => Some(Write::Leaf {
@@ -68,7 +68,7 @@ pub(crate) fn decide(
             let kept = if keep_unknown { unknown } else { 0 };
             let trusted = authorities.iter().fold(kept, |mask, generation| mask | bit(*generation));
             Some(Write::Bundle {
-                bundle: BundleVersion { entries: true, trusted, epoch, vandals: false },
+                bundle: BundleVersion { entries: true, trusted, epoch, vandals: false, raised: false },
                 version: reading.bundle_version,
             })
         }

@@ -36,16 +36,22 @@ pub(crate) enum Disturbance {
     RecordLost,
     RecordCorrupted,
     RecordRestored,
+    /// A higher epoch is written beside the bundle.
+    BundleEpochRaised,
+    /// And beside the leaf.
+    LeafEpochRaised,
 }
 
 impl Disturbance {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::BundleEmptied,
         Self::StrangerTrusted,
         Self::LeafLost,
         Self::RecordLost,
         Self::RecordCorrupted,
         Self::RecordRestored,
+        Self::BundleEpochRaised,
+        Self::LeafEpochRaised,
     ];
 }
 
@@ -58,6 +64,8 @@ pub(crate) struct BundleVersion {
     pub(crate) epoch: u64,
     /// A vandal wrote it: what fails of it is his.
     pub(crate) vandals: bool,
+    /// A vandal wrote the epoch.
+    pub(crate) raised: bool,
 }
 
 /// A version of the leaf's Secret; no signer where it was taken away.
@@ -169,7 +177,7 @@ impl World {
     /// Whether a later version of an object was written for an earlier epoch, by somebody who was behind.
     pub(crate) fn went_backwards(&self) -> Option<String> {
         let pairs = self.bundle.versions.windows(2);
-        let back = pairs.into_iter().any(|pair| !pair[1].vandals && pair[1].epoch < pair[0].epoch);
+        let back = pairs.into_iter().any(|pair| !pair[1].vandals && !pair[0].raised && pair[1].epoch < pair[0].epoch);
         back.then(|| format!("the bundle went backwards: {:?}", self.bundle.versions))
     }
 

@@ -70,10 +70,11 @@ impl Case {
 
     pub(crate) const fn gate(self) -> Gate {
         let (scans, allocations) = match self {
-            Self::One => (2.5, 64),
-            Self::Three => (8.0, 800),
-            Self::Large | Self::TwiceAsLarge => (4.0, 64),
-            Self::Env | Self::Two | Self::Many => (5.0, 128),
+            Self::One => (1.5, 26),
+            Self::Three => (4.2, 115),
+            Self::Env => (3.0, 90),
+            Self::Large | Self::TwiceAsLarge => (1.0, 26),
+            Self::Two | Self::Many => (2.5, 60),
         };
         Gate { scans, allocations }
     }

@@ -1,5 +1,7 @@
 //! Evaluates compiled expressions.
 
+mod loops;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -9,9 +11,9 @@ use super::error::{EvaluationError, Span};
 use super::functions::Call;
 use super::operators::{arithmetic, equal, mismatch, negate, order, whole};
 use super::output::Outcome;
-use super::program::{Access, Element, Index, Invocation, Loop, LoopKind, Member, Node, NodeKind, Select};
+use super::program::{Access, Element, Index, Invocation, Member, Node, NodeKind, Select};
 use super::syntax::{Literal, Operator};
-use super::value::{Items, Map, Text, Value};
+use super::value::{Map, Text, Value};
 
 /// What the names of a scope stand for in one evaluation. Each is asked for only when an expression reaches it.
 pub trait Bindings<'v> {
@@ -80,6 +82,9 @@ impl Expression {
         self.evaluate(bindings, budget)?.to_outcome().map_err(|error| error.within(self.root().span))
     }
 }
+
+/// So many arguments of a call need no memory of their own; few functions take more.
+const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {
     bindings: &'a dyn Bindings<'v>,
@@ -300,14 +305,21 @@ impl<'v> Evaluation<'_, 'v> {
 
     #[inline(never)]
     fn call(&mut self, invocation: &'v Invocation, span: Span) -> Evaluated<'v> {
-        let mut arguments = Vec::with_capacity(invocation.arguments.len());
-        for argument in &invocation.arguments {
-            arguments.push(self.value(argument)?);
+        let count = invocation.arguments.len();
+        let (mut few, mut many) = ([const { Value::Null }; FEW], Vec::new());
+        let arguments = if let Some(few) = few.get_mut(..count) {
+            few
+        } else {
+            many.resize(count, Value::Null);
+            &mut many
+        };
+        for (place, argument) in arguments.iter_mut().zip(&invocation.arguments) {
+            *place = self.value(argument)?;
         }
         let function = invocation.function;
         let mut call = Call {
             function,
-            arguments: &arguments,
+            arguments,
             pattern: invocation.pattern.as_ref(),
             seed: self.bindings.seed(),
             budget: self.budget,
@@ -346,111 +358,6 @@ impl<'v> Evaluation<'_, 'v> {
             }
         }
         Ok(Value::map(map))
-    }
-
-    #[inline(never)]
-    fn map_optional(&mut self, parts: &'v [Node; 2], flat: bool) -> Evaluated<'v> {
-        let [target, body] = parts;
-        match self.value(target)? {
-            Value::Optional(None) => Ok(Value::none()),
-            Value::Optional(Some(value)) => {
-                let result = self.with_local((*value).clone(), body)?;
-                match (flat, result) {
-                    (false, result) => Ok(Value::some(result)),
-                    (true, result @ Value::Optional(_)) => Ok(result),
-                    (true, result) => {
-                        Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.described()))
-                            .with_help("use optMap")
-                            .within(body.span))
-                    }
-                }
-            }
-            value => Err(EvaluationError::new(format!("optMap is called on an optional, not {}", value.described()))
-                .within(target.span)),
-        }
-    }
-
-    #[inline(never)]
-    fn looped(&mut self, looped: &'v Loop) -> Evaluated<'v> {
-        let range = self.value(&looped.range)?;
-        let items = if let Some(items) = range.items() {
-            items
-        } else if let Some(entries) = range.entries() {
-            Items::Own(entries.iter().map(|(key, _)| key.to_value()).collect())
-        } else {
-            let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.described()));
-            let error = match range {
-                Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue([])"),
-                _ => error,
-            };
-            return Err(error.within(looped.range.span));
-        };
-        self.budget.charge(items.len())?;
-        match looped.kind {
-            LoopKind::All => self.search(&items, &looped.body, false),
-            LoopKind::Exists => self.search(&items, &looped.body, true),
-            LoopKind::ExistsOne => {
-                let mut found = 0_usize;
-                for item in items.iter() {
-                    found += usize::from(self.test(item, &looped.body)?);
-                }
-                Ok(Value::Bool(found == 1))
-            }
-            LoopKind::Filter => {
-                let mut kept = Vec::new();
-                for item in items.iter() {
-                    if self.test(item, &looped.body)? {
-                        kept.push(item.clone());
-                    }
-                }
-                Ok(Value::list(kept))
-            }
-            LoopKind::Map => {
-                let mut mapped = Vec::with_capacity(items.len());
-                for item in items.iter() {
-                    if let Some(filter) = &looped.filter
-                        && !self.test(item, filter)?
-                    {
-                        continue;
-                    }
-                    mapped.push(self.with_local(item.clone(), &looped.body)?);
-                }
-                Ok(Value::list(mapped))
-            }
-            LoopKind::SortBy => {
-                let mut keyed = Vec::with_capacity(items.len());
-                for item in items.iter() {
-                    keyed.push((self.with_local(item.clone(), &looped.body)?, item.clone()));
-                }
-                super::functions::lists::sort(&mut keyed, |(key, _)| key, self.budget)
-                    .map_err(|error| error.within(looped.body.span))?;
-                Ok(Value::list(keyed.into_iter().map(|(_, item)| item).collect()))
-            }
-        }
-    }
-
-    fn test(&mut self, item: &Value<'v>, condition: &'v Node) -> Result<bool, EvaluationError> {
-        self.locals.push(item.clone());
-        let result = self.bool(condition);
-        self.locals.pop();
-        result
-    }
-
-    /// Looks for an item for which the condition gives the decisive answer. One that is found counts also beside items
-    /// for which the condition fails.
-    fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
-        let mut failed = None;
-        for item in items {
-            match self.test(item, condition) {
-                Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
-                Ok(_) => {}
-                Err(error) if error.is_exhausted() => return Err(error),
-                Err(error) => {
-                    failed.get_or_insert(error);
-                }
-            }
-        }
-        failed.map_or(Ok(Value::Bool(!decisive)), Err)
     }
 }
 

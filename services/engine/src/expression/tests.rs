@@ -10,7 +10,9 @@ impl<'v> Bindings<'v> for Root<'v> {
         let value = self.0.get(name).map(Value::from);
         let value = value.ok_or_else(|| EvaluationError::new("it is not there"))?;
         Ok(match name {
-            "extended" => Value::extended(value, vec![("type", Value::text("App")), ("hidden", Value::Bool(true))]),
+            "extended" => {
+                Value::extended(value, [Some(("type", Value::text("App"))), Some(("hidden", Value::Bool(true)))])
+            }
             _ => value,
         })
     }
@@ -112,4 +114,29 @@ fn looking_through_a_long_list_or_object_is_work() {
     // To go over one of them is not too much.
     assert_eq!(run(&text, "o.all(k, k.startsWith('key'))").unwrap(), true);
     assert_eq!(run(&text, "l.filter(i, i % 2 == 0).size() == 5000").unwrap(), true);
+}
+
+#[test]
+fn a_number_is_the_quantity_that_kubernetes_reads() {
+    for (number, quantity) in [
+        ("0.5", "500m"),
+        ("2.0", "2"),
+        ("-1.5", "-1500m"),
+        ("0.0", "0"),
+        ("0.1", "100m"),
+        ("0.1 + 0.2", "300000001n"),
+        ("1e-12", "1n"),
+        ("-5e-300", "-1n"),
+        ("1e18", "1E"),
+        ("1234.5678", "1234567800u"),
+    ] {
+        assert_eq!(run("{}", &format!("string(quantity({number}))")).unwrap(), quantity, "{number}");
+    }
+    assert_eq!(run(r#"{"o":{"cpu":0.25}}"#, "string(quantity(o.cpu) * 2)").unwrap(), "500m");
+    for (text, quantity) in [("0.30000000000000004", "300000001n"), ("1.00000000000000000001Ki", "1024000000001n")] {
+        assert_eq!(run("{}", &format!("string(quantity('{text}'))")).unwrap(), quantity, "{text}");
+    }
+    for wrong in ["1e19", "1e300", "-1e40", "double('NaN')", "double('Infinity')"] {
+        assert!(run("{}", &format!("quantity({wrong})")).is_err(), "{wrong}");
+    }
 }

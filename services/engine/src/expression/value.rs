@@ -3,6 +3,8 @@
 //! Values borrow: an object of a request stays a place in its tape, and only what an expression reaches becomes a value
 //! of its own. Cloning a value is cheap, whatever is in it.
 
+mod from_json;
+
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
@@ -79,7 +81,7 @@ pub enum Key<'v> {
 #[derive(Clone, Debug)]
 pub struct Extended<'v> {
     base: Value<'v>,
-    members: Vec<(&'static str, Value<'v>)>,
+    members: [Option<(&'static str, Value<'v>)>; 2],
 }
 
 /// The items of a list.
@@ -134,7 +136,7 @@ impl<'v> Value<'v> {
 
     /// An object with members laid over it; a member of the object that has the same name is hidden.
     #[must_use]
-    pub fn extended(base: Self, members: Vec<(&'static str, Self)>) -> Self {
+    pub fn extended(base: Self, members: [Option<(&'static str, Self)>; 2]) -> Self {
         Self::Extended(Arc::new(Extended { base, members }))
     }
 
@@ -204,7 +206,7 @@ impl<'v> Value<'v> {
             Self::Map(map) => map.get(&Name(name)).cloned(),
             Self::Tape(value) => value.get(name).map(Self::from),
             Self::Json(value) => value.get(name).map(Self::from),
-            Self::Extended(extended) => match extended.members.iter().find(|(member, _)| *member == name) {
+            Self::Extended(extended) => match extended.members.iter().flatten().find(|(member, _)| *member == name) {
                 Some((_, value)) => Some(value.clone()),
                 None => extended.base.member(name),
             },
@@ -244,7 +246,6 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The items of a list; `None` if it is none.
     /// Whether it is null or an empty optional: a result that leaves out what it stands for.
     pub(crate) fn is_absent(&self) -> bool {
         match self {
@@ -255,6 +256,7 @@ impl<'v> Value<'v> {
         }
     }
 
+    /// The items of a list; `None` if it is none.
     pub(crate) fn list_items(&self) -> Option<Vec<Self>> {
         self.items().map(|items| items.to_vec())
     }
@@ -283,9 +285,9 @@ impl<'v> Value<'v> {
             }
             Self::Extended(extended) => {
                 let mut entries = extended.base.entries()?;
-                let laid_over = |key: &Key<'_>| extended.members.iter().any(|(name, _)| key.is(name));
+                let laid_over = |key: &Key<'_>| extended.members.iter().flatten().any(|(name, _)| key.is(name));
                 entries.retain(|(key, _)| !laid_over(key));
-                let members = extended.members.iter();
+                let members = extended.members.iter().flatten();
                 entries.extend(members.map(|(name, value)| (Key::String(Text::Borrowed(name)), value.clone())));
                 Some(entries)
             }
@@ -359,67 +361,6 @@ impl<'v> Value<'v> {
             Self::Bool(value) => Some(Key::Bool(*value)),
             _ => None,
         }
-    }
-}
-
-impl<'v> From<json::Value<'v>> for Value<'v> {
-    fn from(value: json::Value<'v>) -> Self {
-        match value.kind() {
-            json::Kind::Null => Self::Null,
-            json::Kind::False => Self::Bool(false),
-            json::Kind::True => Self::Bool(true),
-            json::Kind::String | json::Kind::EscapedString => {
-                value.as_str().map_or(Self::Null, |text| Self::String(Text::from(text)))
-            }
-            json::Kind::Number => number(value.raw()),
-            json::Kind::Array | json::Kind::Object => Self::Tape(value),
-        }
-    }
-}
-
-impl<'v> From<&'v serde_json::Value> for Value<'v> {
-    fn from(value: &'v serde_json::Value) -> Self {
-        match value {
-            serde_json::Value::Null => Self::Null,
-            serde_json::Value::Bool(value) => Self::Bool(*value),
-            serde_json::Value::Number(value) => json_number(value),
-            serde_json::Value::String(text) => Self::text(text),
-            serde_json::Value::Array(_) | serde_json::Value::Object(_) => Self::Json(value),
-        }
-    }
-}
-
-/// A whole value that nobody else holds: what was read from a text.
-impl From<serde_json::Value> for Value<'_> {
-    fn from(value: serde_json::Value) -> Self {
-        match value {
-            serde_json::Value::Null => Self::Null,
-            serde_json::Value::Bool(value) => Self::Bool(value),
-            serde_json::Value::Number(value) => json_number(&value),
-            serde_json::Value::String(text) => Self::owned(text),
-            serde_json::Value::Array(items) => Self::list(items.into_iter().map(Self::from).collect()),
-            serde_json::Value::Object(members) => Self::map(
-                members
-                    .into_iter()
-                    .map(|(key, value)| (Key::String(Text::Shared(key.into())), Self::from(value)))
-                    .collect(),
-            ),
-        }
-    }
-}
-
-/// A number of JSON: an int if it is one and fits, as for Kubernetes.
-fn number<'v>(text: &str) -> Value<'v> {
-    match text.parse() {
-        Ok(number) => Value::Int(number),
-        Err(_) => text.parse().map_or(Value::Null, Value::Double),
-    }
-}
-
-fn json_number<'v>(number: &serde_json::Number) -> Value<'v> {
-    match number.as_i64() {
-        Some(number) => Value::Int(number),
-        None => number.as_f64().map_or(Value::Null, Value::Double),
     }
 }
 

@@ -55,7 +55,7 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
 }
 
 /// Whether a map is one value, which somebody owns as a whole: `x-kubernetes-map-type: atomic`.
-fn is_whole(field: &str) -> bool {
+pub(crate) fn is_whole(field: &str) -> bool {
     matches!(field, "nodeSelector" | "labelSelector" | "resourceClaimTemplate") || field.ends_with("Ref")
 }
 

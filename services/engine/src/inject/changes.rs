@@ -1,12 +1,45 @@
 //! Elements and entries that are there, changed or removed: `$each` and `$prune`.
 
 use crate::expression::{Expression, Value as Computed};
-use crate::json::{Content, SlotId};
+use crate::json::{Content, Document, SlotId, State};
 use crate::profile::template::{Kind, Node};
 use crate::schema::{self, KeyedList};
 
-use super::elements::{ITEM_COST, push_keys};
+use super::elements::ITEM_COST;
+use super::index::push_keys;
 use super::merge::{Fault, Merge, Part, push_token};
+use super::notes::Original;
+use super::settled::{Items, Settled};
+
+/// An element of a template's list that says what becomes of those that are there.
+#[derive(Clone, Copy)]
+struct Rule<'a> {
+    node: &'a Node,
+    condition: &'a Expression,
+    /// Whether they are removed; else they are changed.
+    prunes: bool,
+}
+
+impl<'a> Rule<'a> {
+    fn of(node: &'a Node) -> Option<Self> {
+        let rules = node.rules.as_deref()?;
+        let (condition, prunes) = match (&rules.each, &rules.prune) {
+            (Some(each), _) => (each, false),
+            (None, Some(prune)) => (prune, true),
+            (None, None) => return None,
+        };
+        Some(Self { node, condition, prunes })
+    }
+}
+
+/// How the record has what is done to the elements of a list.
+#[derive(Clone, Copy)]
+enum How<'s, 'a> {
+    /// Each by its keys.
+    ByKeys(&'static KeyedList),
+    /// The list as a whole, with what an earlier pass left of it. The elements may have keys nevertheless.
+    AsOne(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
+}
 
 impl<'a> Merge<'_, 'a> {
     /// Changes and removes elements that are there: `$each` and `$prune`.
@@ -15,99 +48,152 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         nodes: &'a [Node],
         element: &'static schema::Type,
-        keyed: Option<&'static KeyedList>,
+        keyed: &'static KeyedList,
     ) -> Result<(), Fault> {
-        for node in nodes {
-            let Some(rules) = node.rules.as_deref() else { continue };
-            let (condition, prunes) = match (&rules.each, &rules.prune) {
-                (Some(each), _) => (each, false),
-                (None, Some(prune)) => (prune, true),
-                (None, None) => continue,
-            };
-            if !prunes && keyed.is_some_and(|keyed| gives_keys(node, keyed)) {
-                // By another key the record could not name an element, so it has the list as a whole.
-                let node = std::slice::from_ref(node);
-                self.as_one(list, |merge| merge.change_elements(list, node, element, None))?;
+        let mut left = None;
+        for (place, node) in nodes.iter().enumerate() {
+            let Some(rule) = Rule::of(node) else { continue };
+            if rule.prunes || !gives_keys(node, keyed) {
+                self.change_each(list, rule, element, How::ByKeys(keyed))?;
                 continue;
             }
-            let elements: Vec<_> = self.document.children(list).collect();
-            for (index, slot) in elements.into_iter().enumerate() {
-                self.charge(ITEM_COST)?;
-                let (known, length, around) = (self.computation.known(), self.pointer.len(), self.manner);
-                let item = self.current(slot)?;
-                if let Some(keyed) = keyed {
-                    push_keys(&mut self.pointer, keyed, |key| item.get(key));
-                }
-                // What the profile adds itself is as it should be.
-                if self.is_own(slot) || (keyed.is_some() && (self.is_below_ours() || self.is_later())) {
-                    self.pointer.truncate(length);
-                    continue;
-                }
-                self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
-                self.computation.know("item", Computed::from(item));
-                let result = self.change_element(list, slot, node, condition, prunes, element);
-                self.computation.forget(known);
+            // By another key the record could not name an element, so it has the list as a whole.
+            if left.is_none() {
+                let all = nodes.get(place..).unwrap_or_default();
+                let work = |merge: &mut Merge<'_, 'a>| merge.change_elements(Document::ROOT, all, element, keyed);
+                left = Some(self.left_by_us(None, work)?);
+            }
+            let how = How::AsOne(left.as_ref().and_then(Option::as_ref), Some(keyed));
+            self.as_one(list, |merge| merge.change_each(list, rule, element, how))?;
+        }
+        Ok(())
+    }
+
+    fn change_each(
+        &mut self,
+        list: SlotId,
+        rule: Rule<'a>,
+        element: &'static schema::Type,
+        how: How<'_, 'a>,
+    ) -> Result<(), Fault> {
+        let (keyed, settled, keys) = match how {
+            How::ByKeys(keyed) => (Some(keyed), None, Some(keyed)),
+            How::AsOne(settled, keys) => (None, settled, keys),
+        };
+        let elements: Vec<_> = self.document.children(list).collect();
+        // Of those that stay, the one in front: what is removed behind it is put back there.
+        let mut stays = None;
+        for (index, slot) in elements.into_iter().enumerate() {
+            self.charge(ITEM_COST)?;
+            let previous = stays.replace(slot);
+            let (known, length, around) = (self.computation.known(), self.pointer.len(), self.manner);
+            let item = self.current(slot)?;
+            // What an earlier pass left as it is, and what the profile adds itself, is as it should be.
+            let mut is_settled = self.is_own(slot) || self.is_left(settled, item)?;
+            if let Some(keys) = keys {
+                push_keys(&mut self.pointer, keys, |key| item.get(key));
+                is_settled = is_settled || self.is_below_ours() || self.is_later();
+            }
+            if is_settled {
                 self.pointer.truncate(length);
-                self.manner = around;
-                result?;
+                continue;
+            }
+            if keyed.is_none() {
+                self.pointer.truncate(length);
+            }
+            let item = if keyed.is_some() { self.element_before(slot, element)? } else { item };
+            self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+            self.computation.know("item", Computed::from(item));
+            let result = if rule.prunes {
+                self.prune_element(list, slot, rule, keyed.map(|keyed| (keyed, previous)))
+            } else {
+                self.change_element(slot, rule, element)
+            };
+            self.computation.forget(known);
+            self.pointer.truncate(length);
+            self.manner = around;
+            result?;
+            if self.document.state(slot) == State::Removed {
+                stays = previous;
             }
         }
         Ok(())
     }
 
-    fn change_element(
+    /// Whether `$each` or `$prune` means an element.
+    fn means(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, Fault> {
+        if !self.truth(rule.condition)? {
+            return Ok(false);
+        }
+        self.know_existing(rule.node, Some(slot))?;
+        self.is_wanted(rule.node)
+    }
+
+    /// `keyed` is there if the elements have keys, with the element that stays in front of this one.
+    fn prune_element(
         &mut self,
         list: SlotId,
         slot: SlotId,
-        node: &'a Node,
-        condition: &'a Expression,
-        prunes: bool,
-        element: &'static schema::Type,
+        rule: Rule<'a>,
+        keyed: Option<(&'static KeyedList, Option<SlotId>)>,
     ) -> Result<(), Fault> {
-        if !self.truth(condition)? {
-            return Ok(());
-        }
-        self.know_existing(node, Some(slot))?;
-        if !self.is_wanted(node)? {
-            return Ok(());
-        }
-        if prunes {
-            self.note_replaced(slot);
+        if self.means(slot, rule)? {
+            match keyed {
+                Some((keyed, previous)) => self.note_removed(slot, previous, keyed)?,
+                None => self.note_replaced(slot),
+            }
             self.document.remove(slot, list);
+        }
+        Ok(())
+    }
+
+    fn change_element(&mut self, slot: SlotId, rule: Rule<'a>, element: &'static schema::Type) -> Result<(), Fault> {
+        if !self.means(slot, rule)? {
             return Ok(());
         }
-        let directives = self.directives(node)?;
+        let directives = self.directives(rule.node)?;
         self.follow(directives);
-        self.object(slot, Part::Node(node), element, None)
+        self.object(slot, Part::Node(rule.node), element, None)
     }
 
     /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole. Other elements
     /// beside them are added where the list lacks them.
     pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
+        let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
+        let left = self.left_by_us(Some(part), work)?;
         self.as_one(list, |merge| {
             merge.document.open(list)?;
-            merge.change_elements(list, nodes, &schema::ANY, None)?;
-            merge.expand(nodes, None, &schema::ANY, &mut |merge, element| {
-                for node in element.asks() {
-                    merge.know_nothing_exists(node);
-                    if !merge.is_wanted(node)? {
-                        return Ok(());
-                    }
-                }
-                merge.add_item(list, element.part)
-            })
+            merge.change_and_add(list, nodes, left.as_ref())
         })
     }
 
-    fn add_item(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
-        let Some(value) = self.value_of(part)? else { return Ok(()) };
-        let items: Vec<_> = self.document.children(list).collect();
-        self.charge_looks(items.len())?;
-        for item in items {
-            if self.current(item)?.means(value) {
-                return Ok(());
+    fn change_and_add(&mut self, list: SlotId, nodes: &'a [Node], left: Option<&Settled<'a>>) -> Result<(), Fault> {
+        for rule in nodes.iter().filter_map(Rule::of) {
+            self.change_each(list, rule, &schema::ANY, How::AsOne(left, None))?;
+        }
+        let mut items = None;
+        self.expand(nodes, None, &schema::ANY, &mut |merge, element| {
+            for node in element.asks() {
+                merge.know_nothing_exists(node);
+                if !merge.is_wanted(node)? {
+                    return Ok(());
+                }
             }
+            let there = match items.take() {
+                Some(items) => items,
+                None => merge.items_of(list)?,
+            };
+            merge.add_item(list, element.part, items.insert(there))
+        })
+    }
+
+    /// Adds an item to a list, unless it is among those that are there.
+    fn add_item(&mut self, list: SlotId, part: Part<'a>, items: &mut Items<'a>) -> Result<(), Fault> {
+        let Some(value) = self.value_of(part)? else { return Ok(()) };
+        self.charge_item(value)?;
+        if !items.add(value) {
+            return Ok(());
         }
         let content = Content::Value(value);
         self.charge_content(content)?;
@@ -126,7 +212,10 @@ impl<'a> Merge<'_, 'a> {
             let (known, length) = (self.computation.known(), self.pointer.len());
             let text = key.text();
             push_token(&mut self.pointer, &text);
-            let item = self.current(slot)?;
+            let item = match self.original() {
+                Original::Was(original) => original,
+                Original::Unchanged | Original::Nothing => self.current(slot)?,
+            };
             self.computation.know("key", Computed::String(text.into()));
             self.computation.know("item", Computed::from(item));
             let is_others = !self.is_below_ours() && !self.is_later();

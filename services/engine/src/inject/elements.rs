@@ -1,15 +1,16 @@
 //! The elements of a template's lists: found in the object, or made and put in their places.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::expression::{EvaluationError, Value as Computed};
-use crate::json::{Content, Key, Kind as JsonKind, SlotId, Value};
-use crate::profile::template::{ConflictRule, Kind, Node, Rules};
+use crate::json::{Content, Kind as JsonKind, SlotId};
+use crate::profile::template::{ConflictRule, Kind, Node, Position, Rules};
 use crate::report::Reason;
 use crate::schema::{self, KeyedList};
 
-use super::merge::{Directives, Fault, Merge, Part, push_escaped, push_token};
+use super::index::Keys;
+use super::merge::{Directives, Fault, Merge, Part};
+use super::moves::INIT_CONTAINERS;
 use super::render::Spot;
 
 /// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
@@ -18,7 +19,7 @@ pub(super) struct Places(HashMap<Box<str>, Vec<(Spot, usize)>>);
 
 impl Places {
     /// How many there were, and counts one more.
-    fn next(&mut self, list: &str, spot: &Spot) -> usize {
+    pub(super) fn next(&mut self, list: &str, spot: &Spot) -> usize {
         let spots = match self.0.get_mut(list) {
             Some(spots) => spots,
             None => self.0.entry(list.into()).or_default(),
@@ -50,27 +51,15 @@ impl<'a> Element<'a> {
         self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
     }
 
+    /// Where its profile wants it: it says so itself, or its group does.
+    pub(super) fn position(&self) -> Option<&'a Position> {
+        let own = self.rules.and_then(|rules| rules.position.as_ref());
+        own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
+    }
+
     /// The directives of its group.
     fn of_group(&self) -> Option<&'a Rules> {
         self.group.and_then(|group| group.rules.as_deref())
-    }
-}
-
-/// The fields of an element that tell it from others.
-pub(super) struct Keys<'a> {
-    fields: &'static [&'static str],
-    values: [Option<Value<'a>>; 2],
-}
-
-impl<'a> Keys<'a> {
-    /// The value of a key field that the element has.
-    pub(super) fn get(&self, field: &str) -> Option<Value<'a>> {
-        self.at(self.fields.iter().position(|candidate| *candidate == field)?)
-    }
-
-    /// The value of a key field by its place among them.
-    fn at(&self, place: usize) -> Option<Value<'a>> {
-        self.values.get(place).copied().flatten()
     }
 }
 
@@ -154,35 +143,52 @@ impl<'a> Merge<'_, 'a> {
         keyed: &'static KeyedList,
     ) -> Result<(), Fault> {
         self.document.open(list)?;
-        let around = std::mem::take(&mut self.env);
-        let result = match part {
+        let (env, end) = (self.env.len(), self.document.end());
+        match part {
             Part::Plain(value) => value.items().try_for_each(|item| {
                 let element = Element { part: Part::Plain(item), rules: None, group: None, node: None };
                 self.element(parent, list, element, keyed)
-            }),
+            })?,
             Part::Node(Node { kind: Kind::List(nodes), .. }) => {
-                self.change_elements(list, nodes, keyed.element, Some(keyed))?;
+                self.change_elements(list, nodes, keyed.element, keyed)?;
                 let type_ = keyed.element;
-                self.expand(nodes, None, type_, &mut |merge, element| merge.element(parent, list, element, keyed))
+                self.expand(nodes, None, type_, &mut |merge, element| merge.element(parent, list, element, keyed))?;
             }
-            Part::Node(_) => Ok(()),
-        };
-        let mut entries = std::mem::replace(&mut self.env, around);
-        result?;
-        if entries.is_empty() {
-            return Ok(());
+            Part::Node(_) => {}
         }
+        if self.env.len() > env {
+            self.order_env(list, keyed, env, end)?;
+            self.env.truncate(env);
+        }
+        Ok(())
+    }
+
+    /// Puts the entries of an env list that are new or joined, which are those from a place on among all, behind what they
+    /// refer to. Slots from `end` on were made for this list.
+    fn order_env(&mut self, list: SlotId, keyed: &'static KeyedList, from: usize, end: SlotId) -> Result<(), Fault> {
         // What a rule before this one added may refer to what is new now.
-        let mut known = entries.clone();
-        known.sort_unstable();
-        let is_own = |child: &SlotId| self.is_own(*child) && known.binary_search(child).is_err();
-        entries.extend(self.document.children(list).filter(is_own));
-        for (before, moved) in super::order::behind_what_they_need(self.document, list, &entries) {
-            // Slots are numbered as they are made, so this one stands behind all others.
-            if self.is_own(before) {
-                self.own.push(moved);
-            }
+        let children = self.document.children(list);
+        let earlier: Vec<_> = children.filter(|child| *child < end && self.is_own(*child)).collect();
+        if !earlier.is_empty() {
+            let mut known = self.env.get(from..).unwrap_or_default().to_vec();
+            known.sort_unstable();
+            self.env.extend(earlier.into_iter().filter(|child| known.binary_search(child).is_err()));
         }
+        // Each rule may read what all before it added to this list.
+        let entries = self.env.get(from..).unwrap_or_default().iter();
+        let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
+        let read = texts.map(str::len).sum();
+        self.charge(read)?;
+        let is_noted = !self.manner.within_added && !self.is_below_ours();
+        let (record, pointer, earlier) = (&mut *self.record, self.pointer.as_str(), self.earlier.added.as_slice());
+        let note = |document: &_, own: &[SlotId], item| {
+            if is_noted && record.has_room_for_moves() {
+                let is_own = |slot| own.binary_search(&slot).is_ok();
+                record.moves(&super::notes::move_of(document, list, item, pointer, keyed, earlier, is_own));
+            }
+        };
+        let entries = self.env.get(from..).unwrap_or_default();
+        super::order::behind_what_they_need(self.document, list, entries, &mut self.own, note);
         Ok(())
     }
 
@@ -200,8 +206,15 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<(), Fault> {
         let length = self.pointer.len();
         let (known, around) = (self.computation.known(), self.manner);
+        let field = length.saturating_sub(INIT_CONTAINERS.len());
+        let is_among_init = !keyed.siblings.is_empty() && self.is_at_init_containers(field);
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
+        if is_among_init && !self.is_at_init_containers(field) {
+            // The container went to the other list, and the next one is looked for in this one again.
+            self.pointer.truncate(field);
+            self.pointer.push_str(INIT_CONTAINERS);
+        }
         self.computation.forget(known);
         self.manner = around;
         result
@@ -216,7 +229,7 @@ impl<'a> Merge<'_, 'a> {
         list_pointer: usize,
     ) -> Result<(), Fault> {
         let keys = self.keys_of(element.part, keyed)?;
-        push_keys(&mut self.pointer, keyed, |key| keys.get(key));
+        keys.push(&mut self.pointer);
         let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
         let existing = self.find(list, &keys, keyed)?;
         for node in element.asks() {
@@ -227,6 +240,7 @@ impl<'a> Merge<'_, 'a> {
         }
         let Directives { conflict: written, join } = self.element_directives(element)?;
         let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.manner.conflict });
+        let is_here = existing.is_some();
         let existing = match existing {
             Some(existing) => Some(existing),
             None => self.find_elsewhere(parent, list, &keys, keyed, rule, element)?,
@@ -254,11 +268,15 @@ impl<'a> Merge<'_, 'a> {
             ConflictRule::Merge | ConflictRule::Replace => {
                 self.manner.conflict = rule;
                 self.manner.settled &= rule != ConflictRule::Replace;
-                self.manner.overlay |=
+                let is_overlay =
                     keyed.names && rule == ConflictRule::Merge && !self.manner.within_added && self.is_authors();
+                self.manner.overlay |= is_overlay;
                 self.object(existing, element.part, keyed.element, Some(&keys))?;
                 if is_sidecar {
                     self.make_sidecar(existing)?;
+                }
+                if is_overlay && is_here {
+                    self.put_in_place(list, existing, element, keyed, list_pointer)?;
                 }
                 if self.edits > edits {
                     self.remember_env(existing, keyed);
@@ -266,7 +284,10 @@ impl<'a> Merge<'_, 'a> {
             }
             ConflictRule::Keep => {}
             ConflictRule::Fail => {
-                let is_equal = matches!(element.part, Part::Plain(value) if self.is_equal(existing, value));
+                let is_equal = match element.part {
+                    Part::Plain(value) => self.is_equal(existing, value)?,
+                    Part::Node(_) => false,
+                };
                 if !is_equal {
                     return Err(self.fault(Reason::NameTaken));
                 }
@@ -289,6 +310,7 @@ impl<'a> Merge<'_, 'a> {
         };
         self.charge_content(content)?;
         let slot = self.insert(list, element, content, keyed, list_pointer)?;
+        self.index.added(self.document, list, slot, keys);
         self.own.push(slot);
         if self.collects_containers && !keyed.siblings.is_empty() {
             self.containers.push(self.pointer.as_str().into());
@@ -318,50 +340,10 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Entries of an env list that are new or joined stand behind what they refer to.
-    fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
+    pub(super) fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
         if schema::is_env(keyed) {
             self.env.push(slot);
         }
-    }
-
-    /// Joins to an element that is there. In an env entry that is about its value.
-    fn join_element(
-        &mut self,
-        list: SlotId,
-        existing: SlotId,
-        part: Part<'a>,
-        join: &'a crate::profile::template::Join,
-        keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
-        if part.kind() != JsonKind::Object {
-            return Ok(());
-        }
-        let Some(whole) = self.value_of(part)? else { return Ok(()) };
-        let Some(value) = whole.get("value") else { return Ok(()) };
-        let length = self.pointer.len();
-        if let Some(slot) = self.document.member(existing, "value")? {
-            let edits = self.edits;
-            push_token(&mut self.pointer, "value");
-            let result = self.join_text(slot, value, join);
-            self.pointer.truncate(length);
-            if self.edits > edits {
-                self.remember_env(existing, keyed);
-            }
-            return result;
-        }
-        if self.document.member(existing, "valueFrom")?.is_some() {
-            return self.join_reference(list, existing, value, join);
-        }
-        // An entry with neither is an empty text.
-        push_token(&mut self.pointer, "value");
-        let slot = self.document.add_member(existing, Key::new("value"), Content::Scalar("\"\""));
-        self.note_added();
-        let around = self.enter_added();
-        let result = self.join_text(slot, value, join);
-        self.manner = around;
-        self.pointer.truncate(length);
-        self.remember_env(existing, keyed);
-        result
     }
 
     /// The directives of an element: its own, else those of its group.
@@ -380,8 +362,8 @@ impl<'a> Merge<'_, 'a> {
 
     /// The fields that tell an element from others.
     fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, Fault> {
-        let mut keys = Keys { fields: keyed.keys, values: [None; 2] };
-        for (value, field) in keys.values.iter_mut().zip(keyed.keys) {
+        let mut values = [None; 2];
+        for (value, field) in values.iter_mut().zip(keyed.keys) {
             *value = match part {
                 Part::Plain(whole) => whole.get(field),
                 Part::Node(Node { kind: Kind::Map(fields), .. }) => {
@@ -400,7 +382,7 @@ impl<'a> Merge<'_, 'a> {
                 return Err(self.failed(&EvaluationError::new(format!("an element of this list has no {field}"))));
             }
         }
-        Ok(keys)
+        Ok(Keys::new(keyed, values))
     }
 
     /// Puts a new element where its profile says.
@@ -412,9 +394,7 @@ impl<'a> Merge<'_, 'a> {
         keyed: &'static KeyedList,
         list_pointer: usize,
     ) -> Result<SlotId, Fault> {
-        let position = element.rules.and_then(|rules| rules.position.as_ref());
-        let position = position.or_else(|| element.of_group().and_then(|rules| rules.position.as_ref()));
-        let spot = self.spot(position)?;
+        let spot = self.spot(element.position())?;
         let index = match &spot {
             Spot::Last => None,
             Spot::First => Some(0),
@@ -435,7 +415,12 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The place of the element with a key; of ports also with a name.
-    fn index_of(&mut self, list: SlotId, key: &str, keyed: &'static KeyedList) -> Result<Option<usize>, Fault> {
+    pub(super) fn index_of(
+        &mut self,
+        list: SlotId,
+        key: &str,
+        keyed: &'static KeyedList,
+    ) -> Result<Option<usize>, Fault> {
         let Some(first) = keyed.keys.first() else { return Ok(None) };
         let mut looks = 0;
         let mut place = |field: &str| {
@@ -448,23 +433,6 @@ impl<'a> Merge<'_, 'a> {
         let index = place(first).or_else(|| place("name"));
         self.charge_looks(looks)?;
         Ok(index)
-    }
-
-    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
-    pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
-        let wanted: [Option<Cow<'_, str>>; 2] =
-            std::array::from_fn(|place| keyed.keys.get(place).and_then(|key| key_of(keys.at(place), key, keyed)));
-        let mut looks = 0;
-        let has_keys = |candidate: &SlotId| {
-            looks += 1;
-            keyed.keys.iter().zip(&wanted).all(|(key, wanted)| match self.document.value_of(*candidate, key) {
-                Some(found) => wanted.as_deref().is_some_and(|wanted| is_key(found, wanted)),
-                None => key_of(None, key, keyed) == *wanted,
-            })
-        };
-        let found = self.document.children(list).filter(has_keys).last();
-        self.charge_looks(looks)?;
-        Ok(found)
     }
 }
 
@@ -487,38 +455,4 @@ fn pairs<'v>(list: &Computed<'v>) -> Option<Vec<(Computed<'v>, Computed<'v>)>> {
         return Some(items.into_iter().map(|item| (Computed::Null, item)).collect());
     }
     list.map_entries()
-}
-
-/// The value of a key field, as text: strings by what they stand for, anything else as it stands.
-fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
-    if let Some(value) = value {
-        return Some(key_text(value));
-    }
-    let default = keyed.defaults.iter().find(|(field, _)| *field == key);
-    default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
-}
-
-/// Whether the value of a key field is a text.
-fn is_key(value: Value<'_>, text: &str) -> bool {
-    match value.kind() {
-        JsonKind::String | JsonKind::EscapedString => value.is(text),
-        _ => value.raw() == text,
-    }
-}
-
-fn key_text(value: Value<'_>) -> Cow<'_, str> {
-    value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
-}
-
-/// Writes the token of an element by the values of its key fields.
-pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
-    for (index, key) in keyed.keys.iter().enumerate() {
-        let value = key_of(value(key), key, keyed).unwrap_or_default();
-        if index == 0 {
-            push_token(pointer, &value);
-        } else {
-            pointer.push(',');
-            push_escaped(pointer, &value);
-        }
-    }
 }

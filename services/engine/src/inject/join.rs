@@ -5,15 +5,117 @@ use std::collections::HashSet;
 
 use serde_json::Value as Json;
 
-use crate::json::{Kind, OwnedTape, Value, write_string};
+use crate::json::{Content, Key, Kind, OwnedTape, SlotId, Value, has_byte, write_string};
 use crate::profile::template::{Join, JoinFormat};
+use crate::schema::KeyedList;
+
+use super::merge::{Fault, Merge, Part, push_token};
+
+/// Bytes that each byte of a text is charged as that is split into pieces, all of which are looked up.
+const PIECES_COST: usize = 5;
+
+impl<'a> Merge<'_, 'a> {
+    /// Adds what is missing to what the object has. A value of another type stays as it is.
+    pub(super) fn join(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
+        match (self.document.kind(present), value.kind()) {
+            (Kind::Array, Kind::Array) => {
+                self.document.open(present)?;
+                let items = self.items_of(present)?;
+                let mut missing = Vec::new();
+                for item in value.items() {
+                    self.charge_item(item)?;
+                    if !items.has(item) {
+                        missing.push(item);
+                    }
+                }
+                if !missing.is_empty() {
+                    self.note_replaced(present);
+                    for item in missing {
+                        self.charge_content(Content::Value(item))?;
+                        self.document.push_item(present, Content::Value(item));
+                    }
+                }
+                Ok(())
+            }
+            _ => self.join_text(present, value, join),
+        }
+    }
+
+    /// Where nothing was, what goes in front and what goes behind are joined with one another.
+    pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), Fault> {
+        let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
+        let around = self.enter_added();
+        let own = self.current(added)?;
+        let result = self.join_text(added, own, join);
+        self.manner = around;
+        result
+    }
+
+    fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
+        let prepend = match &join.prepend {
+            Some(text) => self.choice(text)?,
+            None => None,
+        };
+        // A loop may join to one text over and over, which grows each time.
+        let bytes = self.document.raw(present).map_or(0, str::len) + value.raw().len();
+        self.charge(bytes.saturating_mul(PIECES_COST))?;
+        let there = self.document.raw(present).and_then(text_of);
+        let (Some(there), Some(value)) = (there, value.as_str()) else { return Ok(()) };
+        if let Some(joined) = text(&there, &value, prepend.as_deref(), join) {
+            self.charge(joined.len())?;
+            self.note_replaced(present);
+            let content = self.document.keep(joined);
+            self.document.replace(present, content);
+        }
+        Ok(())
+    }
+
+    /// Joins to an element that is there. In an env entry that is about its value.
+    pub(super) fn join_element(
+        &mut self,
+        list: SlotId,
+        existing: SlotId,
+        part: Part<'a>,
+        join: &'a Join,
+        keyed: &'static KeyedList,
+    ) -> Result<(), Fault> {
+        if part.kind() != Kind::Object {
+            return Ok(());
+        }
+        let Some(value) = self.field_of(part, "value")? else { return Ok(()) };
+        let length = self.pointer.len();
+        if let Some(slot) = self.document.member(existing, "value")? {
+            let edits = self.edits;
+            push_token(&mut self.pointer, "value");
+            let result = self.join_text(slot, value, join);
+            self.pointer.truncate(length);
+            if self.edits > edits {
+                self.remember_env(existing, keyed);
+            }
+            return result;
+        }
+        if self.document.member(existing, "valueFrom")?.is_some() {
+            return self.join_reference(list, existing, value, join);
+        }
+        // An entry with neither is an empty text.
+        push_token(&mut self.pointer, "value");
+        let slot = self.document.add_member(existing, Key::new("value"), Content::Scalar("\"\""));
+        self.note_added();
+        let around = self.enter_added();
+        let result = self.join_text(slot, value, join);
+        self.manner = around;
+        self.pointer.truncate(length);
+        self.remember_env(existing, keyed);
+        result
+    }
+}
 
 /// The text that a JSON string stands for; `None` if it is not a string.
 pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
     if !raw.starts_with('"') {
         return None;
     }
-    if raw.contains('\\') {
+    if has_byte(raw, b'\\') {
         let tape = OwnedTape::parse(raw).ok()?;
         return tape.root().as_str().map(|text| Cow::Owned(text.into_owned()));
     }
@@ -34,32 +136,40 @@ pub(super) fn text(there: &str, value: &str, prepend: Option<&str>, join: &Join)
         Some(united) => united?,
         None => joined(there, value, prepend, join)?,
     };
-    let mut quoted = Vec::new();
+    let mut quoted = String::with_capacity(joined.len() + 2);
     write_string(&mut quoted, &joined);
-    String::from_utf8(quoted).ok()
+    Some(quoted)
 }
 
 fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
-    let pieces = pieces(there, &join.separator);
-    let names: HashSet<_> = pieces.iter().map(|piece| name(piece, join)).collect();
-    let missing = |text: &str| -> Vec<String> {
-        let wanted = self::pieces(text, &join.separator);
-        let is_missing = |piece: &&str| {
-            if join.separator.is_empty() {
-                return !there.contains(*piece);
-            }
-            !names.contains(name(piece, join))
-        };
-        wanted.into_iter().filter(is_missing).map(str::to_owned).collect()
+    let names: HashSet<_> = pieces(there, &join.separator).map(|piece| name(piece, join)).collect();
+    let is_missing = |piece: &&str| {
+        if join.separator.is_empty() {
+            return !there.contains(*piece);
+        }
+        !names.contains(name(piece, join))
     };
-    let front = prepend.map(missing).unwrap_or_default();
-    let behind = missing(value);
-    if front.is_empty() && behind.is_empty() {
-        return None;
+    let length = there.len() + value.len() + prepend.map_or(0, str::len) + 2 * join.separator.len();
+    let mut all = String::with_capacity(length);
+    let mut put = |piece: &str| {
+        if !all.is_empty() {
+            all.push_str(&join.separator);
+        }
+        all.push_str(piece);
+    };
+    let mut missing = 0;
+    for piece in prepend.into_iter().flat_map(|text| pieces(text, &join.separator)).filter(is_missing) {
+        put(piece);
+        missing += 1;
     }
-    let there = (!there.is_empty()).then(|| there.to_owned());
-    let all: Vec<_> = front.into_iter().chain(there).chain(behind).collect();
-    Some(all.join(&join.separator))
+    if !there.is_empty() {
+        put(there);
+    }
+    for piece in pieces(value, &join.separator).filter(is_missing) {
+        put(piece);
+        missing += 1;
+    }
+    (missing > 0).then_some(all)
 }
 
 /// Two JSON texts in one: the keys of objects that are there win, and lists get what they lack. `None` if nothing is
@@ -98,11 +208,11 @@ fn united(there: &str, value: &str) -> Option<String> {
 }
 
 /// The pieces of a text; without a separator it is one.
-fn pieces<'t>(text: &'t str, separator: &str) -> Vec<&'t str> {
-    if separator.is_empty() {
-        return if text.is_empty() { Vec::new() } else { vec![text] };
-    }
-    text.split(separator).filter(|piece| !piece.trim().is_empty()).collect()
+fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str> {
+    let is_one = separator.is_empty();
+    let whole = (is_one && !text.is_empty()).then_some(text);
+    let split = (!is_one).then(|| text.split(separator).filter(|piece| !piece.trim().is_empty()));
+    whole.into_iter().chain(split.into_iter().flatten())
 }
 
 /// What tells a piece from others: the part before the key, or all of it.

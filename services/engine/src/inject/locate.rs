@@ -1,12 +1,16 @@
 //! Finds the place that a record's pointer names, and undoes what a record says.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
-use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value, write_escaped};
+use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, State, Value, write_escaped};
 use crate::schema::{Field, KeyedList, Type};
 
-use super::elements::push_keys;
-use super::record::Record;
+use super::index::push_keys;
+use super::record::{Change, Move, Record};
+
+/// In lists with no more elements than this, one is looked for among all.
+const FEW: usize = 16;
 
 /// What is known of a place.
 #[derive(Clone, Copy)]
@@ -29,100 +33,339 @@ pub(crate) fn without_record(
     record: &Record,
     type_: &'static Type,
 ) -> Result<Option<OwnedTape>, Malformed> {
-    let replaced = originals(record.all_replaced());
-    let mut document = Document::new(object);
-    undo(&mut document, &replaced, record.all_added(), type_)?;
-    let annotation = "/metadata/annotations/pillion.dev~1injected";
-    if let Some(Place { parent, slot: Some(slot), .. }) = locate(&mut document, annotation, type_)? {
-        document.remove(slot, parent);
-        remove_if_empty(&mut document, annotation, type_)?;
-    }
-    let mut text = Vec::with_capacity(object.raw().len());
-    document.write(Document::ROOT, &mut text);
-    Ok(String::from_utf8(text).ok().and_then(|text| OwnedTape::parse(text).ok()))
+    without_record_telling(object, record, type_, &mut |_| {})
 }
 
-/// What stood at a place before some places of a whole object were replaced and some were added, as JSON; `None` if nothing
-/// did.
+/// The same. `gone` is told the places where there was nothing to undo.
+pub(super) fn without_record_telling(
+    object: Value<'_>,
+    record: &Record,
+    type_: &'static Type,
+    gone: &mut dyn FnMut(&str),
+) -> Result<Option<OwnedTape>, Malformed> {
+    let changes = undoable(record.changes());
+    let mut undoing = Undoing::of(object, type_);
+    undoing.undo(&changes, gone)?;
+    undoing.take_away("/metadata/annotations/pillion.dev~1injected")?;
+    let mut text = String::with_capacity(object.raw().len());
+    undoing.document.write(Document::ROOT, &mut text);
+    Ok(OwnedTape::parse(text).ok())
+}
+
+/// What stood at a place before a whole object was changed, as JSON; `None` if nothing did.
 pub(super) fn before<'v>(
     object: Value<'v>,
-    replaced: Vec<(Cow<'_, str>, Value<'v>)>,
-    added: Vec<Cow<'_, str>>,
+    changes: Vec<Change<'v>>,
     pointer: &str,
     type_: &'static Type,
-) -> Result<Option<Vec<u8>>, Malformed> {
-    let replaced = originals(replaced);
-    let mut document = Document::new(object);
-    undo(&mut document, &replaced, added, type_)?;
-    let Some(Place { slot: Some(slot), .. }) = locate(&mut document, pointer, type_)? else { return Ok(None) };
-    let mut text = Vec::new();
-    document.write(slot, &mut text);
+) -> Result<Option<String>, Malformed> {
+    let changes = undoable(changes);
+    let mut undoing = Undoing::of(object, type_);
+    undoing.undo(&changes, &mut |_| {})?;
+    let Some(Place { slot: Some(slot), .. }) = undoing.locate(pointer)? else { return Ok(None) };
+    let mut text = String::new();
+    undoing.document.write(slot, &mut text);
     Ok(Some(text))
 }
 
+/// What a part of an object was before some places below it were changed, as JSON.
+pub(super) fn part_before<'v>(
+    part: Value<'v>,
+    changes: Vec<Change<'v>>,
+    type_: &'static Type,
+) -> Result<String, Malformed> {
+    let changes = undoable(changes);
+    let mut undoing = Undoing { depth: 1, ..Undoing::of(part, type_) };
+    undoing.undo(&changes, &mut |_| {})?;
+    let mut text = String::new();
+    undoing.document.write(Document::ROOT, &mut text);
+    Ok(text)
+}
+
+/// A change with all that is needed to undo it.
+enum Undoable<'v> {
+    Added(Cow<'v, str>),
+    Replaced(Replaced<'v>),
+    Moved(Move<'v>),
+}
+
 /// A place that was replaced, with its last token as the key of a member and what stood there.
-struct Replaced<'p, 'v> {
-    pointer: Cow<'p, str>,
+struct Replaced<'v> {
+    pointer: Cow<'v, str>,
     key: String,
     original: Value<'v>,
+    /// Of an element that was removed: where the one is that it stood behind; nothing if it was the first.
+    behind: Option<String>,
 }
 
-fn originals<'p, 'v>(replaced: impl IntoIterator<Item = (Cow<'p, str>, Value<'v>)>) -> Vec<Replaced<'p, 'v>> {
-    let read = |(pointer, original): (Cow<'p, str>, Value<'v>)| {
-        let mut key = Vec::new();
-        write_escaped(&mut key, &unescaped(pointer.rsplit('/').next().unwrap_or_default()));
-        Replaced { key: String::from_utf8(key).unwrap_or_default(), pointer, original }
-    };
-    replaced.into_iter().map(read).collect()
-}
-
-/// Puts back what was replaced and takes away what was added.
-fn undo<'v, 'p>(
-    document: &mut Document<'v>,
-    replaced: &'v [Replaced<'_, 'v>],
-    added: impl IntoIterator<Item = Cow<'p, str>>,
-    type_: &'static Type,
-) -> Result<(), Malformed> {
-    // The last change is undone first.
-    for Replaced { pointer, key, original } in replaced.iter().rev() {
-        make_around(document, pointer, type_)?;
-        match locate(document, pointer, type_)? {
-            Some(Place { slot: Some(slot), .. }) => document.replace(slot, Content::Value(*original)),
-            // An element that was removed.
-            Some(Place { parent, slot: None, .. }) if document.kind(parent) == Kind::Array => {
-                document.push_item(parent, Content::Value(*original));
-            }
-            Some(Place { parent, slot: None, .. }) if document.kind(parent) == Kind::Object => {
-                document.add_member(parent, Key::new(key), Content::Value(*original));
-            }
-            _ => {}
-        }
-    }
-    for pointer in added {
-        if let Some(Place { parent, slot: Some(slot), .. }) = locate(document, &pointer, type_)? {
-            document.remove(slot, parent);
-            remove_if_empty(document, &pointer, type_)?;
-        }
-    }
-    Ok(())
-}
-
-/// Makes the list or map around a place from which something was taken away: the API server drops one that is empty.
-fn make_around(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> Result<(), Malformed> {
-    let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
-    if let Some(Place { parent, slot: None, known: Some(known) }) = locate(document, around, type_)?
-        && document.kind(parent) == Kind::Object
-    {
-        let content = match known {
-            Known::Keyed(_) => Content::List,
-            Known::Object(type_) if type_.spread => Content::Map,
-            Known::Object(_) => return Ok(()),
+fn undoable<'v>(changes: impl IntoIterator<Item = Change<'v>>) -> Vec<Undoable<'v>> {
+    let read = |change: Change<'v>| {
+        let (pointer, original, behind) = match change {
+            Change::Added(pointer) => return Undoable::Added(pointer),
+            Change::Moved(moved) => return Undoable::Moved(moved),
+            Change::Replaced(replaced) => replaced,
         };
-        // Fields that are known have names that need no escape.
-        let Some(field) = field_of(around, type_) else { return Ok(()) };
-        document.add_member(parent, Key::new(field), content);
+        let around = pointer.rsplit_once('/').map_or("", |(around, _)| around);
+        let behind = behind.map(|key| if key.is_empty() { String::new() } else { format!("{around}{key}") });
+        let mut key = String::new();
+        write_escaped(&mut key, &unescaped(last_token(&pointer)));
+        Undoable::Replaced(Replaced { pointer, key, original, behind })
+    };
+    changes.into_iter().map(read).collect()
+}
+
+/// An object under undoing.
+struct Undoing<'v> {
+    document: Document<'v>,
+    type_: &'static Type,
+    elements: Elements,
+    /// How deep the lists and maps are that may have been made for what was added: `metadata` and `spec` are the author's.
+    depth: usize,
+}
+
+/// The elements of long lists by the tokens that name them, with those of one name in their order: a list is gone over once,
+/// and not for each place in it that a record names. Those that were removed since are still among them.
+#[derive(Default)]
+struct Elements(HashMap<SlotId, HashMap<String, Vec<SlotId>>>);
+
+impl<'v> Undoing<'v> {
+    fn of(object: Value<'v>, type_: &'static Type) -> Self {
+        Self { document: Document::new(object), type_, elements: Elements::default(), depth: 2 }
     }
-    Ok(())
+
+    /// Puts back what was replaced or moved and takes away what was added, the last change first.
+    fn undo(&mut self, changes: &'v [Undoable<'v>], gone: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
+        for change in changes.iter().rev() {
+            match change {
+                Undoable::Added(pointer) => {
+                    if !self.take_away(pointer)? {
+                        gone(pointer);
+                    }
+                }
+                Undoable::Replaced(replaced) => {
+                    if !self.put_back(replaced)? {
+                        gone(&replaced.pointer);
+                    }
+                }
+                Undoable::Moved(moved) => self.move_back(moved)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it was there.
+    fn take_away(&mut self, pointer: &str) -> Result<bool, Malformed> {
+        let Some(Place { parent, slot: Some(slot), .. }) = self.locate(pointer)? else { return Ok(false) };
+        // One that was put back before is not remembered when it goes.
+        if self.document.state(slot) == State::Added {
+            self.elements.forget(parent);
+        }
+        self.document.remove(slot, parent);
+        self.remove_if_empty(pointer)?;
+        Ok(true)
+    }
+
+    /// Whether there is a place to put it back.
+    fn put_back(&mut self, replaced: &'v Replaced<'v>) -> Result<bool, Malformed> {
+        let Replaced { pointer, key, original, behind } = replaced;
+        let original = Content::Value(*original);
+        self.make_around(pointer)?;
+        let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
+        match (self.document.kind(parent), slot, behind.as_deref()) {
+            // An element that was removed. One that has its keys is another one, which its author wrote beside it.
+            (Kind::Array, _, Some(behind)) => {
+                let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
+                let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
+                self.elements.put(&self.document, parent, last_token(pointer), added);
+            }
+            (kind, Some(slot), _) => {
+                if kind == Kind::Array {
+                    self.elements.forget(parent);
+                }
+                self.document.replace(slot, original);
+            }
+            (Kind::Array, None, None) => {
+                let added = self.document.insert_item(parent, usize::MAX, original);
+                self.elements.put(&self.document, parent, last_token(pointer), added);
+            }
+            (Kind::Object, None, _) => {
+                self.document.add_member(parent, Key::new(key), original);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Puts an element of a list back behind the one that it stood behind, if both are there.
+    fn move_back(&mut self, Move { pointer, behind, same }: &Move<'_>) -> Result<(), Malformed> {
+        let Some((list, token)) = pointer.rsplit_once('/') else { return Ok(()) };
+        let Some(Place { slot: Some(list), known: Some(Known::Keyed(keyed)), .. }) = self.locate(list)? else {
+            return Ok(());
+        };
+        let Some(item) = self.element(list, token, keyed, 0)? else { return Ok(()) };
+        let place = match behind.strip_prefix('/') {
+            None => 0,
+            Some(behind) => {
+                let Some(behind) = self.element(list, behind, keyed, *same)? else { return Ok(()) };
+                let others = self.document.children(list).filter(|child| *child != item);
+                others.take_while(|child| *child != behind).count() + 1
+            }
+        };
+        let before = self.document.children(list).filter(|child| *child != item).nth(place);
+        let moved = self.document.move_item(list, item, before);
+        self.elements.moved(&self.document, list, token, item, moved);
+        Ok(())
+    }
+
+    /// The place in a list behind one of its elements; `None` if that is gone.
+    fn index_behind(&mut self, list: SlotId, behind: &str) -> Result<Option<usize>, Malformed> {
+        let Some(Place { parent, slot: Some(slot), .. }) = self.locate(behind)? else { return Ok(None) };
+        let index = || self.document.children(list).position(|child| child == slot);
+        Ok((parent == list).then(index).flatten().map(|index| index + 1))
+    }
+
+    /// Makes the list or map around a place from which something was taken away: the API server drops one that is empty.
+    fn make_around(&mut self, pointer: &str) -> Result<(), Malformed> {
+        let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
+        if let Some(Place { parent, slot: None, known: Some(known) }) = self.locate(around)?
+            && self.document.kind(parent) == Kind::Object
+        {
+            let content = match known {
+                Known::Keyed(_) => Content::List,
+                Known::Object(type_) if type_.spread => Content::Map,
+                Known::Object(_) => return Ok(()),
+            };
+            // Fields that are known have names that need no escape.
+            let Some(field) = field_of(around, self.type_) else { return Ok(()) };
+            self.document.add_member(parent, Key::new(field), content);
+        }
+        Ok(())
+    }
+
+    /// Takes away the list or map around a place, if it has nothing left and was made for what was added. Of maps that are one
+    /// addition as a whole, one that has nothing left is its author's: `securityContext: {}`.
+    fn remove_if_empty(&mut self, pointer: &str) -> Result<(), Malformed> {
+        let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
+        if around.matches('/').count() < self.depth {
+            return Ok(());
+        }
+        let is_made = |known: Option<Known>| match known {
+            Some(Known::Keyed(_)) => true,
+            Some(Known::Object(type_)) => type_.spread,
+            None => false,
+        };
+        if let Some(Place { parent, slot: Some(slot), known }) = self.locate(around)?
+            && is_made(known)
+            && self.document.children(slot).next().is_none()
+        {
+            self.document.remove(slot, parent);
+        }
+        Ok(())
+    }
+
+    /// The place that a pointer names; `None` if what is around it is not there.
+    fn locate(&mut self, pointer: &str) -> Result<Option<Place>, Malformed> {
+        let mut tokens = pointer.split('/').skip(1).peekable();
+        let mut parent = Document::ROOT;
+        let mut known = Some(Known::Object(self.type_));
+        while let Some(token) = tokens.next() {
+            let (slot, below) = match (self.document.kind(parent), known) {
+                (Kind::Object, _) => {
+                    let name = unescaped(token);
+                    let field = match known {
+                        Some(Known::Object(type_)) => type_.field(&name),
+                        _ => None,
+                    };
+                    let below = field.map(|field| match field {
+                        Field::Object(type_) => Known::Object(type_),
+                        Field::Keyed(keyed) => Known::Keyed(keyed),
+                    });
+                    (self.document.member(parent, &name)?, below)
+                }
+                (Kind::Array, Some(Known::Keyed(keyed))) => {
+                    (self.element(parent, token, keyed, 0)?, Some(Known::Object(keyed.element)))
+                }
+                _ => return Ok(None),
+            };
+            match (slot, tokens.peek()) {
+                (slot, None) => return Ok(Some(Place { parent, slot, known: below })),
+                (Some(slot), Some(_)) => (parent, known) = (slot, below),
+                (None, Some(_)) => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The element of a list with so many of the same key behind it. As the merge finds it, that is the last.
+    fn element(
+        &mut self,
+        list: SlotId,
+        token: &str,
+        keyed: &KeyedList,
+        same: usize,
+    ) -> Result<Option<SlotId>, Malformed> {
+        self.document.open(list)?;
+        if same == 0 && self.document.children(list).nth(FEW).is_none() {
+            let mut name = String::new();
+            let is_named = |child: &SlotId| token_of(&self.document, *child, keyed, &mut name) == Some(token);
+            return Ok(self.document.children(list).filter(is_named).last());
+        }
+        let mut named = self.elements.of(&self.document, list, keyed, token).rev();
+        Ok(named.nth(same))
+    }
+}
+
+impl Elements {
+    /// Those that a token names and that are there, in their order.
+    fn of(
+        &mut self,
+        document: &Document<'_>,
+        list: SlotId,
+        keyed: &KeyedList,
+        token: &str,
+    ) -> impl DoubleEndedIterator<Item = SlotId> {
+        let by_token = self.0.entry(list).or_insert_with(|| {
+            let mut by_token: HashMap<String, Vec<SlotId>> = HashMap::new();
+            let mut name = String::new();
+            for child in document.children(list) {
+                let token = token_of(document, child, keyed, &mut name).unwrap_or_default();
+                match by_token.get_mut(token) {
+                    Some(named) => named.push(child),
+                    None => {
+                        by_token.insert(token.to_owned(), vec![child]);
+                    }
+                }
+            }
+            by_token
+        });
+        let named = by_token.get(token).map(Vec::as_slice).unwrap_or_default();
+        named.iter().copied().filter(|slot| document.state(*slot) != State::Removed)
+    }
+
+    /// Notes an element that was put into a list. Where it stands among others of its name is not known.
+    fn put(&mut self, document: &Document<'_>, list: SlotId, token: &str, added: SlotId) {
+        let Some(by_token) = self.0.get_mut(&list) else { return };
+        let named = by_token.entry(token.to_owned()).or_default();
+        named.retain(|slot| document.state(*slot) != State::Removed);
+        if named.is_empty() {
+            named.push(added);
+        } else {
+            self.forget(list);
+        }
+    }
+
+    /// Notes an element that has another slot now, or another place.
+    fn moved(&mut self, document: &Document<'_>, list: SlotId, token: &str, before: SlotId, after: SlotId) {
+        if let Some(named) = self.0.get_mut(&list).and_then(|by_token| by_token.get_mut(token)) {
+            named.retain(|slot| *slot != before);
+        }
+        self.put(document, list, token, after);
+    }
+
+    /// Goes over a list again when it is asked for.
+    fn forget(&mut self, list: SlotId) {
+        self.0.remove(&list);
+    }
 }
 
 /// The name of the known field that a pointer ends with.
@@ -144,61 +387,6 @@ fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
         }
     }
     name
-}
-
-/// Takes away the list or map around a place, if it has nothing left and was made for what was added. Of maps that are one
-/// addition as a whole, one that has nothing left is its author's: `securityContext: {}`.
-fn remove_if_empty(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> Result<(), Malformed> {
-    let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
-    // `metadata` and `spec` themselves are the author's.
-    if around.matches('/').count() < 2 {
-        return Ok(());
-    }
-    let is_made = |known: Option<Known>| match known {
-        Some(Known::Keyed(_)) => true,
-        Some(Known::Object(type_)) => type_.spread,
-        None => false,
-    };
-    if let Some(Place { parent, slot: Some(slot), known }) = locate(document, around, type_)?
-        && is_made(known)
-        && document.children(slot).next().is_none()
-    {
-        document.remove(slot, parent);
-    }
-    Ok(())
-}
-
-/// The place that a pointer names; `None` if what is around it is not there.
-fn locate(document: &mut Document<'_>, pointer: &str, type_: &'static Type) -> Result<Option<Place>, Malformed> {
-    let mut tokens = pointer.split('/').skip(1).peekable();
-    let mut parent = Document::ROOT;
-    let mut known = Some(Known::Object(type_));
-    while let Some(token) = tokens.next() {
-        let (slot, below) = match (document.kind(parent), known) {
-            (Kind::Object, _) => {
-                let name = unescaped(token);
-                let field = match known {
-                    Some(Known::Object(type_)) => type_.field(&name),
-                    _ => None,
-                };
-                let below = field.map(|field| match field {
-                    Field::Object(type_) => Known::Object(type_),
-                    Field::Keyed(keyed) => Known::Keyed(keyed),
-                });
-                (document.member(parent, &name)?, below)
-            }
-            (Kind::Array, Some(Known::Keyed(keyed))) => {
-                (element(document, parent, token, keyed)?, Some(Known::Object(keyed.element)))
-            }
-            _ => return Ok(None),
-        };
-        match (slot, tokens.peek()) {
-            (slot, None) => return Ok(Some(Place { parent, slot, known: below })),
-            (Some(slot), Some(_)) => (parent, known) = (slot, below),
-            (None, Some(_)) => return Ok(None),
-        }
-    }
-    Ok(None)
 }
 
 /// The part of a value that a pointer names, where the first bytes of the pointer lead to the value.
@@ -243,21 +431,15 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
     Some(found)
 }
 
-fn element(
-    document: &mut Document<'_>,
-    list: SlotId,
-    token: &str,
-    keyed: &KeyedList,
-) -> Result<Option<SlotId>, Malformed> {
-    document.open(list)?;
-    let mut name = String::new();
-    let has_keys = |child: &SlotId| {
-        name.clear();
-        push_keys(&mut name, keyed, |key| document.value_of(*child, key));
-        name.strip_prefix('/') == Some(token)
-    };
-    // As the merge finds it.
-    Ok(document.children(list).filter(has_keys).last())
+/// The token that names an element of a list, written to where others were.
+fn token_of<'n>(document: &Document<'_>, element: SlotId, keyed: &KeyedList, name: &'n mut String) -> Option<&'n str> {
+    name.clear();
+    push_keys(name, keyed, |key| document.value_of(element, key));
+    name.strip_prefix('/')
+}
+
+fn last_token(pointer: &str) -> &str {
+    pointer.rsplit('/').next().unwrap_or_default()
 }
 
 fn unescaped(token: &str) -> Cow<'_, str> {

@@ -9,14 +9,15 @@
 
 use crate::compute::{Arena, Computation};
 use crate::expression::Budget;
-use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, State, Value, needs_escape};
+use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, Value, needs_escape, split_at_escape};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::report::Reason;
-use crate::schema::{self, Field, OneOf, Type};
+use crate::schema::{self, Field, Type};
 
 use super::authors::Authors;
-use super::elements::{Keys, Places};
-use super::join;
+use super::elements::Places;
+use super::index::{Index, Keys};
+use super::members::Member;
 use super::record::{Earlier, RecordWriter};
 
 /// Why a template cannot be laid over an object.
@@ -78,6 +79,7 @@ pub(super) struct Manner {
 pub(super) struct Surroundings<'d, 'a> {
     pub(super) document: &'d mut Document<'a>,
     pub(super) places: &'d mut Places,
+    pub(super) desk: &'d mut Desk<'a>,
     pub(super) record: &'d mut RecordWriter,
     pub(super) computation: &'d Computation<'a>,
     pub(super) arena: &'a Arena,
@@ -86,6 +88,18 @@ pub(super) struct Surroundings<'d, 'a> {
     pub(super) type_: &'static Type,
     /// Whether anybody asks which containers were added.
     pub(super) collects_containers: bool,
+    /// Whether the profile changes containers that it adds itself.
+    pub(super) changes_own: bool,
+}
+
+/// Memory that one merge after the other works in.
+#[derive(Default)]
+pub(super) struct Desk<'a> {
+    pointer: String,
+    scratch: String,
+    own: Vec<SlotId>,
+    env: Vec<SlotId>,
+    index: Index<'a>,
 }
 
 /// One template's merge.
@@ -94,6 +108,8 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) computation: &'d Computation<'a>,
     pub(super) arena: &'a Arena,
     pub(super) budget: Budget,
+    /// For finding out what an earlier pass did.
+    pub(super) again: Budget,
     pub(super) authors: Authors<'a>,
     /// What is known of the whole object.
     pub(super) type_: &'static Type,
@@ -108,11 +124,20 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) edits: usize,
     /// Pointer to the place at hand, with the elements of keyed lists by their keys.
     pub(super) pointer: String,
-    /// Env entries of the list at hand that are new or joined.
+    /// Where values are written before they are kept.
+    pub(super) scratch: String,
+    /// What is in the list at hand.
+    pub(super) index: Index<'a>,
+    /// Env entries that are new or joined: those of the list at hand, behind those of the lists around it.
     pub(super) env: Vec<SlotId>,
+    /// Where its memory goes back to.
+    desk: &'d mut Desk<'a>,
     /// Elements that were added in this pass. Later ones have higher numbers, so it is in order.
     pub(super) own: Vec<SlotId>,
+    /// Containers that were put into a list from the other one in this pass: they are in the record as added.
+    pub(super) put: Vec<SlotId>,
     pub(super) collects_containers: bool,
+    pub(super) changes_own: bool,
     /// Containers that were added in this pass, by their pointers, if anybody asks.
     pub(super) containers: Vec<Box<str>>,
     /// What the author is told.
@@ -121,13 +146,31 @@ pub(super) struct Merge<'d, 'a> {
 
 impl<'d, 'a> Merge<'d, 'a> {
     pub(super) fn new(surroundings: Surroundings<'d, 'a>, earlier: &'d Earlier<'a>) -> Self {
-        let Surroundings { document, places, record, computation, arena, authors, type_, collects_containers } =
-            surroundings;
+        let Surroundings {
+            document,
+            places,
+            desk,
+            record,
+            computation,
+            arena,
+            authors,
+            type_,
+            collects_containers,
+            changes_own,
+        } = surroundings;
+        let Desk { mut pointer, scratch, mut own, mut env, mut index } = std::mem::take(desk);
+        pointer.clear();
+        pointer.reserve(128);
+        own.clear();
+        own.reserve(32);
+        env.clear();
+        index.forget();
         Self {
             document,
             computation,
             arena,
             budget: Budget::of(Budget::PROFILE),
+            again: Budget::of(Budget::PROFILE),
             authors,
             type_,
             earlier,
@@ -137,9 +180,14 @@ impl<'d, 'a> Merge<'d, 'a> {
             changes: 0,
             edits: 0,
             collects_containers,
-            pointer: String::with_capacity(128),
-            env: Vec::new(),
-            own: Vec::with_capacity(16),
+            changes_own,
+            pointer,
+            scratch,
+            index,
+            env,
+            own,
+            put: Vec::new(),
+            desk,
             containers: Vec::new(),
             notes: Vec::new(),
         }
@@ -147,6 +195,8 @@ impl<'d, 'a> Merge<'d, 'a> {
 
     /// How much was changed, what the author is told, and the containers that were added.
     pub(super) fn finish(self) -> (usize, Vec<Box<str>>, Vec<Box<str>>) {
+        let Self { pointer, scratch, own, env, index, .. } = self;
+        *self.desk = Desk { pointer, scratch, own, env, index };
         (self.changes, self.notes, self.containers)
     }
 
@@ -169,31 +219,26 @@ impl<'d, 'a> Merge<'d, 'a> {
         match part {
             Part::Plain(value) => {
                 for (key, value) in value.members() {
-                    let name = key.text();
-                    push_token(&mut self.pointer, &name);
-                    let existing = self.find_member(at, &name)?;
-                    let directives = Directives::default();
-                    self.member(at, existing, key, Part::Plain(value), directives, type_)?;
+                    let member = Member::new(at, key, type_);
+                    push_token(&mut self.pointer, &member.name);
+                    let existing = self.find_member(at, &member.name)?;
+                    self.member(&member, existing, Part::Plain(value), Directives::default())?;
                     self.pointer.truncate(length);
                 }
             }
             Part::Node(Node { kind: Kind::Map(fields), .. }) => {
                 let is_new = self.is_new(at, type_);
                 for (key, node) in fields {
-                    let key = Key::new(key);
-                    let name = key.text();
-                    if is_new && let Some(value) = node.as_one_value(type_.field(&name)) {
-                        self.add_value(at, key, value)?;
+                    let member = Member::new(at, Key::new(key), type_);
+                    if is_new && let Some(value) = node.as_one_value(member.field, self.changes_own) {
+                        self.add_value(at, member.key, value)?;
                         continue;
                     }
-                    push_token(&mut self.pointer, &name);
-                    let existing = self.find_member(at, &name)?;
-                    match keys.and_then(|keys| keys.get(&name)) {
-                        Some(value) => {
-                            let directives = Directives::default();
-                            self.member(at, existing, key, Part::Plain(value), directives, type_)?;
-                        }
-                        None => self.node(at, existing, key, node, type_)?,
+                    push_token(&mut self.pointer, &member.name);
+                    let existing = self.find_member(at, &member.name)?;
+                    match keys.and_then(|keys| keys.get(&member.name)) {
+                        Some(value) => self.member(&member, existing, Part::Plain(value), Directives::default())?,
+                        None => self.node(&member, existing, node)?,
                     }
                     self.pointer.truncate(length);
                 }
@@ -201,95 +246,6 @@ impl<'d, 'a> Merge<'d, 'a> {
             Part::Node(_) => return Err(self.fault(Reason::TypeConflict)),
         }
         Ok(())
-    }
-
-    /// Whether an object was just made for what is added, so that no part of it can be in the way of another.
-    fn is_new(&self, at: SlotId, type_: &Type) -> bool {
-        self.manner.within_added
-            && !self.manner.settled
-            && matches!(type_.one_of, OneOf::Nothing)
-            && self.document.first(at).is_none()
-    }
-
-    /// Adds a member to an object that is new. Most of a sidecar is such, and needs nothing of what is there.
-    fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), Fault> {
-        let content = Content::Value(value);
-        self.charge_content(content)?;
-        self.document.add_member(at, key, content);
-        self.note_added();
-        Ok(())
-    }
-
-    /// The member of an object that is open.
-    fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, Fault> {
-        let mut looks = 0;
-        let found = self.document.children(at).find(|child| {
-            looks += 1;
-            self.document.key(*child).is_some_and(|key| key.is(name))
-        });
-        self.charge_looks(looks)?;
-        Ok(found)
-    }
-
-    /// Lays a member with its directives.
-    fn node(
-        &mut self,
-        at: SlotId,
-        existing: Option<SlotId>,
-        key: Key<'a>,
-        node: &'a Node,
-        type_: &'static Type,
-    ) -> Result<(), Fault> {
-        let known = self.computation.known();
-        self.know_existing(node, existing)?;
-        let below = type_.field(&key.text()).map_or(&schema::ANY, |field| match field {
-            Field::Object(type_) => type_,
-            Field::Keyed(keyed) => keyed.element,
-        });
-        if self.is_wanted(node)? {
-            let directives = self.directives(node)?;
-            if let Some(prune) = node.rules.as_ref().and_then(|rules| rules.prune.as_ref())
-                && let Some(existing) = existing
-            {
-                self.prune_map(existing, prune)?;
-            }
-            if let Some(part) = self.resolve(node, below)? {
-                self.computation.forget(known);
-                return self.member(at, existing, key, part, directives, type_);
-            }
-        }
-        self.computation.forget(known);
-        Ok(())
-    }
-
-    fn member(
-        &mut self,
-        at: SlotId,
-        existing: Option<SlotId>,
-        key: Key<'a>,
-        part: Part<'a>,
-        directives: Directives<'a>,
-        type_: &'static Type,
-    ) -> Result<(), Fault> {
-        let name = key.text();
-        let field = type_.field(&name);
-        let around = self.manner;
-        self.follow(directives);
-        let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
-        if present.is_some() && self.manner.conflict != ConflictRule::Replace && self.is_ours() {
-            self.settle();
-        }
-        let result = match present {
-            Some(present) => self.lay(at, present, part, directives.join, field),
-            None if self.manner.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
-            None => match self.make_room(at, &name, &type_.one_of) {
-                Ok(true) => self.add_member(at, existing, key, part, directives.join, field),
-                Ok(false) => Ok(()),
-                Err(fault) => Err(fault),
-            },
-        };
-        self.manner = around;
-        result
     }
 
     /// What a part's directives say holds for all that is below it.
@@ -306,38 +262,8 @@ impl<'d, 'a> Merge<'d, 'a> {
         self.manner.conflict = ConflictRule::Merge;
     }
 
-    /// Whether a member of a choice may be added: the object has no other of that choice, or has none any more.
-    fn make_room(&mut self, at: SlotId, name: &str, one_of: &OneOf) -> Result<bool, Fault> {
-        let others = self.chosen_otherwise(at, name, one_of);
-        if others.is_empty() {
-            return Ok(true);
-        }
-        match self.manner.conflict {
-            ConflictRule::Merge | ConflictRule::Keep => Ok(false),
-            ConflictRule::Fail => Err(self.fault(Reason::NameTaken)),
-            ConflictRule::Replace => {
-                for other in others {
-                    self.take_away(at, other);
-                }
-                Ok(true)
-            }
-        }
-    }
-
-    /// The object's members of the same choice, if it has others than this one: then its author has chosen.
-    fn chosen_otherwise(&self, at: SlotId, name: &str, one_of: &OneOf) -> Vec<SlotId> {
-        if !one_of.holds(name) {
-            return Vec::new();
-        }
-        let is_other = |child: &SlotId| {
-            self.document.kind(*child) != JsonKind::Null
-                && self.document.key(*child).is_some_and(|key| !key.is(name) && one_of.holds(&key.text()))
-        };
-        self.document.children(at).filter(is_other).collect()
-    }
-
     /// Lays a part over what the object has.
-    fn lay(
+    pub(super) fn lay(
         &mut self,
         parent: SlotId,
         present: SlotId,
@@ -367,7 +293,7 @@ impl<'d, 'a> Merge<'d, 'a> {
     }
 
     fn leaf(&mut self, present: SlotId, value: Value<'a>) -> Result<(), Fault> {
-        if self.manner.settled || self.is_equal(present, value) {
+        if self.manner.settled || self.is_equal(present, value)? {
             return Ok(());
         }
         match self.manner.conflict {
@@ -388,124 +314,6 @@ impl<'d, 'a> Merge<'d, 'a> {
         Ok(())
     }
 
-    /// Adds what is missing to what the object has. A value of another type stays as it is.
-    pub(super) fn join(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
-        match (self.document.kind(present), value.kind()) {
-            (JsonKind::Array, JsonKind::Array) => {
-                self.document.open(present)?;
-                let slots: Vec<_> = self.document.children(present).collect();
-                let items = slots.into_iter().map(|slot| self.current(slot)).collect::<Result<Vec<_>, _>>()?;
-                let mut missing = Vec::new();
-                for item in value.items() {
-                    // Every item of the one list may be compared with every one of the other.
-                    self.charge(items.len().saturating_mul(Budget::BYTES))?;
-                    if !items.iter().any(|other| other.means(item)) {
-                        missing.push(item);
-                    }
-                }
-                if !missing.is_empty() {
-                    self.note_replaced(present);
-                    for item in missing {
-                        self.charge_content(Content::Value(item))?;
-                        self.document.push_item(present, Content::Value(item));
-                    }
-                }
-                Ok(())
-            }
-            _ => self.join_text(present, value, join),
-        }
-    }
-
-    /// Where nothing was, what goes in front and what goes behind are joined with one another.
-    pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), Fault> {
-        let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
-        let around = self.enter_added();
-        let own = self.current(added)?;
-        let result = self.join_text(added, own, join);
-        self.manner = around;
-        result
-    }
-
-    pub(super) fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
-        let prepend = match &join.prepend {
-            Some(text) => self.choice(text)?,
-            None => None,
-        };
-        let there = self.document.raw(present).and_then(join::text_of);
-        let (Some(there), Some(value)) = (there, value.as_str()) else { return Ok(()) };
-        if let Some(joined) = join::text(&there, &value, prepend.as_deref(), join) {
-            self.note_replaced(present);
-            let content = self.document.keep(joined);
-            self.document.replace(present, content);
-        }
-        Ok(())
-    }
-
-    /// Adds a member that the object does not have, or has as null.
-    fn add_member(
-        &mut self,
-        at: SlotId,
-        null: Option<SlotId>,
-        key: Key<'a>,
-        part: Part<'a>,
-        join: Option<&'a Join>,
-        field: Option<&'static Field>,
-    ) -> Result<(), Fault> {
-        let content = match (field, part) {
-            (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
-            (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
-            (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
-            _ if self.manner.settled && join.is_none() => return Ok(()),
-            _ => match self.value_of(part)? {
-                Some(value) => Content::Value(value),
-                None => return Ok(()),
-            },
-        };
-        self.charge_content(content)?;
-        let original = null.map(|null| (self.document.content(null), self.document.state(null)));
-        let slot = match null {
-            Some(null) => {
-                self.document.replace(null, content);
-                null
-            }
-            None => self.document.add_member(at, key, content),
-        };
-        match (content, field) {
-            (Content::Map, Some(Field::Object(type_))) if type_.spread => self.object(slot, part, type_, None)?,
-            (Content::Map, _) => {
-                let type_ = match field {
-                    Some(Field::Object(type_)) => type_,
-                    _ => &schema::ANY,
-                };
-                let around = self.manner;
-                if !self.manner.settled {
-                    self.enter_added();
-                }
-                let result = self.object(slot, part, type_, None);
-                self.manner = around;
-                result?;
-                if !self.manner.settled && self.document.children(slot).next().is_some() {
-                    self.note_added();
-                }
-            }
-            (Content::List, Some(Field::Keyed(keyed))) => self.list(at, slot, part, keyed)?,
-            _ => {
-                self.join_front(slot, join)?;
-                self.note_added();
-            }
-        }
-        // A map or list whose every part was left out is left out too.
-        let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
-        if is_made && self.document.children(slot).next().is_none() {
-            match original {
-                Some((original, State::Original)) => self.document.restore(slot, original),
-                Some((original, _)) => self.document.replace(slot, original),
-                None => self.document.remove(slot, at),
-            }
-        }
-        Ok(())
-    }
-
     /// Goes into something that is added. Gives the manner to come back to.
     pub(super) const fn enter_added(&mut self) -> Manner {
         let around = self.manner;
@@ -515,43 +323,16 @@ impl<'d, 'a> Merge<'d, 'a> {
         around
     }
 
-    pub(super) fn is_equal(&self, existing: SlotId, value: Value<'a>) -> bool {
-        match self.document.content(existing) {
+    pub(super) fn is_equal(&mut self, existing: SlotId, value: Value<'a>) -> Result<bool, Fault> {
+        self.charge(value.raw().len())?;
+        Ok(match self.document.content(existing) {
             Content::Value(other) => other.means(value),
             _ => self.document.raw(existing).is_some_and(|raw| raw == value.raw()),
-        }
-    }
-
-    /// Takes a member away that excludes one of ours, which is at the place at hand.
-    fn take_away(&mut self, parent: SlotId, member: SlotId) {
-        let around = self.pointer.rfind('/').unwrap_or(0);
-        if let Some(key) = self.document.key(member) {
-            let mut pointer = self.pointer.get(..around).unwrap_or_default().to_owned();
-            push_token(&mut pointer, &key.text());
-            let ours = std::mem::replace(&mut self.pointer, pointer);
-            self.note_replaced(member);
-            self.pointer = ours;
-        }
-        self.document.remove(member, parent);
+        })
     }
 
     pub(super) fn fault(&self, reason: Reason) -> Fault {
         Fault::Conflict(Conflict { reason, place: self.pointer.as_str().into() })
-    }
-}
-
-impl Node {
-    /// The value of a field that is added as it stands in the template, if it is one.
-    fn as_one_value(&self, field: Option<&Field>) -> Option<Value<'_>> {
-        let is_merged = match field {
-            Some(Field::Keyed(_)) => true,
-            Some(Field::Object(type_)) => type_.spread,
-            None => false,
-        };
-        match &self.kind {
-            Kind::Plain(tape) if self.rules.is_none() && !is_merged => Some(tape.root()),
-            _ => None,
-        }
     }
 }
 
@@ -583,16 +364,13 @@ pub(super) fn push_token(pointer: &mut String, token: &str) {
 }
 
 pub(super) fn push_escaped(pointer: &mut String, token: &str) {
-    if !needs_escape(token) {
-        pointer.push_str(token);
-        return;
-    }
     let mut rest = token;
-    while let Some(place) = rest.bytes().position(|byte| matches!(byte, b'~' | b'/')) {
-        let (plain, behind) = rest.split_at_checked(place).unwrap_or_default();
-        pointer.push_str(plain);
-        pointer.push_str(if behind.starts_with('~') { "~0" } else { "~1" });
-        rest = behind.get(1..).unwrap_or_default();
+    if needs_escape(token) {
+        while let Some((plain, escape, behind)) = split_at_escape(rest) {
+            pointer.push_str(plain);
+            pointer.push_str(escape);
+            rest = behind;
+        }
     }
     pointer.push_str(rest);
 }

@@ -1,15 +1,17 @@
-//! Containers that may stand in one list or another: `$sidecar` decides, and an author's container of that name is moved
-//! along.
+//! Containers that stand elsewhere than their author wrote them. `$sidecar` decides in which list, and an author's container
+//! of that name is moved along; in its list, a written `$position` decides.
 
 use crate::json::{Content, Key, SlotId};
 use crate::profile::template::ConflictRule;
 use crate::report::Reason;
 use crate::schema::KeyedList;
 
-use super::elements::{Element, Keys};
+use super::elements::Element;
+use super::index::{Keys, same_key};
 use super::merge::{Fault, Merge, push_token};
+use super::render::Spot;
 
-const INIT_CONTAINERS: &str = "initContainers";
+pub(super) const INIT_CONTAINERS: &str = "initContainers";
 const CONTAINERS: &str = "containers";
 
 impl<'a> Merge<'_, 'a> {
@@ -35,6 +37,11 @@ impl<'a> Merge<'_, 'a> {
         Ok((other, length))
     }
 
+    /// Whether the place at hand is the list of init containers, whose name begins at a byte of the pointer.
+    pub(super) fn is_at_init_containers(&self, field: usize) -> bool {
+        self.pointer.get(field..) == Some(INIT_CONTAINERS)
+    }
+
     pub(super) fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, Fault> {
         match element.rules.and_then(|rules| rules.sidecar.as_ref()) {
             Some(expression) => self.truth(expression).map(Some),
@@ -49,6 +56,54 @@ impl<'a> Merge<'_, 'a> {
             self.document.add_member(container, Key::new("restartPolicy"), Content::Scalar("\"Always\""));
             self.note_added();
             self.pointer.truncate(length);
+        }
+        Ok(())
+    }
+
+    /// Puts an author's overlay where the container that it is about belongs. A later pass leaves it where it is: others may
+    /// have put theirs beside it since. It also stays if another container has its name: the last of them counts, and a move
+    /// would make that another one. No API server takes such a pod.
+    pub(super) fn put_in_place(
+        &mut self,
+        list: SlotId,
+        container: SlotId,
+        element: Element<'a>,
+        keyed: &'static KeyedList,
+        list_pointer: usize,
+    ) -> Result<(), Fault> {
+        let Some(position) = element.position().filter(|_| !keyed.siblings.is_empty() && !self.earlier.is_there) else {
+            return Ok(());
+        };
+        let spot = self.spot(Some(position))?;
+        let all: Vec<_> = self.document.children(list).collect();
+        self.charge_looks(all.len())?;
+        let Some(own) = all.iter().position(|slot| *slot == container) else { return Ok(()) };
+        let name = self.document.value_of(container, "name");
+        if all.iter().any(|slot| *slot != container && same_key(self.document.value_of(*slot, "name"), name)) {
+            return Ok(());
+        }
+        // Places are counted without the container itself.
+        let without = |index: usize| index - usize::from(index > own);
+        let index = match &spot {
+            Spot::Last => None,
+            Spot::First => Some(0),
+            Spot::Before(name) => self.index_of(list, name, keyed)?.map(without),
+            Spot::After(name) => self.index_of(list, name, keyed)?.map(|index| without(index + 1)),
+        };
+        let index = match (index, &spot) {
+            (Some(index), Spot::First | Spot::After(_)) => {
+                let already = self.places.next(self.pointer.get(..list_pointer).unwrap_or_default(), &spot);
+                Some((index + already).min(all.len() - 1))
+            }
+            (index, _) => index,
+        };
+        let index = index.unwrap_or(all.len() - 1);
+        if index != own {
+            self.note_move(list, container, list_pointer, keyed);
+            let before = all.iter().filter(|slot| **slot != container).nth(index).copied();
+            self.document.move_item(list, container, before);
+            self.edits += 1;
+            self.changes += 1;
         }
         Ok(())
     }
@@ -80,11 +135,15 @@ impl<'a> Merge<'_, 'a> {
             let current = self.current(found)?;
             let there = self.pointer.replacen(ours, others, 1);
             let here = std::mem::replace(&mut self.pointer, there);
+            // It is put back first, and in its place then.
+            let list_pointer = self.pointer.rfind('/').unwrap_or(0);
+            self.note_move(sibling, found, list_pointer, keyed);
             self.note_replaced(found);
             self.pointer = here;
             self.document.remove(found, sibling);
             let length = self.pointer.rfind('/').unwrap_or(0);
             let put = self.insert(list, element, Content::Value(current), keyed, length)?;
+            self.put.push(put);
             self.note_added();
             return Ok(Some(put));
         }

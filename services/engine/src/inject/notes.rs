@@ -1,9 +1,14 @@
 //! What the record is told: what was added where, and what stood at the places that were replaced.
 
-use crate::json::{Document, SlotId, Value};
+use std::borrow::Cow;
 
-use super::locate::{before, value_at};
+use crate::json::{Document, SlotId, Value};
+use crate::schema::{self, KeyedList};
+
+use super::index::push_keys;
+use super::locate::{before, part_before, value_at};
 use super::merge::{Fault, Merge};
+use super::record::{Change, Move};
 
 /// What stood at a place before an earlier pass of the same profile.
 #[derive(Clone, Copy)]
@@ -42,24 +47,54 @@ impl<'a> Merge<'_, 'a> {
     /// Notes what stands at the place at hand, before it is replaced. What stood there before an earlier pass replaced it
     /// stands in the record already; what we added ourselves is no original.
     pub(super) fn note_replaced(&mut self, present: SlotId) {
+        self.note_gone(present, None);
+    }
+
+    /// Notes an element of a keyed list that is about to be removed, and the one that stays in front of it: whoever puts it
+    /// back has to put it there, as the order of a list may mean something.
+    pub(super) fn note_removed(
+        &mut self,
+        present: SlotId,
+        previous: Option<SlotId>,
+        keyed: &'static KeyedList,
+    ) -> Result<(), Fault> {
+        let mut behind = String::new();
+        if let Some(previous) = previous {
+            let item = self.current(previous)?;
+            push_keys(&mut behind, keyed, |key| item.get(key));
+        }
+        self.note_gone(present, Some(&behind));
+        Ok(())
+    }
+
+    fn note_gone(&mut self, present: SlotId, behind: Option<&str>) {
         self.edits += 1;
         if self.manner.within_added {
             return;
         }
-        let mut original = Vec::new();
-        if !self.is_known() && !self.is_below_ours() {
-            self.document.write(present, &mut original);
+        self.changes += 1;
+        if self.is_known() || self.is_below_ours() {
+            return;
         }
-        self.note_original(&original);
+        if let Some(original) = self.document.raw(present) {
+            self.record.replace(&self.pointer, original, behind);
+        } else {
+            let mut original = String::new();
+            self.document.write(present, &mut original);
+            self.record.replace(&self.pointer, &original, behind);
+        }
     }
 
-    /// Notes the original of the place at hand; an empty one is known already.
-    pub(super) fn note_original(&mut self, original: &[u8]) {
-        self.changes += 1;
-        if let Ok(original) = std::str::from_utf8(original)
-            && !original.is_empty()
-        {
-            self.record.replace(&self.pointer, original);
+    /// Notes an element that was there and is about to be moved within its list, or to another one. The list is named by so
+    /// many bytes of the place at hand.
+    pub(super) fn note_move(&mut self, list: SlotId, item: SlotId, list_pointer: usize, keyed: &'static KeyedList) {
+        let pointer = self.pointer.get(..list_pointer).unwrap_or_default();
+        let is_ours = self.earlier.added.iter().any(|added| is_at_or_below(pointer, added));
+        if !self.manner.within_added && !is_ours && self.record.has_room_for_moves() {
+            let moved = move_of(self.document, list, item, pointer, keyed, &self.earlier.added, |slot| {
+                self.own.binary_search(&slot).is_ok() || self.put.contains(&slot)
+            });
+            self.record.moves(&moved);
         }
     }
 
@@ -69,7 +104,7 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         work: impl FnOnce(&mut Self) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        let mut original = Vec::new();
+        let mut original = String::new();
         if !self.manner.within_added && !self.is_known() && !self.is_below_ours() {
             self.document.write(list, &mut original);
         }
@@ -79,7 +114,11 @@ impl<'a> Merge<'_, 'a> {
         self.manner = around;
         result?;
         if self.edits > edits && !self.manner.within_added {
-            self.note_original(&original);
+            self.changes += 1;
+            // One that is known already stands in the record.
+            if !original.is_empty() {
+                self.record.replace(&self.pointer, &original, None);
+            }
         }
         Ok(())
     }
@@ -87,9 +126,14 @@ impl<'a> Merge<'_, 'a> {
     /// What stood at the place at hand before an earlier pass of the same profile.
     pub(super) fn original(&self) -> Original<'a> {
         // What this profile replaced, it saw before those behind it did.
-        let mut replaced = self.earlier.replaced.iter().chain(&self.earlier.replaced_later);
-        if let Some((pointer, original)) = replaced.find(|(pointer, _)| is_at_or_below(&self.pointer, pointer)) {
-            return self.part_of(*original, pointer.len());
+        let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
+        let later = self.earlier.later.iter().filter_map(|change| match change {
+            Change::Replaced((pointer, original, _)) => Some((pointer, *original)),
+            Change::Added(_) | Change::Moved(_) => None,
+        });
+        let mut all = replaced.chain(later);
+        if let Some((pointer, original)) = all.find(|(pointer, _)| is_at_or_below(&self.pointer, pointer)) {
+            return self.part_of(original, pointer.len());
         }
         if self.is_below_ours() {
             // A container that was moved along was there, in the other list.
@@ -110,20 +154,25 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn seen(&mut self, slot: SlotId) -> Result<Value<'a>, Fault> {
         let earlier = self.earlier;
         let is_below = |pointer: &str| is_at_or_below(pointer, &self.pointer);
-        let added: Vec<_> = earlier.added_later.iter().filter(|pointer| is_below(pointer)).cloned().collect();
-        let replaced: Vec<_> =
-            earlier.replaced_later.iter().filter(|(pointer, _)| is_below(pointer)).cloned().collect();
-        if added.is_empty() && replaced.is_empty() {
+        let changes: Vec<_> = earlier.later.iter().filter(|change| is_below(change.pointer())).cloned().collect();
+        if changes.is_empty() {
             return self.current(slot);
         }
         let whole = self.current(Document::ROOT)?;
-        match before(whole, replaced, added, &self.pointer, self.type_)? {
-            Some(text) => {
-                self.charge(text.len())?;
-                self.keep(text)
-            }
+        match before(whole, changes, &self.pointer, self.type_)? {
+            Some(text) => self.keep(&text),
             None => self.current(slot),
         }
+    }
+
+    /// The element at hand as an earlier pass of this profile found it, as far as it is the same one: without what that pass and
+    /// profiles behind this one did below it.
+    pub(super) fn element_before(&mut self, slot: SlotId, type_: &'static schema::Type) -> Result<Value<'a>, Fault> {
+        let earlier = self.earlier;
+        let all = earlier.changes.iter().chain(&earlier.later);
+        let changes: Vec<_> = all.filter_map(|change| change.below(&self.pointer)).collect();
+        let value = self.current(slot)?;
+        if changes.is_empty() { Ok(value) } else { self.keep(&part_before(value, changes, type_)?) }
     }
 
     /// The part of an original that stood at the place at hand; the first bytes of the pointer lead to the original.
@@ -157,12 +206,46 @@ impl<'a> Merge<'_, 'a> {
 
     /// Whether a profile that comes behind this one added what stands at the place at hand.
     pub(super) fn is_later(&self) -> bool {
-        self.earlier.added_later.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
+        let mut later = self.earlier.later.iter();
+        later.any(|change| matches!(change, Change::Added(pointer) if is_at_or_below(&self.pointer, pointer)))
     }
 
     pub(super) fn is_below_ours(&self) -> bool {
         self.earlier.added.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
     }
+}
+
+/// What the record says of an element that is moved: where it stands among what the same profile did not add, in this pass
+/// or in an earlier one, as that is what is there once its additions are taken away.
+pub(super) fn move_of(
+    document: &Document<'_>,
+    list: SlotId,
+    item: SlotId,
+    list_pointer: &str,
+    keyed: &KeyedList,
+    earlier: &[Cow<'_, str>],
+    is_own: impl Fn(SlotId) -> bool,
+) -> Move<'static> {
+    let place_of = |slot: SlotId| {
+        let mut place = list_pointer.to_owned();
+        push_keys(&mut place, keyed, |key| document.value_of(slot, key));
+        place
+    };
+    let is_ours = |slot: SlotId| is_own(slot) || (!earlier.is_empty() && earlier.contains(&place_of(slot).into()));
+    let before: Vec<_> = document.children(list).take_while(|child| *child != item).collect();
+    let found = before.iter().enumerate().rev().find(|(_, child)| !is_ours(**child));
+    let pointer = place_of(item).into();
+    let Some((place, behind)) = found else { return Move { pointer, behind: "".into(), same: 0 } };
+    let behind = place_of(*behind);
+    let behind = behind.get(list_pointer.len()..).unwrap_or_default().to_owned();
+    let mut keys = String::new();
+    let has_keys = |child: &SlotId| {
+        keys.clear();
+        push_keys(&mut keys, keyed, |key| document.value_of(*child, key));
+        keys == behind
+    };
+    let same = document.children(list).skip(place + 1).filter(has_keys).count();
+    Move { pointer, behind: behind.into(), same }
 }
 
 /// Whether a place is another one, or is below it.

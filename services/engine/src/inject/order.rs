@@ -4,19 +4,23 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use crate::json::{Document, SlotId, State};
+use crate::json::{Content, Document, SlotId, State, has_byte};
 
 use super::join::text_of;
 
+/// For how many entries room is made.
+const ENTRIES: usize = 32;
+
 /// Moves entries of an env list that refer to others behind them. What was there moves only if it was joined and refers to
-/// something that is there; what is new moves before it. Gives the slots that were moved, each with the one that it has
-/// become.
-pub(super) fn behind_what_they_need(
-    document: &mut Document<'_>,
+/// something that is there; what is new moves before it. `own` is what was added, and is told what of that gets another slot.
+/// `before_move` is called with it before anything else is moved.
+pub(super) fn behind_what_they_need<'a>(
+    document: &mut Document<'a>,
     list: SlotId,
     entries: &[SlotId],
-) -> Vec<(SlotId, SlotId)> {
-    let mut all_moved = Vec::new();
+    own: &mut Vec<SlotId>,
+    mut before_move: impl FnMut(&Document<'a>, &[SlotId], SlotId),
+) {
     let mut order: Vec<(SlotId, Option<Cow<'_, str>>)> = Vec::new();
     // Each entry moves at most once, so entries that refer to one another in a circle end.
     for entry in entries {
@@ -26,11 +30,12 @@ pub(super) fn behind_what_they_need(
         }
         if order.is_empty() {
             let name = |slot| document.value_of(slot, "name").and_then(crate::json::Value::as_str);
-            order = document.children(list).map(|slot| (slot, name(slot))).collect();
+            order.reserve(ENTRIES);
+            order.extend(document.children(list).map(|slot| (slot, name(slot))));
         }
-        let Some(own) = order.iter().position(|(slot, _)| slot == entry) else { continue };
+        let Some(at) = order.iter().position(|(slot, _)| slot == entry) else { continue };
         let is_needed = |name: &Option<Cow<'_, str>>| name.as_ref().is_some_and(|name| needed.contains(&**name));
-        let behind = order.iter().enumerate().skip(own + 1).filter(|(_, (_, name))| is_needed(name));
+        let behind = order.iter().enumerate().skip(at + 1).filter(|(_, (_, name))| is_needed(name));
         let behind: Vec<_> = behind.map(|(place, (slot, _))| (place, *slot)).collect();
         let Some((end, _)) = behind.last().copied() else { continue };
         let is_new = |slot: SlotId| document.state(slot) == State::Added;
@@ -39,25 +44,38 @@ pub(super) fn behind_what_they_need(
         if !is_new(*entry) && movable {
             for (index, (place, slot)) in behind.into_iter().enumerate() {
                 let moved = document.move_item(list, slot, Some(*entry));
-                all_moved.push((slot, moved));
+                moved_to(own, slot, moved);
                 let (_, name) = order.remove(place);
-                order.insert(own + index, (moved, name));
+                order.insert(at + index, (moved, name));
             }
         } else {
+            if own.binary_search(entry).is_err() {
+                before_move(document, own, *entry);
+            }
             let moved = document.move_item(list, *entry, order.get(end + 1).map(|(slot, _)| *slot));
-            all_moved.push((*entry, moved));
-            let (_, name) = order.remove(own);
+            moved_to(own, *entry, moved);
+            let (_, name) = order.remove(at);
             order.insert(end, (moved, name));
         }
     }
-    all_moved
+}
+
+/// Slots are numbered as they are made, so one that was just made stands behind all others.
+fn moved_to(own: &mut Vec<SlotId>, before: SlotId, moved: SlotId) {
+    if own.binary_search(&before).is_ok() {
+        own.push(moved);
+    }
 }
 
 /// The names that an entry's value refers to.
 fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
+    // Nearly no entry has one, and one byte is found faster than a member, or than two bytes.
+    let may_refer = |raw: &str| has_byte(raw, b'$');
+    if matches!(document.content(entry), Content::Value(whole) if !may_refer(whole.raw())) {
+        return HashSet::new();
+    }
     let Some(raw) = document.raw_of(entry, "value") else { return HashSet::new() };
-    // Nearly no value has one, and one byte is found faster than two.
-    if !raw.as_bytes().contains(&b'$') || !raw.contains("$(") {
+    if !may_refer(raw) || !raw.contains("$(") {
         return HashSet::new();
     }
     text_of(raw).map(|text| names_in(&text).map(str::to_owned).collect()).unwrap_or_default()

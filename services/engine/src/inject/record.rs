@@ -12,11 +12,18 @@ use std::borrow::Cow;
 
 use pillion_api::names::INJECTED_ANNOTATION;
 
-use crate::json::{OwnedTape, Value, write_string};
+use crate::json::{OwnedTape, Value};
 use crate::limits::Done;
 
-/// How large the record may be, in bytes. All annotations of an object together may be 256 KiB.
+mod write;
+
+pub(crate) use write::RecordWriter;
+
+/// How large the record may be, in bytes, beside what it says of moves. All annotations of an object together may be 256 KiB.
 const MAX_RECORD_BYTES: usize = 16 * 1024;
+
+/// How much more it may say of moves. Those that it has no room for are left out: a profile does not fail for them.
+const MAX_MOVE_BYTES: usize = 4 * 1024;
 
 /// The version of the record's form.
 const VERSION: &str = "1";
@@ -27,16 +34,62 @@ pub(crate) struct Record {
     tape: OwnedTape,
 }
 
+/// A place whose value was replaced, and what stood there; of an element that was removed, also the key of the one that it
+/// stood behind: `/web`, or nothing if it was the first.
+pub(crate) type Replacement<'r> = (Cow<'r, str>, Value<'r>, Option<Cow<'r, str>>);
+
+/// An element of a keyed list that was moved within it.
+#[derive(Clone, Debug)]
+pub(crate) struct Move<'r> {
+    pub(crate) pointer: Cow<'r, str>,
+    /// The key of the element that it stood behind: `/web`, or nothing if it was the first.
+    pub(crate) behind: Cow<'r, str>,
+    /// How many elements with that key came behind that one, as an author may write a name twice.
+    pub(crate) same: usize,
+}
+
+/// One thing that was done to an object.
+#[derive(Clone, Debug)]
+pub(crate) enum Change<'r> {
+    Added(Cow<'r, str>),
+    Replaced(Replacement<'r>),
+    Moved(Move<'r>),
+}
+
+impl Change<'_> {
+    /// Where.
+    pub(crate) fn pointer(&self) -> &str {
+        match self {
+            Self::Added(pointer) | Self::Replaced((pointer, ..)) | Self::Moved(Move { pointer, .. }) => pointer,
+        }
+    }
+
+    /// The same as a change of what stands at a place; `None` if it was not below it.
+    pub(crate) fn below(&self, place: &str) -> Option<Self> {
+        let rest = self.pointer().strip_prefix(place).filter(|rest| rest.starts_with('/'))?;
+        let pointer = Cow::Owned(rest.to_owned());
+        Some(match self.clone() {
+            Self::Added(_) => Self::Added(pointer),
+            Self::Replaced((_, original, behind)) => Self::Replaced((pointer, original, behind)),
+            Self::Moved(moved) => Self::Moved(Move { pointer, ..moved }),
+        })
+    }
+}
+
 /// What one profile did in an earlier pass, by pointers.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier<'r> {
+    /// Whether there was such a pass. It may have done nothing but move what was there.
+    pub(crate) is_there: bool,
     pub(crate) added: Vec<Cow<'r, str>>,
     /// With what stood there.
     pub(crate) replaced: Vec<(Cow<'r, str>, Value<'r>)>,
-    /// What profiles that come behind it added: this one did not see it then, and does not now.
-    pub(crate) added_later: Vec<Cow<'r, str>>,
-    /// What they replaced, with what stood there.
-    pub(crate) replaced_later: Vec<(Cow<'r, str>, Value<'r>)>,
+    /// Where containers stand now that it moved from one list to the other: `added` has them too, but they are not its own.
+    pub(crate) moved: Vec<String>,
+    /// All that it did, in an order in which it can be undone from the last.
+    pub(crate) changes: Vec<Change<'r>>,
+    /// What profiles that come behind it did: this one did not see it then, and does not now.
+    pub(crate) later: Vec<Change<'r>>,
 }
 
 /// Whether the annotation of an object that has one is genuine: managedFields are there and do not name it.
@@ -54,7 +107,7 @@ pub(crate) fn is_genuine(object: Value<'_>) -> bool {
 impl Record {
     /// Reads a record; `None` if it is not one that this build understands.
     pub(crate) fn read(text: &str) -> Option<Self> {
-        if text.len() > MAX_RECORD_BYTES {
+        if text.len() > MAX_RECORD_BYTES + MAX_MOVE_BYTES {
             return None;
         }
         let tape = OwnedTape::parse(text).ok()?;
@@ -73,9 +126,16 @@ impl Record {
         self.profiles().flat_map(Self::added)
     }
 
-    /// The places whose values any profile replaced, and what stood there.
-    pub(crate) fn all_replaced(&self) -> impl Iterator<Item = (Cow<'_, str>, Value<'_>)> {
-        self.profiles().flat_map(Self::replaced)
+    /// All that any profile did, in an order in which it can be undone from the last: of one profile, what it took away,
+    /// replaced or moved comes before what it added, which may stand in the same place.
+    pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
+        self.profiles().flat_map(Self::changes_of)
+    }
+
+    /// Where containers stand now that a profile moved from one list to the other. They are not its own: their authors had
+    /// a part in them.
+    pub(crate) fn moved(&self) -> impl Iterator<Item = String> {
+        self.profiles().flat_map(Self::moved_by)
     }
 
     /// The places that the platform's profiles added or replaced. A namespaced profile is called by its namespace too.
@@ -95,11 +155,13 @@ impl Record {
         for entry in self.profiles() {
             let name = entry.get("profile").and_then(Value::as_str).unwrap_or_default();
             if name == profile {
+                earlier.is_there = true;
                 earlier.added.extend(Self::added(entry));
                 earlier.replaced.extend(Self::replaced(entry));
+                earlier.moved.extend(Self::moved_by(entry));
+                earlier.changes.extend(Self::changes_of(entry));
             } else if !is_before(&name) {
-                earlier.added_later.extend(Self::added(entry));
-                earlier.replaced_later.extend(Self::replaced(entry));
+                earlier.later.extend(Self::changes_of(entry));
             }
         }
         earlier
@@ -117,204 +179,49 @@ impl Record {
         entry.get("added").into_iter().flat_map(Value::items).filter_map(Value::as_str)
     }
 
-    fn replaced(entry: Value<'_>) -> impl Iterator<Item = (Cow<'_, str>, Value<'_>)> {
-        entry.get("replaced").into_iter().flat_map(Value::items).filter_map(|pair| {
-            let mut pair = pair.items();
-            Some((pair.next()?.as_str()?, pair.next()?))
+    fn changes_of(entry: Value<'_>) -> impl Iterator<Item = Change<'_>> {
+        let (mut replaced, mut moves) = (Self::replacements(entry), Self::moves(entry).peekable());
+        let mut count = 0;
+        let in_turn = std::iter::from_fn(move || {
+            if let Some((_, moved)) = moves.next_if(|(at, _)| *at <= count) {
+                return Some(Change::Moved(moved));
+            }
+            count += 1;
+            replaced.next().map(Change::Replaced).or_else(|| moves.next().map(|(_, moved)| Change::Moved(moved)))
+        });
+        in_turn.chain(Self::added(entry).map(Change::Added))
+    }
+
+    /// A whole container that was replaced, and not removed, stands in the other list.
+    fn moved_by(entry: Value<'_>) -> impl Iterator<Item = String> {
+        Self::replacements(entry).filter(|(.., behind)| behind.is_none()).filter_map(|(pointer, ..)| {
+            let (other, name) = match pointer.strip_prefix("/spec/containers/") {
+                Some(name) => ("/spec/initContainers/", name),
+                None => ("/spec/containers/", pointer.strip_prefix("/spec/initContainers/")?),
+            };
+            (!name.contains('/')).then(|| format!("{other}{name}"))
         })
     }
-}
 
-/// Writes the record of this pass, profile by profile.
-#[derive(Debug)]
-pub(crate) struct RecordWriter {
-    out: Vec<u8>,
-    /// Whether the profile at hand has an element.
-    has_elements: bool,
-    /// What the profile at hand replaced, as pairs of a pointer and what stood there.
-    replaced: Vec<u8>,
-}
-
-impl RecordWriter {
-    pub(crate) fn new() -> Self {
-        let mut out = Vec::with_capacity(512);
-        out.extend_from_slice(b"{\"version\":");
-        out.extend_from_slice(VERSION.as_bytes());
-        out.extend_from_slice(b",\"profiles\":[");
-        Self { out, has_elements: false, replaced: Vec::new() }
+    fn replaced(entry: Value<'_>) -> impl Iterator<Item = (Cow<'_, str>, Value<'_>)> {
+        Self::replacements(entry).map(|(pointer, original, _)| (pointer, original))
     }
 
-    /// Begins the entry of a profile, with what it added in an earlier pass. Gives a mark to come back to.
-    pub(crate) fn begin(&mut self, profile: &str, revision: &str, earlier: Option<&Record>) -> usize {
-        let mark = self.out.len();
-        self.separate();
-        self.out.extend_from_slice(b"{\"profile\":");
-        write_string(&mut self.out, profile);
-        self.out.extend_from_slice(b",\"revision\":");
-        write_string(&mut self.out, revision);
-        self.out.extend_from_slice(b",\"added\":[");
-        self.has_elements = false;
-        self.replaced.clear();
-        let entry = earlier.and_then(|record| record.entry(profile));
-        for pointer in entry.into_iter().flat_map(Record::added) {
-            self.add(&pointer);
-        }
-        for (pointer, original) in entry.into_iter().flat_map(Record::replaced) {
-            self.replace(&pointer, original.raw());
-        }
-        mark
+    /// What was moved, each with how much had been replaced before.
+    fn moves(entry: Value<'_>) -> impl Iterator<Item = (usize, Move<'_>)> {
+        entry.get("order").into_iter().flat_map(Value::items).filter_map(|items| {
+            let mut items = items.items();
+            let (pointer, behind) = (items.next()?.as_str()?, items.next()?.as_str()?);
+            let mut number = || items.next().and_then(|number| number.raw().parse().ok());
+            let at = number()?;
+            Some((at, Move { pointer, behind, same: number().unwrap_or(0) }))
+        })
     }
 
-    /// Notes an element that was added.
-    pub(crate) fn add(&mut self, pointer: &str) {
-        if self.has_elements {
-            self.out.push(b',');
-        }
-        self.has_elements = true;
-        write_string(&mut self.out, pointer);
-    }
-
-    /// Notes a place whose value was replaced, and what stood there as JSON.
-    pub(crate) fn replace(&mut self, pointer: &str, original: &str) {
-        if !self.replaced.is_empty() {
-            self.replaced.push(b',');
-        }
-        self.replaced.push(b'[');
-        write_string(&mut self.replaced, pointer);
-        self.replaced.push(b',');
-        self.replaced.extend_from_slice(original.as_bytes());
-        self.replaced.push(b']');
-    }
-
-    /// Whether there is more in it already than it may have.
-    pub(crate) const fn is_full(&self) -> bool {
-        self.out.len() + self.replaced.len() > MAX_RECORD_BYTES
-    }
-
-    /// Ends the entry. Whether the record is not too large.
-    pub(crate) fn end(&mut self) -> bool {
-        if !self.replaced.is_empty() {
-            self.out.extend_from_slice(b"],\"replaced\":[");
-            self.out.append(&mut self.replaced);
-        }
-        self.out.extend_from_slice(b"]}");
-        self.out.len() + 2 <= MAX_RECORD_BYTES
-    }
-
-    /// The record as it was at the mark.
-    pub(crate) fn at(&self, mark: usize) -> Option<Record> {
-        let entries = std::str::from_utf8(self.out.get(..mark)?).ok()?;
-        Record::read(&format!("{entries}]}}"))
-    }
-
-    /// Forgets all since the mark.
-    pub(crate) fn take_back(&mut self, mark: usize) {
-        self.out.truncate(mark);
-        self.replaced.clear();
-    }
-
-    /// Forgets all since the mark, and keeps the entry that a profile had before, with its revision: this pass changed
-    /// nothing.
-    pub(crate) fn keep(&mut self, mark: usize, earlier: Option<&Record>, profile: &str) {
-        self.take_back(mark);
-        if let Some(entry) = earlier.and_then(|record| record.entry(profile)) {
-            self.separate();
-            self.out.extend_from_slice(entry.raw().as_bytes());
-        }
-    }
-
-    /// Keeps the entries of an earlier record whose profiles were not applied this time: what they added is there still.
-    /// They come first, so that a new profile for which there is no room any more is the one that is left out.
-    pub(crate) fn keep_others<'p>(&mut self, earlier: &Record, mut is_applied: impl FnMut(&str) -> bool + 'p) {
-        for entry in earlier.profiles() {
-            if entry.get("profile").and_then(Value::as_str).is_some_and(|name| !is_applied(&name)) {
-                self.separate();
-                self.out.extend_from_slice(entry.raw().as_bytes());
-            }
-        }
-    }
-
-    /// The record as a JSON string, ready to be the annotation's value; `None` if nothing was ever added.
-    pub(crate) fn finish(mut self) -> Option<String> {
-        if self.out.last() == Some(&b'[') {
-            return None;
-        }
-        self.out.extend_from_slice(b"]}");
-        let text = String::from_utf8(self.out).ok()?;
-        let mut quoted = Vec::with_capacity(text.len() + text.len() / 4);
-        write_string(&mut quoted, &text);
-        String::from_utf8(quoted).ok()
-    }
-
-    fn separate(&mut self) {
-        if self.out.last() != Some(&b'[') {
-            self.out.push(b',');
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(text: &str) -> Record {
-        Record::read(text).unwrap()
-    }
-
-    #[test]
-    fn what_is_written_is_read_back() {
-        let mut writer = RecordWriter::new();
-        writer.begin("a", "1", None);
-        writer.add("/spec/containers/x");
-        writer.add("/metadata/annotations/example.com~1y");
-        assert!(writer.end());
-        let mark = writer.begin("b", "2", None);
-        writer.add("/spec/volumes/gone");
-        writer.take_back(mark);
-        writer.begin("c", "3", None);
-        assert!(writer.end());
-        let text: String = serde_json::from_str(&writer.finish().unwrap()).unwrap();
-        let read = record(&text);
-        assert_eq!(read.of("a", |_| false).added, ["/spec/containers/x", "/metadata/annotations/example.com~1y"]);
-        assert!(read.of("b", |_| false).added.is_empty());
-    }
-
-    #[test]
-    fn an_earlier_entry_is_continued_and_others_are_kept() {
-        let earlier = record(
-            r#"{"version":1,"profiles":[{"profile":"a","revision":"1","added":["/x"]},{"profile":"b","revision":"1","added":["/y"]}]}"#,
-        );
-        let mut writer = RecordWriter::new();
-        writer.begin("a", "1", Some(&earlier));
-        assert!(writer.end());
-        writer.keep_others(&earlier, |name| name == "a");
-        let text: String = serde_json::from_str(&writer.finish().unwrap()).unwrap();
-        assert_eq!(record(&text).of("a", |_| false).added, ["/x"]);
-        assert_eq!(record(&text).of("b", |_| false).added, ["/y"]);
-    }
-
-    #[test]
-    fn no_entry_is_no_record() {
-        assert_eq!(RecordWriter::new().finish(), None);
-    }
-
-    #[test]
-    fn another_version_is_not_understood() {
-        assert!(Record::read(r#"{"version":2,"profiles":[]}"#).is_none());
-        assert!(Record::read("nonsense").is_none());
-    }
-
-    #[test]
-    fn a_record_is_genuine_if_managed_fields_do_not_name_it() {
-        let genuine = |managed: &str| {
-            let text = format!(r#"{{"metadata":{{"managedFields":{managed}}}}}"#);
-            is_genuine(OwnedTape::parse(text).unwrap().root())
-        };
-        let named =
-            r#"[{"fieldsV1":{}},{"fieldsV1":{"f:metadata":{"f:annotations":{".":{},"f:pillion.dev/injected":{}}}}}]"#;
-        assert!(!genuine(named));
-        assert!(genuine(r#"[{"fieldsV1":{"f:metadata":{"f:annotations":{".":{},"f:other":{}}}}}]"#));
-        assert!(!genuine("[]"));
-        assert!(!is_genuine(OwnedTape::parse(r#"{"metadata":{}}"#).unwrap().root()));
+    fn replacements(entry: Value<'_>) -> impl Iterator<Item = Replacement<'_>> {
+        entry.get("replaced").into_iter().flat_map(Value::items).filter_map(|items| {
+            let mut items = items.items();
+            Some((items.next()?.as_str()?, items.next()?, items.next().and_then(Value::as_str)))
+        })
     }
 }

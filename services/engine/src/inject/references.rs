@@ -31,21 +31,21 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         }
         let original = self.current(entry)?;
-        let mut moved = Vec::with_capacity(original.raw().len() + PREFIX.len());
-        moved.push(b'{');
+        let mut moved = String::with_capacity(original.raw().len() + PREFIX.len());
+        moved.push('{');
         for (index, (key, value)) in original.members().enumerate() {
             if index > 0 {
-                moved.push(b',');
+                moved.push(',');
             }
             write_string(&mut moved, &key.text());
-            moved.push(b':');
+            moved.push(':');
             if key.is("name") {
                 write_string(&mut moved, &moved_name);
             } else {
-                moved.extend_from_slice(value.raw().as_bytes());
+                moved.push_str(value.raw());
             }
         }
-        moved.push(b'}');
+        moved.push('}');
         let prepend = match &join.prepend {
             Some(text) => self.choice(text)?,
             None => None,
@@ -54,7 +54,7 @@ impl<'a> Merge<'_, 'a> {
         let there = format!("$({moved_name})");
         let Some(joined) = super::join::text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
         let place = self.document.children(list).position(|child| child == entry).unwrap_or(0);
-        let moved = self.keep(moved)?;
+        let moved = self.keep(&moved)?;
         self.document.insert_item(list, place, Content::Value(moved));
         let here = self.pointer.clone();
         let around = self.pointer.rfind('/').unwrap_or(0);

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use pillion_api::names::INJECTED_ANNOTATION;
 
+use crate::compute::EXISTING;
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
-use crate::json::{Content, OwnedTape, SlotId, Value};
+use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
 use crate::report::Reason;
@@ -28,8 +29,8 @@ pub(super) enum Spot {
 /// Bytes that looking at one member or element is charged as.
 const LOOK_COST: usize = 4;
 
-/// The name of what the object has at the place at hand.
-const EXISTING: &str = "existing";
+/// Bytes that are made room for where a value is written.
+const SCRATCH: usize = 256;
 
 impl<'a> Merge<'_, 'a> {
     /// A part of a template as it can be laid; `None` if it is left out.
@@ -49,11 +50,10 @@ impl<'a> Merge<'_, 'a> {
             Part::Node(Node { kind: Kind::Plain(tape), .. }) => return Ok(Some(tape.root())),
             Part::Node(node) => node,
         };
-        let mut out = Vec::with_capacity(128);
-        if !self.write_kind(node, &mut out)? {
-            return Ok(None);
-        }
-        self.keep(out).map(Some)
+        let mut out = self.take_scratch();
+        let value = if self.write_kind(node, &mut out)? { Some(self.keep(&out)?) } else { None };
+        self.scratch = out;
+        Ok(value)
     }
 
     /// The value that a string with expressions stands for.
@@ -63,9 +63,12 @@ impl<'a> Merge<'_, 'a> {
                 let value = self.evaluate(expression)?;
                 self.json_of(&value)
             }
-            Text::Mixed(_) => {
-                let text = self.plain_text(text)?;
-                Ok(Some(self.arena.keep(OwnedTape::of_string(&text))))
+            Text::Mixed(pieces) => {
+                let mut out = self.take_scratch();
+                self.each_piece(pieces, &mut |text| out.push_str(text))?;
+                let value = self.arena.keep(OwnedTape::of_string(&out));
+                self.scratch = out;
+                Ok(Some(value))
             }
         }
     }
@@ -78,19 +81,66 @@ impl<'a> Merge<'_, 'a> {
                 value.to_text().map(Cow::into_owned).map_err(|error| self.failed(&error))
             }
             Text::Mixed(pieces) => {
-                let mut out = String::with_capacity(64);
-                for piece in pieces {
-                    match piece {
-                        Piece::Literal(text) => out.push_str(text),
-                        Piece::Expression(expression) => {
-                            let value = self.evaluate(expression)?;
-                            out.push_str(&value.to_text().map_err(|error| self.failed(&error))?);
-                        }
-                    }
-                }
-                self.charge(out.len())?;
+                let mut out = String::new();
+                self.each_piece(pieces, &mut |text| out.push_str(text))?;
                 Ok(out)
             }
+        }
+    }
+
+    /// Gives the parts of a text one after the other.
+    fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), Fault> {
+        let mut length = 0;
+        for piece in pieces {
+            match piece {
+                Piece::Literal(text) => {
+                    length += text.len();
+                    put(text);
+                }
+                Piece::Expression(expression) => {
+                    let value = self.evaluate(expression)?;
+                    let text = value.to_text().map_err(|error| self.failed(&error))?;
+                    length += text.len();
+                    put(&text);
+                }
+            }
+        }
+        self.charge(length)
+    }
+
+    /// Writes the value that a string with expressions stands for. Whether there is one.
+    fn write_text(&mut self, text: &'a Text, out: &mut String) -> Result<bool, Fault> {
+        match text {
+            Text::Whole(_) => {
+                let value = self.text(text)?;
+                out.push_str(value.map(Value::raw).unwrap_or_default());
+                Ok(value.is_some())
+            }
+            Text::Mixed(pieces) => {
+                out.push('"');
+                self.each_piece(pieces, &mut |text| write_escaped(out, text))?;
+                out.push('"');
+                Ok(true)
+            }
+        }
+    }
+
+    /// A field of a part that is an object, as one value; `None` if there is none.
+    pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, Fault> {
+        let fields = match part {
+            Part::Plain(value) => return Ok(value.get(name)),
+            Part::Node(Node { kind: Kind::Plain(tape), .. }) => return Ok(tape.root().get(name)),
+            Part::Node(Node { kind: Kind::Map(fields), .. }) => fields,
+            Part::Node(_) => return Ok(None),
+        };
+        let Some((_, node)) = fields.iter().find(|(key, _)| **key == *name) else { return Ok(None) };
+        let known = self.computation.known();
+        self.know_nothing_exists(node);
+        let part = if self.is_wanted(node)? { self.resolve(node, &crate::schema::ANY)? } else { None };
+        self.computation.forget(known);
+        match part {
+            Some(part) => self.value_of(part),
+            None => Ok(None),
         }
     }
 
@@ -98,56 +148,68 @@ impl<'a> Merge<'_, 'a> {
     fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, Fault> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
-        let mut copy = crate::json::Document::new(value);
+        self.on_copy(value, |merge| {
+            merge.manner.conflict = ConflictRule::Replace;
+            merge.whole(&changed.changes, type_)
+        })
+        .map(Some)
+    }
+
+    /// What becomes of a value by some work on a copy of it, of which the record has nothing.
+    pub(super) fn on_copy(
+        &mut self,
+        value: Value<'a>,
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
+    ) -> Result<Value<'a>, Fault> {
+        let mut copy = Document::new(value);
         let mut places = super::elements::Places::default();
+        let mut desk = super::merge::Desk::default();
         let mut record = super::record::RecordWriter::new();
         let earlier = super::record::Earlier::default();
         let surroundings = super::merge::Surroundings {
             document: &mut copy,
             places: &mut places,
+            desk: &mut desk,
             record: &mut record,
             computation: self.computation,
             arena: self.arena,
             authors: self.authors,
             type_: self.type_,
             collects_containers: false,
+            changes_own: true,
         };
         let mut merge = Merge::new(surroundings, &earlier);
         merge.pointer.clone_from(&self.pointer);
-        merge.manner.conflict = ConflictRule::Replace;
         merge.manner.within_added = true;
         std::mem::swap(&mut merge.budget, &mut self.budget);
-        let result = merge.whole(&changed.changes, type_);
+        let result = work(&mut merge);
         std::mem::swap(&mut merge.budget, &mut self.budget);
         result?;
-        let mut out = Vec::with_capacity(value.raw().len() + 128);
-        copy.write(crate::json::Document::ROOT, &mut out);
-        self.keep(out).map(Some)
+        let mut out = String::with_capacity(value.raw().len() + 128);
+        copy.write(Document::ROOT, &mut out);
+        self.keep(&out)
     }
 
     /// Writes a part as one value, its own directives aside. Whether there is one.
-    fn write_kind(&mut self, node: &'a Node, out: &mut Vec<u8>) -> Result<bool, Fault> {
+    fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, Fault> {
         match &node.kind {
-            Kind::Plain(tape) => out.extend_from_slice(tape.root().raw().as_bytes()),
-            Kind::Text(text) => match self.text(text)? {
-                Some(value) => out.extend_from_slice(value.raw().as_bytes()),
-                None => return Ok(false),
-            },
+            Kind::Plain(tape) => out.push_str(tape.root().raw()),
+            Kind::Text(text) => return self.write_text(text, out),
             Kind::Changed(changed) => match self.changed(changed, &crate::schema::ANY)? {
-                Some(value) => out.extend_from_slice(value.raw().as_bytes()),
+                Some(value) => out.push_str(value.raw()),
                 None => return Ok(false),
             },
             Kind::Map(fields) => {
                 let start = out.len();
-                out.push(b'{');
+                out.push('{');
                 for (key, node) in fields {
                     let before = out.len();
                     if before > start + 1 {
-                        out.push(b',');
+                        out.push(',');
                     }
-                    out.push(b'"');
-                    out.extend_from_slice(key.as_bytes());
-                    out.extend_from_slice(b"\":");
+                    out.push('"');
+                    out.push_str(key);
+                    out.push_str("\":");
                     let known = self.computation.known();
                     self.know_nothing_exists(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
@@ -161,10 +223,11 @@ impl<'a> Merge<'_, 'a> {
                     out.truncate(start);
                     return Ok(false);
                 }
-                out.push(b'}');
+                out.push('}');
             }
             Kind::List(nodes) => {
-                let mut items: Vec<u8> = Vec::new();
+                let start = out.len();
+                out.push('[');
                 self.expand(nodes, None, &crate::schema::ANY, &mut |merge, element| {
                     for node in element.asks() {
                         merge.know_nothing_exists(node);
@@ -172,29 +235,28 @@ impl<'a> Merge<'_, 'a> {
                             return Ok(());
                         }
                     }
-                    let before = items.len();
-                    if before > 0 {
-                        items.push(b',');
+                    let before = out.len();
+                    if before > start + 1 {
+                        out.push(',');
                     }
                     let written = match element.part {
                         Part::Plain(value) => {
-                            items.extend_from_slice(value.raw().as_bytes());
+                            out.push_str(value.raw());
                             true
                         }
-                        Part::Node(node) => merge.write_kind(node, &mut items)?,
+                        Part::Node(node) => merge.write_kind(node, out)?,
                     };
                     if !written {
-                        items.truncate(before);
+                        out.truncate(before);
                     }
                     Ok(())
                 })?;
                 // So is a list whose every element was left out.
-                if items.is_empty() {
+                if out.len() == start + 1 {
+                    out.truncate(start);
                     return Ok(false);
                 }
-                out.push(b'[');
-                out.extend_from_slice(&items);
-                out.push(b']');
+                out.push(']');
             }
         }
         Ok(true)
@@ -274,11 +336,7 @@ impl<'a> Merge<'_, 'a> {
         }
         match value.to_outcome().map_err(|error| self.failed(&error))? {
             Outcome::Absent => Ok(None),
-            Outcome::Value(value) => {
-                let text = value.to_string();
-                self.charge(text.len())?;
-                self.keep(text.into()).map(Some)
-            }
+            Outcome::Value(value) => self.keep(&value.to_string()).map(Some),
         }
     }
 
@@ -309,19 +367,29 @@ impl<'a> Merge<'_, 'a> {
         if let Content::Value(value) = self.document.content(slot) {
             return Ok(value);
         }
-        let mut out = Vec::new();
+        let mut out = self.take_scratch();
         self.document.write(slot, &mut out);
-        self.charge(out.len())?;
-        self.keep(out)
+        let value = self.keep(&out)?;
+        self.scratch = out;
+        Ok(value)
     }
 
-    /// Keeps a JSON text for as long as the request lives.
-    pub(super) fn keep(&mut self, text: Vec<u8>) -> Result<Value<'a>, Fault> {
+    /// A text to write in. Whoever has it gives it back, or there is another one the next time.
+    pub(super) fn take_scratch(&mut self) -> String {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.clear();
+        scratch.reserve(SCRATCH);
+        scratch
+    }
+
+    /// Keeps a JSON text for as long as the request lives. It is paid for here, because whoever made it may be in a loop and
+    /// never put it anywhere.
+    pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, Fault> {
+        self.charge(text.len())?;
         // It was written from values that are JSON.
-        let tape = String::from_utf8(text).ok().and_then(|text| OwnedTape::parse(text).ok());
-        match tape {
-            Some(tape) => Ok(self.arena.keep(tape)),
-            None => Err(self.failed(&EvaluationError::new("the value is nested too deeply or too large"))),
+        match OwnedTape::parse(text) {
+            Ok(tape) => Ok(self.arena.keep(tape)),
+            Err(_) => Err(self.failed(&EvaluationError::new("the value is nested too deeply or too large"))),
         }
     }
 

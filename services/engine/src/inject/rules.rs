@@ -6,7 +6,7 @@ use pillion_api::profile::{ContainerType, Otherwise};
 
 use crate::compute;
 use crate::expression::Value as Computed;
-use crate::json::{Document, SlotId, State, Value};
+use crate::json::{Document, SlotId, Value};
 use crate::profile::rules::ContainerRule;
 use crate::report::Reason;
 use crate::schema;
@@ -17,9 +17,24 @@ use super::merge::{Conflict, Fault, Merge, push_token};
 /// The lists of a pod's containers that a rule may be for, in the order in which they start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
+/// For how many containers of a list room is made.
+const CONTAINERS: usize = 8;
+
+/// What a profile takes a container for that it does not add itself, by what profiles have added.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It was added, and the profile sees it.
+    Injected,
+    /// It was added, and is none of the profile's business.
+    Hidden,
+    /// Nobody added it. It may have been moved.
+    Authors,
+}
+
 /// A container that rules may be for.
 struct Target<'a> {
     slot: SlotId,
+    /// The list in which it stands.
     list: &'static str,
     name: Cow<'a, str>,
     kind: ContainerType,
@@ -28,19 +43,19 @@ struct Target<'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the rules in their order, each to all containers in theirs. `is_injected` tells the containers that this or
-    /// an earlier profile added, by their pointers.
+    /// Applies the rules in their order, each to all containers in theirs. `standing` tells what a container is by its
+    /// pointer.
     pub(super) fn rules(
         &mut self,
         rules: &'a [ContainerRule],
         author: Value<'a>,
-        is_injected: &dyn Fn(&str) -> bool,
+        standing: &dyn Fn(&str) -> Standing,
     ) -> Result<(), Fault> {
         if rules.is_empty() {
             return Ok(());
         }
         let wants_injected = rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected));
-        let targets = self.targets(author, is_injected, wants_injected)?;
+        let targets = self.targets(author, standing, wants_injected)?;
         for rule in rules {
             for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
                 self.charge(ITEM_COST)?;
@@ -57,19 +72,21 @@ impl<'a> Merge<'_, 'a> {
     fn targets(
         &mut self,
         author: Value<'a>,
-        is_injected: &dyn Fn(&str) -> bool,
+        standing: &dyn Fn(&str) -> Standing,
         wants_injected: bool,
     ) -> Result<Vec<Target<'a>>, Fault> {
         let mut targets = Vec::new();
         let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(targets) };
+        let mut pointer = self.take_scratch();
         for list in LISTS {
             let Some(slot) = self.document.member(spec, list)? else { continue };
             self.document.open(slot)?;
             let authors_list = author.at(&["spec", list]);
-            let containers: Vec<_> = self.document.children(slot).collect();
+            let mut containers = Vec::with_capacity(CONTAINERS);
+            containers.extend(self.document.children(slot));
             // Nearly always both are in the same order.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
-            let mut pointer = String::with_capacity(64);
+            pointer.clear();
             push_token(&mut pointer, "spec");
             push_token(&mut pointer, list);
             let length = pointer.len();
@@ -77,38 +94,55 @@ impl<'a> Merge<'_, 'a> {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 pointer.truncate(length);
                 push_token(&mut pointer, &name);
-                let is_seen = self.computation.adds(&name) || is_injected(&pointer);
-                let is_added = is_seen || self.document.state(slot) == State::Added;
+                let standing = if self.computation.adds(&name) { Standing::Injected } else { standing(&pointer) };
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
-                let authors = if let Some(next) = in_order.next_if(has_name) {
-                    Some(next)
-                } else {
-                    let mut looks = 0;
-                    let mut all = authors_list.into_iter().flat_map(Value::items);
-                    let found = all.find(|container| {
-                        looks += 1;
-                        has_name(container)
-                    });
-                    self.charge_looks(looks)?;
-                    found
-                };
-                let (kind, value) = match authors {
-                    Some(value) if !is_added => {
-                        let kind = match compute::init_kind(value) {
-                            _ if list == "containers" => ContainerType::App,
-                            "Sidecar" => ContainerType::Sidecar,
-                            _ => ContainerType::Init,
-                        };
-                        (kind, value)
-                    }
-                    _ if is_seen && wants_injected => (ContainerType::Injected, self.current(slot)?),
+                let (kind, value) = match standing {
+                    Standing::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
                     // Another profile's, which this one does not see, or one that no rule is for.
-                    _ => continue,
+                    Standing::Hidden | Standing::Injected => continue,
+                    Standing::Authors => {
+                        let found = match in_order.next_if(has_name) {
+                            Some(next) => Some((list, next)),
+                            None => self.authors_container(author, list, has_name)?,
+                        };
+                        match found {
+                            Some(("containers", value)) => (ContainerType::App, value),
+                            Some((_, value)) if compute::init_kind(value) == "Sidecar" => {
+                                (ContainerType::Sidecar, value)
+                            }
+                            Some((_, value)) => (ContainerType::Init, value),
+                            None => continue,
+                        }
+                    }
                 };
                 targets.push(Target { slot, list, name, kind, value });
             }
         }
+        self.scratch = pointer;
         Ok(targets)
+    }
+
+    /// A container among those that the author wrote, with the list that it was written in. One that was moved stands in
+    /// the other.
+    fn authors_container(
+        &mut self,
+        author: Value<'a>,
+        list: &'static str,
+        is_it: impl Fn(&Value<'_>) -> bool,
+    ) -> Result<Option<(&'static str, Value<'a>)>, Fault> {
+        let mut looks = 0;
+        let others = LISTS.into_iter().filter(|other| *other != list);
+        let mut lists = std::iter::once(list).chain(others);
+        let found = lists.find_map(|list| {
+            let mut all = author.at(&["spec", list]).into_iter().flat_map(Value::items);
+            let found = all.find(|container| {
+                looks += 1;
+                is_it(container)
+            });
+            found.map(|found| (list, found))
+        });
+        self.charge_looks(looks)?;
+        Ok(found)
     }
 
     fn rule(&mut self, rule: &'a ContainerRule, target: &Target<'a>) -> Result<(), Fault> {
@@ -135,7 +169,7 @@ impl<'a> Merge<'_, 'a> {
             if self.truth(&condition.expression)? {
                 continue;
             }
-            let message = condition.message.as_deref().unwrap_or(&condition.name);
+            let message = condition.told(self.computation, &mut self.budget);
             let place = format!("{}: rule {}: {message}", self.pointer, rule.name);
             match condition.otherwise {
                 Otherwise::NotMatched => {}

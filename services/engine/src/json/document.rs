@@ -3,18 +3,21 @@
 //! A slot is opened, its members or items becoming slots of their own, only where something below it is looked for or
 //! changed; all else stays one slot that holds a place in the tape. Slots know whether they were there from the
 //! beginning, so what was changed can be read off the tree (see [`crate::patch`]). All slots live in one vector: opening
-//! and adding cost no allocation of their own, and a document is copied, to come back to it, by copying that vector.
+//! and adding cost no allocation of their own. To come back to what a document was at some moment, slots that are changed
+//! after it are remembered.
 
 use std::num::NonZeroU32;
 
 use thiserror::Error;
 
-use super::string::Key;
+use super::string::{Key, key_that_stands_twice};
 use super::tape::{Kind, Value};
+
+mod edit;
 
 /// A slot of a document, by its number, the first of which is 1. It stays valid for as long as the document is there; on a
 /// copy it means the same slot. Slots that were made later are greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SlotId(NonZeroU32);
 
 /// A text that a document keeps.
@@ -39,7 +42,7 @@ pub(crate) enum State {
 pub(crate) enum Content<'a> {
     /// A value in some tape, not opened.
     Value(Value<'a>),
-    /// A scalar as JSON text.
+    /// A scalar as JSON text. The check of a patch has other values as such, too, into which nobody looks.
     Scalar(&'a str),
     /// A scalar as JSON text that was made here, and is kept by the document.
     Made(TextId),
@@ -61,9 +64,18 @@ struct Slot<'a> {
     key: Option<Key<'a>>,
     content: Content<'a>,
     state: State,
+    /// Whether it is remembered as it was at the mark.
+    is_remembered: bool,
     first: Option<SlotId>,
     last: Option<SlotId>,
     next: Option<SlotId>,
+}
+
+/// A slot that is looked at, for whoever needs more than one thing of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry<'d, 'a> {
+    pub(crate) id: SlotId,
+    slot: &'d Slot<'a>,
 }
 
 /// A JSON value under edit.
@@ -73,12 +85,33 @@ pub(crate) struct Document<'a> {
     texts: Vec<String>,
     /// What the slots that were replaced held.
     originals: Vec<(SlotId, Value<'a>)>,
+    /// How often something was replaced, removed, or put into a list.
+    upheavals: u32,
+    /// Whether anything was ever removed that was there from the beginning.
+    has_removed: bool,
+    /// Whether it is known of all that will be opened that no key stands twice.
+    keys_are_known: bool,
+    mark: Mark,
+    /// Slots that were there at the mark and have changed since, as they were.
+    before: Vec<(SlotId, Slot<'a>)>,
+}
+
+/// How much of everything a document had at a moment that it may go back to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    slots: usize,
+    texts: usize,
+    originals: usize,
 }
 
 impl SlotId {
     /// The slot of a number. A document has fewer slots than a tape has nodes, and those fit.
     fn number(number: usize) -> Self {
         Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
+    }
+
+    const fn place(self) -> usize {
+        self.0.get() as usize - 1
     }
 }
 
@@ -89,13 +122,69 @@ impl<'a> Document<'a> {
     /// How many slots are made room for. A pod with one sidecar opens about fifty, one with three twice as many.
     const CAPACITY: usize = 160;
 
+    /// For how many changes since a mark room is made.
+    const CHANGES: usize = 64;
+
     /// Above this number of members, a key that stands twice is looked for by sorting.
     const FEW: usize = 24;
 
     pub(crate) fn new(root: Value<'a>) -> Self {
         let mut slots = Vec::with_capacity(Self::CAPACITY);
         slots.push(Slot::new(None, Content::Value(root), State::Original));
-        Self { slots, texts: Vec::new(), originals: Vec::new() }
+        Self {
+            slots,
+            texts: Vec::new(),
+            originals: Vec::new(),
+            upheavals: 0,
+            has_removed: false,
+            keys_are_known: false,
+            mark: Mark::default(),
+            before: Vec::new(),
+        }
+    }
+
+    /// The same value as another document is made from, of which no more will be opened than there: so the keys were looked
+    /// at.
+    pub(crate) fn beside(root: Value<'a>) -> Self {
+        Self { keys_are_known: true, ..Self::new(root) }
+    }
+
+    /// Marks the moment as the one to go back to.
+    pub(crate) fn mark(&mut self) {
+        self.mark = Mark { slots: self.slots.len(), texts: self.texts.len(), originals: self.originals.len() };
+        let mut before = std::mem::take(&mut self.before);
+        for (id, _) in before.drain(..) {
+            if let Some(slot) = self.slots.get_mut(id.place()) {
+                slot.is_remembered = false;
+            }
+        }
+        before.reserve(Self::CHANGES);
+        self.before = before;
+    }
+
+    /// Goes back to what it was at the mark. Slots that were made since are no slots any more.
+    pub(crate) fn go_back(&mut self) {
+        let mut before = std::mem::take(&mut self.before);
+        self.slots.truncate(self.mark.slots);
+        self.texts.truncate(self.mark.texts);
+        self.originals.truncate(self.mark.originals);
+        self.upheavals += 1;
+        for (id, slot) in before.drain(..) {
+            if let Some(changed) = self.slots.get_mut(id.place()) {
+                *changed = slot;
+            }
+        }
+    }
+
+    /// The slot that will be made next.
+    pub(crate) fn end(&self) -> SlotId {
+        SlotId::number(self.slots.len() + 1)
+    }
+
+    /// A number that changes whenever a slot gets another value or another place, and grows by one where an item is put into a
+    /// list. Only a new member leaves it as it is.
+    pub(crate) const fn upheavals(&self) -> u32 {
+        self.upheavals
     }
 
     /// Keeps a scalar that was made for this document, as JSON text.
@@ -133,11 +222,6 @@ impl<'a> Document<'a> {
         original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
     }
 
-    /// Whether it is as it was, with all that is below it.
-    pub(crate) fn is_untouched(&self, id: SlotId) -> bool {
-        self.slot(id).is_some_and(|slot| slot.state == State::Original && matches!(slot.content, Content::Value(_)))
-    }
-
     pub(crate) fn key(&self, id: SlotId) -> Option<Key<'a>> {
         self.slot(id).and_then(|slot| slot.key)
     }
@@ -167,9 +251,36 @@ impl<'a> Document<'a> {
         std::iter::successors(self.first(id), |child| self.next(*child))
     }
 
+    /// The slots directly below one that is open, removed ones included, to be looked at.
+    pub(crate) fn entries(&self, id: SlotId) -> impl Iterator<Item = Entry<'_, 'a>> {
+        let mut next = self.first(id);
+        std::iter::from_fn(move || {
+            let id = next?;
+            let slot = self.slot(id)?;
+            next = slot.next;
+            Some(Entry { id, slot })
+        })
+    }
+
     /// The slots directly below one that is open, without those that are removed.
     pub(crate) fn children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
-        self.all_children(id).filter(|child| self.state(*child) != State::Removed)
+        self.entries(id).filter(|entry| !entry.is_removed()).map(|entry| entry.id)
+    }
+
+    /// The member of an object that is open, removed ones left out; also how many were looked at.
+    pub(crate) fn look_for(&self, id: SlotId, key: &str) -> (usize, Option<SlotId>) {
+        let (mut looks, mut next) = (0, self.first(id));
+        while let Some((id, slot)) = next.and_then(|id| Some((id, self.slot(id)?))) {
+            next = slot.next;
+            if slot.state == State::Removed {
+                continue;
+            }
+            looks += 1;
+            if slot.key.is_some_and(|candidate| candidate.is(key)) {
+                return (looks, Some(id));
+            }
+        }
+        (looks, None)
     }
 
     /// Makes slots of the members or items of an object or list. Anything else, and what is open, stays as it is.
@@ -182,7 +293,7 @@ impl<'a> Document<'a> {
                 let start = self.slots.len();
                 let members = value.members().map(|(key, value)| (Some(key), value));
                 self.take_apart(id, Content::Map, members, state);
-                self.check_keys(start)
+                if self.keys_are_known { Ok(()) } else { self.check_keys(start) }
             }
             Kind::Array => {
                 self.take_apart(id, Content::List, value.items().map(|item| (None, item)), state);
@@ -221,20 +332,17 @@ impl<'a> Document<'a> {
     /// The member of an object by its key, removed ones left out. Opens the object.
     pub(crate) fn member(&mut self, id: SlotId, key: &str) -> Result<Option<SlotId>, Malformed> {
         self.open(id)?;
-        Ok(self.children(id).find(|child| self.key(*child).is_some_and(|candidate| candidate.is(key))))
+        Ok(self.look_for(id, key).1)
     }
 
     /// The value of a member as it was read, without opening anything; `None` if it is absent, open, or made here.
     pub(crate) fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {
         match self.content(id) {
             Content::Value(value) => value.get(key),
-            Content::Map => {
-                let child = self.children(id).find(|child| self.key(*child).is_some_and(|other| other.is(key)))?;
-                match self.content(child) {
-                    Content::Value(value) => Some(value),
-                    Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => None,
-                }
-            }
+            Content::Map => match self.content(self.look_for(id, key).1?) {
+                Content::Value(value) => Some(value),
+                Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => None,
+            },
             Content::Scalar(_) | Content::Made(_) | Content::List => None,
         }
     }
@@ -243,177 +351,40 @@ impl<'a> Document<'a> {
     pub(crate) fn raw_of(&self, id: SlotId, key: &str) -> Option<&str> {
         match self.content(id) {
             Content::Value(value) => value.get(key).map(Value::raw),
-            Content::Map => {
-                let mut children = self.children(id);
-                self.raw(children.find(|child| self.key(*child).is_some_and(|other| other.is(key)))?)
-            }
+            Content::Map => self.raw(self.look_for(id, key).1?),
             Content::Scalar(_) | Content::Made(_) | Content::List => None,
         }
     }
 
-    /// Adds a member that is not there, behind the others. The object has to be open.
-    pub(crate) fn add_member(&mut self, id: SlotId, key: Key<'a>, content: Content<'a>) -> SlotId {
-        let removed = self.all_children(id).find(|child| {
-            self.state(*child) == State::Removed && self.key(*child).is_some_and(|candidate| candidate.is(&key.text()))
-        });
-        match removed {
-            Some(child) => {
-                self.replace(child, content);
-                child
-            }
-            None => self.append(id, Some(key), content, State::Added),
-        }
-    }
-
-    /// Adds an item to a list, behind the others. The list has to be open.
-    pub(crate) fn push_item(&mut self, id: SlotId, content: Content<'a>) -> SlotId {
-        self.append(id, None, content, State::Added)
-    }
-
-    /// Adds an item to a list before the one that is number `index`, not counting removed ones; behind all if there are
-    /// not so many. The list has to be open.
-    pub(crate) fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
-        let before = self.children(id).nth(index);
-        let Some(before) = before else { return self.push_item(id, content) };
-        let previous = self.all_children(id).find(|child| self.next(*child) == Some(before));
-        let added = self.make(None, content, State::Added);
-        if let Some(slot) = self.slot_mut(added) {
-            slot.next = Some(before);
-        }
-        match previous {
-            Some(previous) => self.link(previous, added),
-            None => {
-                if let Some(slot) = self.slot_mut(id) {
-                    slot.first = Some(added);
-                }
-            }
-        }
-        added
-    }
-
-    /// Moves an item of a list before another one; behind all if there is none. One that was there from the beginning is
-    /// removed at its place and added at the other. Gives the slot that it is in then.
-    pub(crate) fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
-        if before == Some(item) {
-            return item;
-        }
-        let Some(Slot { content, first, last, .. }) = self.slot(item).copied() else { return item };
-        self.remove(item, list);
-        let place = before.and_then(|before| self.children(list).position(|child| child == before));
-        let moved = match place {
-            Some(place) => self.insert_item(list, place, content),
-            None => self.push_item(list, content),
-        };
-        if let Some(slot) = self.slot_mut(moved) {
-            slot.first = first;
-            slot.last = last;
-        }
-        moved
-    }
-
-    /// Gives a slot another value.
-    pub(crate) fn replace(&mut self, id: SlotId, content: Content<'a>) {
-        if let (State::Original, Content::Value(original)) = (self.state(id), self.content(id)) {
-            self.originals.push((id, original));
-        }
-        if let Some(slot) = self.slot_mut(id) {
-            slot.content = content;
-            slot.first = None;
-            slot.last = None;
-            slot.state = if slot.state == State::Added { State::Added } else { State::Replaced };
-        }
-    }
-
-    /// Gives a slot back what it held from the beginning.
-    pub(crate) fn restore(&mut self, id: SlotId, original: Content<'a>) {
-        self.replace(id, original);
-        if let Some(slot) = self.slot_mut(id) {
-            slot.state = State::Original;
-        }
-    }
-
-    /// Takes a slot away. One that was added is as if it had never been there.
-    pub(crate) fn remove(&mut self, id: SlotId, parent: SlotId) {
-        if self.state(id) == State::Added {
-            self.unlink(id, parent);
-        } else if let Some(slot) = self.slot_mut(id) {
-            slot.state = State::Removed;
-        }
-    }
-
     /// Writes the value of a slot as it is now.
-    pub(crate) fn write(&self, id: SlotId, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, id: SlotId, out: &mut String) {
         match self.content(id) {
-            Content::Value(value) => out.extend_from_slice(value.raw().as_bytes()),
-            Content::Scalar(text) => out.extend_from_slice(text.as_bytes()),
-            Content::Made(text) => out.extend_from_slice(self.made(text).unwrap_or_default().as_bytes()),
+            Content::Value(value) => out.push_str(value.raw()),
+            Content::Scalar(text) => out.push_str(text),
+            Content::Made(text) => out.push_str(self.made(text).unwrap_or_default()),
             Content::Map => {
-                self.write_children(id, out, b'{', b'}');
+                self.write_children(id, out, '{', '}');
             }
             Content::List => {
-                self.write_children(id, out, b'[', b']');
+                self.write_children(id, out, '[', ']');
             }
         }
     }
 
-    fn write_children(&self, id: SlotId, out: &mut Vec<u8>, open: u8, close: u8) {
+    fn write_children(&self, id: SlotId, out: &mut String, open: char, close: char) {
         out.push(open);
-        for (index, child) in self.children(id).enumerate() {
+        for (index, child) in self.entries(id).filter(|child| !child.is_removed()).enumerate() {
             if index > 0 {
-                out.push(b',');
+                out.push(',');
             }
-            if let Some(key) = self.key(child) {
-                out.push(b'"');
-                out.extend_from_slice(key.escaped().as_bytes());
-                out.extend_from_slice(b"\":");
+            if let Some(key) = child.key() {
+                out.push('"');
+                out.push_str(key.escaped());
+                out.push_str("\":");
             }
-            self.write(child, out);
+            self.write(child.id, out);
         }
         out.push(close);
-    }
-
-    fn append(&mut self, parent: SlotId, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
-        let added = self.make(key, content, state);
-        let last = self.slot(parent).and_then(|slot| slot.last);
-        match last {
-            Some(last) => self.link(last, added),
-            None => {
-                if let Some(slot) = self.slot_mut(parent) {
-                    slot.first = Some(added);
-                }
-            }
-        }
-        if let Some(slot) = self.slot_mut(parent) {
-            slot.last = Some(added);
-        }
-        added
-    }
-
-    fn make(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
-        self.slots.push(Slot::new(key, content, state));
-        SlotId::number(self.slots.len())
-    }
-
-    fn link(&mut self, id: SlotId, next: SlotId) {
-        if let Some(slot) = self.slot_mut(id) {
-            slot.next = Some(next);
-        }
-    }
-
-    fn unlink(&mut self, id: SlotId, parent: SlotId) {
-        let after = self.next(id);
-        let previous = self.all_children(parent).find(|child| self.next(*child) == Some(id));
-        if let Some(previous) = previous.and_then(|previous| self.slot_mut(previous)) {
-            previous.next = after;
-        }
-        if let Some(slot) = self.slot_mut(parent) {
-            if slot.first == Some(id) {
-                slot.first = after;
-            }
-            if slot.last == Some(id) {
-                slot.last = previous;
-            }
-        }
     }
 
     /// Whether a key stands twice among the slots from `start` on, which are the members of one object.
@@ -421,35 +392,57 @@ impl<'a> Document<'a> {
         let members = self.slots.get(start..).unwrap_or_default();
         let keys = || members.iter().filter_map(|slot| slot.key);
         let twice = if members.len() <= Self::FEW {
-            keys()
-                .enumerate()
-                .find(|(index, key)| keys().take(*index).any(|earlier| earlier.escaped() == key.escaped()))
+            key_that_stands_twice(keys).map(Key::text)
         } else {
-            let mut sorted: Vec<_> = keys().enumerate().collect();
-            sorted.sort_unstable_by_key(|(_, key)| key.escaped());
-            sorted.windows(2).find_map(|pair| match pair {
-                [first, second] if first.1.escaped() == second.1.escaped() => Some(*second),
-                _ => None,
-            })
+            let mut sorted: Vec<_> = keys().map(Key::text).collect();
+            sorted.sort_unstable();
+            let twice = sorted.windows(2).position(|pair| matches!(pair, [first, second] if first == second));
+            twice.map(|place| sorted.swap_remove(place))
         };
         match twice {
-            Some((_, key)) => Err(Malformed { key: key.text().into() }),
+            Some(key) => Err(Malformed { key: key.into() }),
             None => Ok(()),
         }
     }
 
     fn slot(&self, id: SlotId) -> Option<&Slot<'a>> {
-        self.slots.get(id.0.get() as usize - 1)
+        self.slots.get(id.place())
     }
 
+    /// A slot to be changed. All changes are made by this way, so that they can be undone.
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
-        self.slots.get_mut(id.0.get() as usize - 1)
+        let slot = self.slots.get_mut(id.place())?;
+        if id.place() < self.mark.slots && !slot.is_remembered {
+            self.before.push((id, *slot));
+            slot.is_remembered = true;
+        }
+        Some(slot)
+    }
+}
+
+impl<'d, 'a> Entry<'d, 'a> {
+    pub(crate) fn key(self) -> Option<Key<'a>> {
+        self.slot.key
+    }
+
+    pub(crate) fn content(self) -> &'d Content<'a> {
+        &self.slot.content
+    }
+
+    /// Whether only its place is remembered.
+    pub(crate) fn is_removed(self) -> bool {
+        self.slot.state == State::Removed
+    }
+
+    /// Whether it is as it was, with all that is below it.
+    pub(crate) fn is_untouched(self) -> bool {
+        self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))
     }
 }
 
 impl<'a> Slot<'a> {
     const fn new(key: Option<Key<'a>>, content: Content<'a>, state: State) -> Self {
-        Self { key, content, state, first: None, last: None, next: None }
+        Self { key, content, state, is_remembered: false, first: None, last: None, next: None }
     }
 }
 
@@ -464,83 +457,4 @@ fn scalar_kind(text: &str) -> Kind {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::OwnedTape;
-    use super::*;
-
-    fn written(document: &Document<'_>) -> String {
-        let mut out = Vec::new();
-        document.write(Document::ROOT, &mut out);
-        String::from_utf8(out).unwrap()
-    }
-
-    #[test]
-    fn what_nobody_touched_is_written_as_it_stood() {
-        let text = r#"{ "a" : [1 , 2], "b":{"c":1.10} }"#;
-        let tape = OwnedTape::parse(text).unwrap();
-        let mut document = Document::new(tape.root());
-        assert_eq!(written(&document), text);
-        let root = Document::ROOT;
-        document.open(root).unwrap();
-        assert_eq!(written(&document), r#"{"a":[1 , 2],"b":{"c":1.10}}"#);
-    }
-
-    #[test]
-    fn members_and_items_are_added_replaced_and_removed() {
-        let tape = OwnedTape::parse(r#"{"list":[1,2,3],"x":true,"y":false}"#).unwrap();
-        let mut document = Document::new(tape.root());
-        let root = Document::ROOT;
-        let list = document.member(root, "list").unwrap().unwrap();
-        document.open(list).unwrap();
-        let second = document.children(list).nth(1).unwrap();
-        document.remove(second, list);
-        document.insert_item(list, 0, Content::Scalar("0"));
-        document.insert_item(list, 2, Content::Scalar("9"));
-        document.push_item(list, Content::Scalar("4"));
-        let x = document.member(root, "x").unwrap().unwrap();
-        document.replace(x, Content::Scalar("\"new\""));
-        let y = document.member(root, "y").unwrap().unwrap();
-        document.remove(y, root);
-        document.add_member(root, Key::new("z"), Content::Map);
-        assert_eq!(written(&document), r#"{"list":[0,1,9,3,4],"x":"new","z":{}}"#);
-    }
-
-    #[test]
-    fn an_addition_that_is_taken_back_leaves_no_trace() {
-        let tape = OwnedTape::parse("[1]").unwrap();
-        let mut document = Document::new(tape.root());
-        let root = Document::ROOT;
-        document.open(root).unwrap();
-        let last = document.push_item(root, Content::Scalar("2"));
-        document.remove(last, root);
-        let first = document.insert_item(root, 0, Content::Scalar("0"));
-        document.remove(first, root);
-        document.push_item(root, Content::Scalar("3"));
-        assert_eq!(written(&document), "[1,3]");
-    }
-
-    #[test]
-    fn a_key_that_stands_twice_is_found() {
-        for padding in [0, 40] {
-            let members: Vec<_> = (0..padding).map(|i| format!("\"k{i}\":0,")).collect();
-            let text = format!(r#"{{{}"same":1,"same":2}}"#, members.concat());
-            let tape = OwnedTape::parse(text).unwrap();
-            let mut document = Document::new(tape.root());
-            let root = Document::ROOT;
-            assert_eq!(document.open(root), Err(Malformed { key: "same".into() }));
-        }
-    }
-
-    #[test]
-    fn a_removed_member_that_comes_back_is_a_replacement() {
-        let tape = OwnedTape::parse(r#"{"a":1}"#).unwrap();
-        let mut document = Document::new(tape.root());
-        let root = Document::ROOT;
-        let a = document.member(root, "a").unwrap().unwrap();
-        document.remove(a, root);
-        assert_eq!(document.member(root, "a").unwrap(), None);
-        let again = document.add_member(root, Key::new("a"), Content::Scalar("2"));
-        assert_eq!(again, a);
-        assert_eq!(document.state(a), State::Replaced);
-    }
-}
+mod tests;

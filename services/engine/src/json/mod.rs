@@ -5,16 +5,19 @@
 //! request that it is, to the byte, whether this build knows the field or not. A `Document` lays edits over a tape and
 //! can say as a JSON patch what they are.
 
+mod bytes;
 mod document;
 mod parse;
 mod pointer;
 mod string;
 mod tape;
 
+pub(crate) use bytes::{before_byte, has_byte};
 pub(crate) use document::{Content, Document, Malformed, SlotId, State};
+pub(crate) use parse::is_scalar;
 pub use parse::{Limits, SyntaxError};
-pub(crate) use pointer::needs_escape;
+pub(crate) use pointer::{needs_escape, split_at_escape};
 pub use string::Key;
-pub(crate) use string::{write_escaped, write_string};
+pub(crate) use string::{behind_plain, is_plain, key_that_stands_twice, write_escaped, write_string};
 pub(crate) use tape::BorrowedTape;
 pub use tape::{Kind, OwnedTape, Value};

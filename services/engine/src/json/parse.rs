@@ -8,6 +8,10 @@ use thiserror::Error;
 use super::string::behind_plain;
 use super::tape::{Kind, Node, OwnedTape};
 
+/// How many nodes a value is in which there is none, and a key with such a value.
+const VALUE: u32 = 1;
+const KEY: u32 = 2;
+
 /// What a text may hold at most.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -38,7 +42,7 @@ pub struct SyntaxError {
 /// Reads a text into the table of its values.
 ///
 /// # Errors
-/// If the text is not UTF-8, not JSON, followed by more than white space, or exceeds the limits.
+/// If the text is not JSON, followed by more than white space, or exceeds the limits.
 pub(super) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxError> {
     let fault = |what| SyntaxError { offset: 0, what };
     if u32::try_from(text.len()).is_err() {
@@ -50,6 +54,26 @@ pub(super) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxErro
     match parser.whole(text) {
         Some(()) => Ok(parser.nodes),
         None => Err(parser.fault.unwrap_or_else(|| fault("a text that cannot be read"))),
+    }
+}
+
+/// Whether a text is a string, a number, or one of the three words.
+pub(crate) fn is_scalar(text: &str) -> bool {
+    match text.as_bytes() {
+        [b'"', within @ ..] if is_common_string(within) => true,
+        [b'{' | b'[', ..] => false,
+        text => nodes(text, Limits { nodes: 1, ..Limits::default() }).is_ok(),
+    }
+}
+
+/// Whether a text from behind its quote on is a string in which nothing but quotes and backslashes is escaped.
+fn is_common_string(within: &[u8]) -> bool {
+    let mut rest = within;
+    loop {
+        match behind_plain(rest) {
+            [b'\\', b'"' | b'\\', behind @ ..] => rest = behind,
+            rest => return rest == b"\"",
+        }
     }
 }
 
@@ -73,7 +97,7 @@ impl Parser {
 
     fn value<'t>(&mut self, text: &'t [u8], depth: usize) -> Option<&'t [u8]> {
         match text {
-            [b'"', within @ ..] => self.string(within),
+            [b'"', within @ ..] => self.string(within, VALUE),
             [b'{', within @ ..] => self.object(within, depth),
             [b'[', within @ ..] => self.array(within, depth),
             [b't', ..] => self.word(text, b"true", Kind::True),
@@ -95,20 +119,30 @@ impl Parser {
         let mut rest = within;
         loop {
             let Some(key) = behind(rest, b'"') else { return self.fail(rest, "expected a key in quotes") };
-            rest = self.string(key)?;
+            let place = self.nodes.len();
+            rest = self.string(key, KEY)?;
             let Some(value) = behind(rest, b':') else { return self.fail(rest, "expected a colon behind the key") };
             rest = match value {
-                // Most values are strings, and need no call that may come back to here.
-                [b'"', within @ ..] => self.string(within)?,
-                _ => self.value(value, depth + 1)?,
+                // Most values are strings or, where it is said who owns what, have nothing in them. They need no call that may
+                // come back to here.
+                [b'"', within @ ..] => self.string(within, VALUE)?,
+                [b'{', b'}', behind @ ..] if depth + 1 < self.limits.depth => {
+                    self.push(Kind::Object, self.offset(value), VALUE, behind)?;
+                    behind
+                }
+                _ => {
+                    let behind = self.value(value, depth + 1)?;
+                    self.span(place);
+                    behind
+                }
             };
-            if let Some(next) = behind(rest, b',') {
-                rest = next;
-            } else if let Some(behind) = behind(rest, b'}') {
-                return self.leave(index, behind);
-            } else {
-                return self.fail(rest, "expected a comma or the end of the object");
-            }
+            // The API server writes no space.
+            let next = if let [b',' | b'}', ..] = rest { rest } else { behind_space(rest) };
+            rest = match next {
+                [b',', next @ ..] => next,
+                [b'}', behind @ ..] => return self.leave(index, behind),
+                _ => return self.fail(rest, "expected a comma or the end of the object"),
+            };
         }
     }
 
@@ -121,13 +155,12 @@ impl Parser {
         let mut rest = within;
         loop {
             rest = self.value(rest, depth + 1)?;
-            if let Some(next) = behind(rest, b',') {
-                rest = next;
-            } else if let Some(behind) = behind(rest, b']') {
-                return self.leave(index, behind);
-            } else {
-                return self.fail(rest, "expected a comma or the end of the list");
-            }
+            let next = if let [b',' | b']', ..] = rest { rest } else { behind_space(rest) };
+            rest = match next {
+                [b',', next @ ..] => next,
+                [b']', behind @ ..] => return self.leave(index, behind),
+                _ => return self.fail(rest, "expected a comma or the end of the list"),
+            };
         }
     }
 
@@ -138,45 +171,53 @@ impl Parser {
         }
         let index = self.nodes.len();
         let start = self.offset(within).wrapping_sub(1);
-        self.push(kind, start, within)?;
+        self.push(kind, start, VALUE, within)?;
         Some(index)
     }
 
     /// Notes the end of an object or list, now that it is known.
     #[inline]
     fn leave<'t>(&mut self, index: usize, behind: &'t [u8]) -> Option<&'t [u8]> {
-        let (end, count) = (self.offset(behind), self.nodes.len());
-        let Some(node) = self.nodes.get_mut(index) else { return self.fail(behind, "the table of values is broken") };
+        let end = self.offset(behind);
+        let Some(node) = self.span(index) else { return self.fail(behind, "the table of values is broken") };
         node.end = end;
-        node.span = narrow(count.wrapping_sub(index));
         Some(behind)
     }
 
-    /// A string from behind its quote on.
+    /// Notes that all since a node belongs to it.
+    #[inline]
+    fn span(&mut self, index: usize) -> Option<&mut Node> {
+        let count = self.nodes.len();
+        let node = self.nodes.get_mut(index)?;
+        node.span = narrow(count.wrapping_sub(index));
+        Some(node)
+    }
+
+    /// A string from behind its quote on, which is so many nodes.
     #[expect(
         clippy::inline_always,
         reason = "there are more strings than all else; a call is a fifth of what one costs"
     )]
     #[inline(always)]
-    fn string<'t>(&mut self, within: &'t [u8]) -> Option<&'t [u8]> {
+    fn string<'t>(&mut self, within: &'t [u8], span: u32) -> Option<&'t [u8]> {
         let start = self.offset(within).wrapping_sub(1);
         match behind_plain(within) {
             [b'"', behind @ ..] => {
-                self.push(Kind::String, start, behind)?;
+                self.push(Kind::String, start, span, behind)?;
                 Some(behind)
             }
-            rest => self.uncommon_string(start, rest),
+            rest => self.uncommon_string(start, span, rest),
         }
     }
 
     /// A string from the first byte on that does not stand for itself and is not the end.
     #[cold]
-    fn uncommon_string<'t>(&mut self, start: u32, from: &'t [u8]) -> Option<&'t [u8]> {
+    fn uncommon_string<'t>(&mut self, start: u32, span: u32, from: &'t [u8]) -> Option<&'t [u8]> {
         let mut rest = from;
         loop {
             match rest {
                 [b'"', behind @ ..] => {
-                    self.push(Kind::EscapedString, start, behind)?;
+                    self.push(Kind::EscapedString, start, span, behind)?;
                     return Some(behind);
                 }
                 [b'\\', behind @ ..] => rest = behind_plain(self.escape(behind)?),
@@ -227,7 +268,7 @@ impl Parser {
         if let [b'e' | b'E', b'+' | b'-', behind @ ..] | [b'e' | b'E', behind @ ..] = rest {
             rest = self.digits(behind)?;
         }
-        self.push(Kind::Number, self.offset(text), rest)?;
+        self.push(Kind::Number, self.offset(text), VALUE, rest)?;
         Some(rest)
     }
 
@@ -241,18 +282,32 @@ impl Parser {
 
     fn word<'t>(&mut self, text: &'t [u8], word: &[u8], kind: Kind) -> Option<&'t [u8]> {
         let Some(behind) = text.strip_prefix(word) else { return self.fail(text, "expected a value") };
-        self.push(kind, self.offset(text), behind)?;
+        self.push(kind, self.offset(text), VALUE, behind)?;
         Some(behind)
     }
 
     /// Notes a value by where it begins and by what is left behind its end.
-    #[inline]
-    fn push(&mut self, kind: Kind, start: u32, behind: &[u8]) -> Option<()> {
-        if self.nodes.len() >= self.limits.nodes {
-            return self.fail(behind, "too many values");
+    #[expect(clippy::inline_always, reason = "as above: every value is noted")]
+    #[inline(always)]
+    fn push(&mut self, kind: Kind, start: u32, span: u32, behind: &[u8]) -> Option<()> {
+        if self.nodes.len() == self.nodes.capacity() {
+            self.grow(behind)?;
         }
         let end = self.offset(behind);
-        self.nodes.push(Node { start, end, span: 1, kind });
+        self.nodes.push(Node { start, end, span, kind });
+        Some(())
+    }
+
+    /// Makes room for more values, as many as there may be. There is never more room than that, so that only who has none
+    /// left asks.
+    #[cold]
+    fn grow(&mut self, behind: &[u8]) -> Option<()> {
+        let count = self.nodes.len();
+        let room = self.limits.nodes.saturating_sub(count).min(count.max(16));
+        if room == 0 {
+            return self.fail(behind, "too many values");
+        }
+        self.nodes.reserve_exact(room);
         Some(())
     }
 
@@ -337,6 +392,9 @@ mod tests {
         assert!(accepts(&nested(128)));
         assert!(!accepts(&nested(129)));
         assert!(!accepts(&"[".repeat(100_000)));
+        let objects = |depth: usize| format!("{}{{}}{}", "{\"a\":".repeat(depth - 1), "}".repeat(depth - 1));
+        assert!(accepts(&objects(128)));
+        assert!(!accepts(&objects(129)));
         let limits = Limits { nodes: 4, ..Limits::default() };
         assert!(nodes(b"[1,2,3]", limits).is_ok());
         assert_eq!(nodes(b"[1,2,3,4]", limits).unwrap_err().what, "too many values");
@@ -364,7 +422,10 @@ mod tests {
 
         #[test]
         fn arbitrary_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let _ = nodes(&bytes, Limits::default());
+            // What is taken for JSON is UTF-8, so that its parts are texts, and is JSON for others too.
+            if nodes(&bytes, Limits::default()).is_ok() {
+                prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok(), "{bytes:?}");
+            }
         }
     }
 

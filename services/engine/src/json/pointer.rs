@@ -1,22 +1,31 @@
 //! Tokens of JSON pointers (RFC 6901), in which `~` and `/` are escaped.
 
-/// Whether a key has a character that a pointer escapes. Nearly none has, and every key on the way is asked; so eight bytes
-/// are looked at at a time.
+use super::bytes::{any, find, marked};
+
+/// Whether a key has a character that a pointer escapes. Nearly none has.
 pub(crate) fn needs_escape(key: &str) -> bool {
-    const ONES: u64 = u64::MAX / 255;
-    // A byte is zero where the key has the character. Bytes above it may look so too, which changes no answer.
-    let has = |word: u64, byte: u8| {
-        let zero = word ^ (ONES * u64::from(byte));
-        zero.wrapping_sub(ONES) & !zero & (ONES << 7) != 0
-    };
-    let (words, rest) = key.as_bytes().as_chunks();
-    words.iter().map(|word| u64::from_le_bytes(*word)).any(|word| has(word, b'~') || has(word, b'/'))
-        || rest.iter().any(|byte| matches!(byte, b'~' | b'/'))
+    any(key.as_bytes(), |word| special(word) != 0, is_special)
+}
+
+/// What stands in a key before the first character that a pointer escapes, what that becomes, and what is behind it; `None`
+/// if there is no such character.
+pub(crate) fn split_at_escape(key: &str) -> Option<(&str, &'static str, &str)> {
+    let place = find(key.as_bytes(), special, is_special)?;
+    let (plain, behind) = key.split_at_checked(place)?;
+    Some((plain, if behind.starts_with('~') { "~0" } else { "~1" }, behind.get(1..)?))
+}
+
+fn special(word: u64) -> u64 {
+    marked(word, b'~') | marked(word, b'/')
+}
+
+fn is_special(byte: u8) -> bool {
+    matches!(byte, b'~' | b'/')
 }
 
 #[cfg(test)]
 mod tests {
-    use super::needs_escape;
+    use super::{needs_escape, split_at_escape};
 
     #[test]
     fn what_is_escaped_is_found_at_every_place() {
@@ -26,9 +35,12 @@ mod tests {
                 for special in ['~', '/'] {
                     let key: String = (0..length).map(|at| if at == place { special } else { '.' }).collect();
                     assert!(needs_escape(&key), "{key}");
+                    let escape = if special == '~' { "~0" } else { "~1" };
+                    assert_eq!(split_at_escape(&key), Some((&key[..place], escape, &key[place + 1..])));
                 }
             }
         }
+        assert_eq!(split_at_escape("a.b"), None);
         assert!(!needs_escape("0.}\u{7f}é\u{ae}\u{af}"));
     }
 }

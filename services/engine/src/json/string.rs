@@ -4,6 +4,14 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use super::bytes::{self, ONES};
+
+/// What JSON is written to: a text, or the bytes of one.
+pub(crate) trait Sink {
+    /// Puts a text behind what is there.
+    fn put(&mut self, text: &str);
+}
+
 /// The key of a member, as it stands in the text between its quotes. Keys are compared far more often than read, and nearly
 /// none has an escape, so whether one has is known and not looked for.
 #[derive(Clone, Copy)]
@@ -15,11 +23,11 @@ pub struct Key<'t> {
 impl<'t> Key<'t> {
     /// A key whose text is escaped for JSON, without its quotes.
     pub(crate) fn new(escaped: &'t str) -> Self {
-        Self { escaped, has_escapes: escaped.as_bytes().contains(&b'\\') }
+        Self { escaped, has_escapes: bytes::has_byte(escaped, b'\\') }
     }
 
     /// A key of a text that was parsed, where it is known whether it has escapes.
-    pub(super) const fn read(escaped: &'t str, has_escapes: bool) -> Self {
+    pub(crate) const fn read(escaped: &'t str, has_escapes: bool) -> Self {
         Self { escaped, has_escapes }
     }
 
@@ -28,16 +36,35 @@ impl<'t> Key<'t> {
         self.escaped
     }
 
+    /// Whether an escape stands in it.
+    pub(crate) const fn has_escapes(self) -> bool {
+        self.has_escapes
+    }
+
     /// The text that the key stands for.
     #[must_use]
     pub fn text(self) -> Cow<'t, str> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
+    /// Some of 64 bits: the same for keys that are written alike, and seldom for others of one object. All of them for one
+    /// with escapes, which may be written in another way and be the same key.
+    fn bits(self) -> u64 {
+        if self.has_escapes {
+            return u64::MAX;
+        }
+        let byte = |place: Option<&u8>| place.map_or(0, |byte| usize::from(*byte));
+        let bytes = self.escaped.as_bytes();
+        let digest =
+            bytes.len().wrapping_mul(7) ^ byte(bytes.first()).wrapping_mul(5) ^ byte(bytes.last()).wrapping_mul(3);
+        1 << (digest % 64)
+    }
+
     /// Whether the key stands for this text.
+    #[inline]
     #[must_use]
     pub fn is(self, text: &str) -> bool {
-        self.escaped == text || (self.has_escapes && unescape(self.escaped) == text)
+        if self.has_escapes { unescape(self.escaped) == text } else { self.escaped == text }
     }
 }
 
@@ -45,6 +72,23 @@ impl fmt::Debug for Key<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.escaped)
     }
+}
+
+/// The first key that stands behind another that is the same. Keys are compared only where they share bits, so this is for
+/// few keys: of many, each would be compared with all before it.
+#[inline]
+pub(crate) fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
+    let mut seen = 0;
+    let twice = keys().enumerate().find(|(index, key)| {
+        let (before, bits) = (seen, key.bits());
+        seen |= bits;
+        if before & bits == 0 {
+            return false;
+        }
+        let text = key.text();
+        keys().take(*index).any(|earlier| earlier.is(&text))
+    });
+    twice.map(|(_, key)| key)
 }
 
 /// The text that the inside of a string stands for. The string was checked when it was read; what does not fit all the
@@ -84,44 +128,67 @@ fn unicode(digits: &str) -> (Option<char>, usize) {
     (character, character.map_or(4, |character| if character.len_utf16() == 2 { 10 } else { 4 }))
 }
 
+impl Sink for String {
+    fn put(&mut self, text: &str) {
+        self.push_str(text);
+    }
+}
+
+impl Sink for Vec<u8> {
+    fn put(&mut self, text: &str) {
+        self.extend_from_slice(text.as_bytes());
+    }
+}
+
 /// Writes a text as a string of JSON, with its quotes.
-pub(crate) fn write_string(out: &mut Vec<u8>, text: &str) {
-    out.push(b'"');
+pub(crate) fn write_string(out: &mut impl Sink, text: &str) {
+    out.put("\"");
     write_escaped(out, text);
-    out.push(b'"');
+    out.put("\"");
 }
 
 /// Writes a text as the inside of a string of JSON.
-pub(crate) fn write_escaped(out: &mut Vec<u8>, text: &str) {
-    // What is not written yet, and what of it is not looked at yet.
-    let (mut pending, mut rest) = (text.as_bytes(), text.as_bytes());
+pub(crate) fn write_escaped(out: &mut impl Sink, text: &str) {
+    const DIGITS: &str = "0123456789abcdef";
+    // What is not written yet, and how much of it is known to be written as it is.
+    let (mut rest, mut known) = (text, 0);
     loop {
-        let special = behind_plain(rest);
-        let plain = pending.len() - special.len();
-        out.extend_from_slice(pending.get(..plain).unwrap_or_default());
-        let Some((byte, behind)) = special.split_first() else { return };
-        (pending, rest) = (behind, behind);
+        let special = behind_plain(rest.as_bytes().get(known..).unwrap_or_default());
+        let (plain, behind) = rest.split_at_checked(rest.len() - special.len()).unwrap_or_default();
+        out.put(plain);
+        let Some(byte) = behind.bytes().next() else { return };
+        known = 0;
         match byte {
             // It stands for itself behind the backslash, so it is written with what comes next.
             b'"' | b'\\' => {
-                out.push(b'\\');
-                pending = special;
+                out.put("\\");
+                (rest, known) = (behind, 1);
+                continue;
             }
-            b'\n' => out.extend_from_slice(b"\\n"),
-            b'\r' => out.extend_from_slice(b"\\r"),
-            b'\t' => out.extend_from_slice(b"\\t"),
+            b'\n' => out.put("\\n"),
+            b'\r' => out.put("\\r"),
+            b'\t' => out.put("\\t"),
             byte => {
-                let hex = |nibble: u8| if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };
-                out.extend_from_slice(&[b'\\', b'u', b'0', b'0', hex(byte >> 4), hex(byte & 15)]);
+                let digit = |nibble: u8| DIGITS.get(usize::from(nibble)..=usize::from(nibble)).unwrap_or_default();
+                out.put("\\u00");
+                out.put(digit(byte >> 4));
+                out.put(digit(byte & 15));
             }
         }
+        rest = behind.get(1..).unwrap_or_default();
     }
+}
+
+/// Whether all of a text stands for itself in a string of JSON.
+#[inline]
+pub(crate) fn is_plain(text: &str) -> bool {
+    !bytes::any(text.as_bytes(), |word| special_bytes(word) != 0, |byte| matches!(byte, b'"' | b'\\' | 0..0x20))
 }
 
 /// What is left of a text behind the bytes at its beginning that stand for themselves in a string of JSON. Eight at a time:
 /// strings are the larger part of every object.
 #[inline]
-pub(super) fn behind_plain(text: &[u8]) -> &[u8] {
+pub(crate) fn behind_plain(text: &[u8]) -> &[u8] {
     let mut rest = text;
     while let Some((word, tail)) = rest.split_first_chunk() {
         let special = special_bytes(u64::from_le_bytes(*word));
@@ -141,12 +208,10 @@ pub(super) fn behind_plain(text: &[u8]) -> &[u8] {
 /// A bit in the highest place of each byte that ends the plain part of a string: a quote, a backslash, or a control
 /// character. The lowest such bit is exact; those above it may be carries of it.
 const fn special_bytes(word: u64) -> u64 {
-    const ONES: u64 = u64::MAX / 255;
-    const HIGH: u64 = ONES << 7;
     // With this bit turned, the quote takes the place of the space, directly behind the control characters.
     let quote_or_control = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);
     let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
-    (quote_or_control | backslash) & !word & HIGH
+    (quote_or_control | backslash) & !word & (ONES << 7)
 }
 
 #[cfg(test)]
@@ -171,9 +236,11 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(text in any::<String>()) {
-            let mut written = Vec::new();
+            let (mut written, mut bytes) = (String::new(), Vec::new());
             write_string(&mut written, &text);
-            let written = String::from_utf8(written).unwrap();
+            write_string(&mut bytes, &text);
+            prop_assert_eq!(written.as_bytes(), &bytes);
+            prop_assert_eq!(is_plain(&text), written.len() == text.len() + 2);
             prop_assert_eq!(&serde_json::from_str::<String>(&written).unwrap(), &text);
             let key = Key::new(&written[1..written.len() - 1]);
             prop_assert_eq!(key.text(), text.as_str());

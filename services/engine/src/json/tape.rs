@@ -36,10 +36,13 @@ pub(super) struct Node {
     pub(super) start: u32,
     /// Offset behind its last byte.
     pub(super) end: u32,
-    /// How many nodes it is, with all that is in it.
+    /// How many nodes it is, with all that is in it; of a key, with its value.
     pub(super) span: u32,
     pub(super) kind: Kind,
 }
+
+/// Above this number of members, those of two objects are compared in order and not looked for.
+const FEW: usize = 24;
 
 /// A text and the table of its values, kept together: a compiled template's, or what an expression gave.
 #[derive(Clone, Debug)]
@@ -83,13 +86,13 @@ impl OwnedTape {
 
     /// A string that stands for a text.
     pub(crate) fn of_string(text: &str) -> Self {
-        let mut out = Vec::with_capacity(text.len() + 2);
-        write_string(&mut out, text);
-        let kind = if out.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
+        // Nearly always it is neither too little nor too much.
+        let mut quoted = String::with_capacity(text.len() + 2);
+        write_string(&mut quoted, text);
+        let kind = if quoted.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
         // What is escaped is a text again; the lengths of texts are bounded long before they are.
-        let text: Box<str> = String::from_utf8(out).unwrap_or_default().into();
-        let node = Node { start: 0, end: u32::try_from(text.len()).unwrap_or(0), span: 1, kind };
-        Self { text, nodes: Nodes::One([node]) }
+        let node = Node { start: 0, end: u32::try_from(quoted.len()).unwrap_or(0), span: 1, kind };
+        Self { text: quoted.into(), nodes: Nodes::One([node]) }
     }
 
     /// The text's one value.
@@ -186,7 +189,7 @@ impl<'t> Value<'t> {
     #[must_use]
     pub fn is(self, text: &str) -> bool {
         match self.kind() {
-            Kind::String => self.inner() == text,
+            Kind::String => self.raw_len() == text.len() + 2 && self.inner().as_bytes() == text.as_bytes(),
             Kind::EscapedString => unescape(self.inner()) == text,
             _ => false,
         }
@@ -196,32 +199,31 @@ impl<'t> Value<'t> {
     /// key, the last one counts, as everywhere in Kubernetes.
     #[must_use]
     pub fn get(self, key: &str) -> Option<Self> {
-        let mut rest = match self.nodes {
-            [object, within @ ..] if object.kind == Kind::Object => within,
-            _ => return None,
-        };
-        let mut found = None;
-        while let [name, value, ..] = rest {
-            let behind = rest.get(value.span as usize + 1..)?;
-            if self.is_key(name, key) {
-                found = Some(rest);
-            }
-            rest = behind;
+        let [node, members @ ..] = self.nodes else { return None };
+        if node.kind != Kind::Object {
+            return None;
         }
-        let [_, nodes @ ..] = found? else { return None };
-        Some(Self { text: self.text, nodes: nodes.get(..nodes.first()?.span as usize)? })
+        // With its quotes. No text is so long that this is not it.
+        let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
+        let (mut rest, mut found) = (members, None);
+        while let [name, ..] = rest {
+            // Most keys are of another length, and their text is not looked at.
+            if (name.end.wrapping_sub(name.start) == length || name.kind == Kind::EscapedString)
+                && self.is_key(name, key)
+            {
+                found = rest.get(1..name.span as usize);
+            }
+            rest = rest.get(name.span as usize..)?;
+        }
+        Some(Self { text: self.text, nodes: found? })
     }
 
-    /// Whether a member's key is this one. Most are of another length, and their text is not looked at.
-    #[inline]
     fn is_key(self, name: &Node, key: &str) -> bool {
-        let start = name.start as usize + 1;
+        let (start, end) = (name.start as usize + 1, name.end.wrapping_sub(1) as usize);
         if name.kind == Kind::EscapedString {
-            let inner = (name.end as usize).checked_sub(1).and_then(|end| self.text.get(start..end));
-            return inner.is_some_and(|inner| Key::read(inner, true).is(key));
+            return self.text.get(start..end).is_some_and(|inner| Key::read(inner, true).is(key));
         }
-        let end = start + key.len();
-        name.end as usize == end + 1 && self.text.as_bytes().get(start..end) == Some(key.as_bytes())
+        self.text.as_bytes().get(start..end) == Some(key.as_bytes())
     }
 
     /// The value below a path of keys.
@@ -234,8 +236,8 @@ impl<'t> Value<'t> {
     pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
         let Children { text, mut rest } = self.children(Kind::Object);
         std::iter::from_fn(move || {
-            let [name, values @ ..] = rest else { return None };
-            let (nodes, behind) = values.split_at_checked(values.first()?.span as usize)?;
+            let (member, behind) = rest.split_at_checked(rest.first()?.span as usize)?;
+            let (name, nodes) = member.split_first()?;
             rest = behind;
             let key = text.get(name.start as usize + 1..(name.end as usize).checked_sub(1)?)?;
             Some((Key::read(key, name.kind == Kind::EscapedString), Self { text, nodes }))
@@ -253,8 +255,17 @@ impl<'t> Value<'t> {
     pub fn means(self, other: Self) -> bool {
         match (self.kind(), other.kind()) {
             (Kind::Object, Kind::Object) => {
-                self.members().count() == other.members().count()
-                    && self.members().all(|(key, value)| other.get(&key.text()).is_some_and(|other| value.means(other)))
+                let count = self.members().count();
+                if count != other.members().count() {
+                    return false;
+                }
+                if count > FEW {
+                    return self
+                        .sorted()
+                        .zip(other.sorted())
+                        .all(|((key, value), (other_key, other))| key == other_key && value.means(other));
+                }
+                self.members().all(|(key, value)| other.get(&key.text()).is_some_and(|other| value.means(other)))
             }
             (Kind::Array, Kind::Array) => {
                 self.items().count() == other.items().count()
@@ -263,6 +274,18 @@ impl<'t> Value<'t> {
             (Kind::String | Kind::EscapedString, Kind::String | Kind::EscapedString) => self.as_str() == other.as_str(),
             _ => self.raw() == other.raw(),
         }
+    }
+
+    /// The members of an object by their keys.
+    fn sorted(self) -> impl Iterator<Item = (Cow<'t, str>, Self)> {
+        let mut members: Vec<_> = self.members().map(|(key, value)| (key.text(), value)).collect();
+        members.sort_by(|(key, _), (other, _)| key.cmp(other));
+        members.into_iter()
+    }
+
+    /// Whether it is a scalar that is all of its text, as one that was made is.
+    pub(crate) fn stands_alone(self) -> bool {
+        self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
     }
 
     /// Whether both are the same place.
@@ -275,6 +298,11 @@ impl<'t> Value<'t> {
             [node, within @ ..] if node.kind == kind => Children { text: self.text, rest: within },
             _ => Children { text: self.text, rest: &[] },
         }
+    }
+
+    /// How many bytes its text has.
+    fn raw_len(self) -> usize {
+        self.node().map_or(0, |node| node.end.saturating_sub(node.start) as usize)
     }
 
     /// A string without its quotes.
@@ -344,6 +372,7 @@ mod tests {
             let read = tape(made.root().raw());
             assert_eq!((made.root().kind(), made.root().as_str()), (read.root().kind(), read.root().as_str()));
             assert_eq!(made.root().as_str().unwrap(), text);
+            assert_eq!(made.root().raw(), read.root().raw());
         }
     }
 

@@ -85,6 +85,9 @@ pub struct Guardrails {
     pub max_keys: usize,
     /// By how many bytes, as JSON, a profile may make the pod larger.
     pub max_bytes: usize,
+    /// Whether pods of `required` namespaces carry a record also where nothing is injected: an empty one. So the API server
+    /// can tell a pod that was decided about from one that came by when nobody was called.
+    pub record_decisions: bool,
 }
 
 impl Default for Guardrails {
@@ -101,6 +104,7 @@ impl Default for Guardrails {
             max_mounts: 100,
             max_keys: 50,
             max_bytes: 64 * 1024,
+            record_decisions: false,
         }
     }
 }

@@ -60,9 +60,9 @@ impl Bounds<'_> {
 }
 
 fn read(document: &Document<'_>) -> Option<OwnedTape> {
-    let mut text = Vec::new();
+    let mut text = String::new();
     document.write(Document::ROOT, &mut text);
-    OwnedTape::parse(String::from_utf8(text).ok()?).ok()
+    OwnedTape::parse(text).ok()
 }
 
 /// Checks what a namespaced profile made of a pod.

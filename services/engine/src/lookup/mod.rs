@@ -6,6 +6,7 @@
 //! the profiles that read it, when they read it.
 
 mod declare;
+mod known;
 mod needs;
 mod owners;
 mod value;
@@ -19,6 +20,8 @@ use crate::json::OwnedTape;
 use crate::report::Reason;
 
 pub(crate) use declare::{Declared, compile};
+pub use known::{KnownObjects, metadata_tape};
+pub(crate) use known::{group_of, plural};
 pub use needs::{Needs, OwnerNeeds};
 pub(crate) use owners::workload;
 pub use owners::{OwnerChain, OwnerReference};

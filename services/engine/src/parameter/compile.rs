@@ -52,6 +52,7 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
             default,
             set_by_namespace: false,
             keys,
+            empty: text.empty.unwrap_or_default(),
             prefix: text.annotation_prefix.as_deref().map(Box::from),
             sources: sources.to_vec(),
             merge: text.merge.unwrap_or(ParameterMerge::Replace),

@@ -11,7 +11,10 @@ mod read;
 mod resolve;
 mod values;
 
+use std::sync::Arc;
+
 use pillion_api::parameter::{OnInvalid, ParameterMerge, ParameterType, Source, TextFormat};
+use pillion_api::profile::EmptyValue;
 use regex::Regex;
 use serde_json::Value as Json;
 
@@ -23,17 +26,25 @@ pub(crate) use values::{NONE as NO_VALUES, Values};
 /// A parameter that was found to be right.
 #[derive(Debug)]
 pub(crate) struct Parameter {
-    pub(crate) name: Box<str>,
+    pub(crate) name: Arc<str>,
     /// Whether the default is what a profile of the namespace sets: then `Namespace` is where it comes from.
     pub(crate) set_by_namespace: bool,
     pub(crate) default: Option<Default>,
     keys: Vec<Key>,
+    empty: EmptyValue,
     prefix: Option<Box<str>>,
     sources: Vec<Source>,
     merge: ParameterMerge,
     kind: Kind,
     pub(crate) on_invalid: Option<OnInvalid>,
     fields: Vec<RecordField>,
+}
+
+impl Parameter {
+    /// Whether a service account may set it.
+    pub(crate) fn asks_service_account(&self) -> bool {
+        self.sources.contains(&Source::ServiceAccount)
+    }
 }
 
 /// Where a value is read from.

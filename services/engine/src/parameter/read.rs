@@ -14,6 +14,7 @@ impl Kind {
     /// Reads a text. What it says is not checked yet.
     pub(super) fn parse(&self, text: &str) -> Result<Json, String> {
         let trimmed = text.trim();
+        self.is_written_rightly(text)?;
         match self.type_ {
             ParameterType::String => Ok(Json::from(text)),
             ParameterType::Quantity | ParameterType::Duration => Ok(Json::from(trimmed)),
@@ -39,6 +40,16 @@ impl Kind {
             },
             ParameterType::Object => structured(trimmed, self.format),
             ParameterType::Records => Err("records are read from families of annotations".to_owned()),
+        }
+    }
+
+    /// Whether the text of what is no text itself matches the pattern: `yes` is a boolean, and not everybody takes it for one.
+    fn is_written_rightly(&self, text: &str) -> Result<(), String> {
+        let is_read_from_text =
+            matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number);
+        match &self.pattern {
+            Some(pattern) if is_read_from_text && !pattern.is_match(text) => Err(unlike(text, pattern.as_str())),
+            _ => Ok(()),
         }
     }
 
@@ -69,7 +80,7 @@ impl Kind {
         if let (Some(text), Some(pattern)) = (value.as_str(), &self.pattern)
             && !pattern.is_match(text)
         {
-            return Err(format!("{} does not match {:?}", shown(text), pattern.as_str()));
+            return Err(unlike(text, pattern.as_str()));
         }
         Ok(value)
     }
@@ -155,6 +166,10 @@ fn pairs(text: &str) -> Result<Json, String> {
         None => Err(expected("key=value", piece)),
     });
     pairs.collect::<Result<Map<_, _>, _>>().map(Json::Object)
+}
+
+fn unlike(text: &str, pattern: &str) -> String {
+    format!("{} does not match {pattern:?}", shown(text))
 }
 
 fn expected(what: &str, found: &str) -> String {

@@ -1,7 +1,7 @@
 //! The value that a parameter has for one object: who set it, or the default.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use pillion_api::parameter::{OnInvalid, ParameterMerge, Source};
 use serde_json::{Map, Value as Json};
@@ -66,35 +66,87 @@ struct From<'m> {
 
 /// The value of a parameter as somebody set it.
 pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Resolved, Invalid> {
-    // The most specific first, whatever the order in which the profile allows them.
-    let order = [Source::Pod, Source::ServiceAccount, Source::Namespace];
-    let mut found = Vec::new();
+    let name = if parameter.fields.is_empty() { "name" } else { "key" };
+    let mut found: Option<Json> = None;
     let mut moved = Vec::new();
-    for source in order.into_iter().filter(|source| parameter.sources.contains(source)) {
-        let from = match source {
-            Source::Pod => From { metadata: sources.pod, whose: "" },
-            Source::ServiceAccount => match sources.service_account {
-                Ok(Some(metadata)) => From { metadata, whose: " of the service account" },
-                Ok(None) => continue,
-                Err(error) => return Ok(Resolved { value: Err(error.clone()), moved }),
-            },
-            Source::Namespace => From { metadata: sources.namespace, whose: " of the namespace" },
+    for source in parameter.allowed() {
+        let from = match sources.from(source) {
+            Ok(Some(from)) => from,
+            Ok(None) => continue,
+            Err(error) => return Ok(Resolved { value: Err(error.clone()), moved }),
         };
         let Some(read) = parameter.set_by(from)? else { continue };
         moved.extend(read.moved);
-        found.push(read.value);
+        found = Some(with_general(found, read.value, name));
         if parameter.merge == ParameterMerge::Replace {
             break;
         }
     }
-    if parameter.set_by_namespace && parameter.merge == ParameterMerge::Merge && !found.is_empty() {
-        found.extend(parameter.plain_default().cloned());
+    if parameter.set_by_namespace
+        && parameter.merge == ParameterMerge::Merge
+        && found.is_some()
+        && let Some(default) = parameter.plain_default()
+    {
+        found = Some(with_general(found, default.clone(), name));
     }
-    let name = if parameter.fields.is_empty() { "name" } else { "key" };
-    Ok(Resolved { value: Ok(found.into_iter().reduce(|specific, general| unite(specific, general, name))), moved })
+    Ok(Resolved { value: Ok(found), moved })
+}
+
+/// What was found so far, united with a value that is more general.
+fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
+    match found {
+        Some(specific) => unite(specific, general, name),
+        None => general,
+    }
+}
+
+impl<'s> Sources<'s> {
+    /// Where a source has its keys; `None` if there is no such object, and an error if it could not be looked up.
+    fn from(self, source: Source) -> Result<Option<From<'s>>, &'s EvaluationError> {
+        let (metadata, whose) = match source {
+            Source::Pod => (Some(self.pod), ""),
+            Source::ServiceAccount => (self.service_account?, " of the service account"),
+            Source::Namespace => (Some(self.namespace), " of the namespace"),
+        };
+        Ok(metadata.map(|metadata| From { metadata, whose }))
+    }
 }
 
 impl Parameter {
+    /// Who may set it, the most specific first, whatever the order in which the profile has them.
+    fn allowed(&self) -> impl Iterator<Item = Source> {
+        let order = [Source::Pod, Source::ServiceAccount, Source::Namespace];
+        order.into_iter().filter(|source| self.sources.contains(source))
+    }
+
+    /// Who sets it and by which key, the most specific first: as far as values count, whatever they are worth.
+    pub(crate) fn found_in(&self, sources: Sources<'_>) -> Vec<(Source, Box<str>)> {
+        let mut found = Vec::new();
+        for source in self.allowed() {
+            let Ok(Some(From { metadata, .. })) = sources.from(source) else { continue };
+            let Some(key) = self.key_in(metadata) else { continue };
+            found.push((source, key));
+            if self.merge == ParameterMerge::Replace {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The key by which an object sets it; of a family of keys, what they begin with.
+    fn key_in(&self, metadata: &dyn Metadata) -> Option<Box<str>> {
+        let family = |prefix: &str| Some(format!("{prefix}*").into());
+        if !self.fields.is_empty() {
+            let mut opening = self.fields.iter().filter(|field| field.opens).map(|field| &*field.prefix);
+            let opens = |prefix: &&str| metadata.annotations_below(prefix).any(|(suffix, _)| !suffix.is_empty());
+            return opening.find(opens).and_then(family);
+        }
+        if let Some(prefix) = &self.prefix {
+            return metadata.annotations_below(prefix).next().and_then(|_| family(prefix));
+        }
+        self.written_in(metadata).map(|(name, _)| name.into())
+    }
+
     fn set_by(&self, from: From<'_>) -> Result<Option<Read>, Invalid> {
         let From { metadata, whose } = from;
         if !self.fields.is_empty() {
@@ -105,17 +157,20 @@ impl Parameter {
             let map: Map<_, _> = gathered.map(|(key, value)| (key.into_owned(), Json::from(value.as_ref()))).collect();
             return if map.is_empty() { Ok(None) } else { self.checked(prefix, whose, &Json::Object(map)).map(Some) };
         }
-        for key in &self.keys {
+        let Some((name, text)) = self.written_in(metadata) else { return Ok(None) };
+        let written = self.kind.parse(&text).map_err(|message| self.invalid(name, whose, &message))?;
+        self.checked(name, whose, &written).map(Some)
+    }
+
+    /// The first of its keys that an object has, with its value.
+    fn written_in<'m>(&'m self, metadata: &'m dyn Metadata) -> Option<(&'m str, Cow<'m, str>)> {
+        self.keys.iter().find_map(|key| {
             let (name, text) = match key {
                 Key::Annotation(name) => (name, metadata.annotation(name)),
                 Key::Label(name) => (name, metadata.label(name)),
             };
-            if let Some(text) = text {
-                let written = self.kind.parse(&text).map_err(|message| self.invalid(name, whose, &message))?;
-                return self.checked(name, whose, &written).map(Some);
-            }
-        }
-        Ok(None)
+            Some((&**name, text.filter(|text| self.empty.says(text))?))
+        })
     }
 
     /// One record for each suffix of a family that opens records, sorted by it.
@@ -181,13 +236,15 @@ fn unite(specific: Json, general: Json, name: &str) -> Json {
             }
             Json::Object(specific)
         }
-        (Json::Array(specific), Json::Array(general)) => {
-            let is_there = |item: &Json| {
-                let named = item.get(name);
-                specific.iter().any(|other| if named.is_some() { other.get(name) == named } else { other == item })
-            };
+        (Json::Array(mut specific), Json::Array(general)) => {
+            // Both may be long, and neither is compared with the other item by item.
+            let names: HashSet<_> = specific.iter().filter_map(|item| item.get(name)).collect();
+            let items: HashSet<_> = specific.iter().collect();
+            let is_there =
+                |item: &Json| item.get(name).map_or_else(|| items.contains(item), |name| names.contains(name));
             let missing: Vec<_> = general.into_iter().filter(|item| !is_there(item)).collect();
-            Json::Array(specific.into_iter().chain(missing).collect())
+            specific.extend(missing);
+            Json::Array(specific)
         }
         (specific, _) => specific,
     }

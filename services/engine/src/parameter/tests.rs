@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 
@@ -95,6 +96,8 @@ fn what_does_not_fit_says_what_was_expected() {
         (json!({"type": "list", "items": {"type": "string", "pattern": "^[a-z]+$"}}), "ok,N0", "does not match"),
         (json!({"type": "string", "enum": ["a", "b"]}), "c", "\"c\" is not one of \"a\", \"b\""),
         (json!({"type": "string", "pattern": "^x"}), "yx", "does not match \"^x\""),
+        (json!({"type": "boolean", "pattern": "^(true|false)$"}), "yes", "\"yes\" does not match"),
+        (json!({"type": "integer", "pattern": "^[1-9]"}), "007", "does not match"),
         (json!({"type": "string", "maxLength": 2}), "abc", "3 bytes are more than 2"),
         (json!({"type": "integer", "minimum": 5}), "4", "4 is less than 5"),
         (json!({"type": "quantity", "maximum": "1Gi"}), "2Gi", "\"2Gi\" is more than \"1Gi\""),
@@ -113,6 +116,27 @@ fn a_number_is_clamped_where_the_parameter_says_so() {
     assert_eq!(value(text, "700"), Ok(json!(700)));
     let text = json!({"type": "duration", "maximum": "1m", "clamp": true});
     assert_eq!(value(text, "1h"), Ok(json!("1m")));
+}
+
+#[test]
+fn an_empty_value_is_one_or_leaves_it_to_the_next() {
+    let text = |empty: &str| {
+        let mut text =
+            parameter(json!({"type": "list", "annotation": ["new", "old"], "sources": ["Pod", "Namespace"]}));
+        text.empty = serde_json::from_value(json!(empty)).unwrap();
+        text
+    };
+    let namespace = annotated(&[("new", "namespace")]);
+    for (empty, pod, value) in [
+        ("Counts", &[("new", "")][..], json!([])),
+        ("Absent", &[("new", "")], json!(["namespace"])),
+        ("Absent", &[("new", " "), ("old", "pod")], json!(["pod"])),
+        ("Counts", &[("new", ""), ("old", "pod")], json!([])),
+    ] {
+        let pod = annotated(pod);
+        let from = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
+        assert_eq!(resolve(&text(empty), from).unwrap().value.unwrap(), Some(value), "{empty}");
+    }
 }
 
 #[test]
@@ -210,6 +234,35 @@ fn records_of_several_sources_are_united_by_their_key() {
     let expected =
         json!([{"key": "db", "path": "pod"}, {"key": "api", "path": "account"}, {"key": "ca", "path": "namespace"}]);
     assert_eq!(resolve(&parameter(text), sources).unwrap().value, Ok(Some(expected)));
+}
+
+/// Whoever may write two annotations may not stall a replica with the lists in them.
+#[test]
+fn two_long_lists_are_united_in_no_time() {
+    let list = |first: usize| -> &'static str {
+        (first..first + 30_000).map(|number| number.to_string()).collect::<Vec<_>>().join(",").leak()
+    };
+    let text = json!({"type": "list", "annotation": "a", "sources": ["Pod", "Namespace"], "merge": "Merge"});
+    let (pod, namespace) = (annotated(&[("a", list(0))]), annotated(&[("a", list(10_000))]));
+    let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
+    let start = Instant::now();
+    let united = resolve(&parameter(text), sources).unwrap().value.unwrap().unwrap();
+    let taken = start.elapsed();
+    assert_eq!((united.as_array().unwrap().len(), &united[39_999]), (40_000, &json!("39999")));
+    assert!(taken < Duration::from_secs(2), "{taken:?}");
+}
+
+#[test]
+fn who_sets_records_has_a_key_that_opens_one() {
+    let text = json!({"type": "records", "sources": ["Pod", "Namespace"],
+        "fields": [{"name": "path", "annotationPrefix": "secret-", "opens": true}]});
+    let pod = annotated(&[("secret-", "without a key")]);
+    let namespace = annotated(&[("secret-ca", "namespace")]);
+    let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
+    let parameter = parameter(text);
+    let expected = json!([{"key": "ca", "path": "namespace"}]);
+    assert_eq!(resolve(&parameter, sources).unwrap().value, Ok(Some(expected)));
+    assert_eq!(parameter.found_in(sources), [(Source::Namespace, "secret-*".into())]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::lookup::{Answer, Declared, LookedUp};
 /// no value because of a fault is a fault of whatever reads it, and of nothing else.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
-    parameters: Vec<(Box<str>, Result<Json, EvaluationError>)>,
+    parameters: Vec<(Arc<str>, Result<Json, EvaluationError>)>,
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
@@ -27,8 +27,17 @@ impl Values {
     }
 
     /// Adds the value of a parameter.
-    pub(crate) fn push(&mut self, name: &str, value: Result<Json, EvaluationError>) {
-        self.parameters.push((name.into(), value));
+    pub(crate) fn push(&mut self, name: &Arc<str>, value: Result<Json, EvaluationError>) {
+        self.parameters.push((Arc::clone(name), value));
+    }
+
+    /// The value of a parameter; `None` if nobody set it and it has no default, an error says why it has none.
+    ///
+    /// # Errors
+    /// It was set to something that is not allowed, or could not be looked up or computed.
+    pub(crate) fn parameter(&self, name: &str) -> Option<Result<&Json, Box<str>>> {
+        let (_, value) = self.parameters.iter().find(|(known, _)| **known == *name)?;
+        Some(value.as_ref().map_err(|error| error.message().into()))
     }
 
     /// A member of `params` or `lookups`; `None` for another name.

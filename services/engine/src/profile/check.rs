@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use pillion_api::parameter::Parameter;
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
@@ -16,11 +17,11 @@ const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
 /// Checks a template, as far as a template can be wrong by itself. Whether it is not nested too deeply to be looked at
 /// further.
-pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
+pub(super) fn check_template(template: &Json, parameters: &[Parameter], faults: &mut Vec<Diagnostic>) -> bool {
     if !check_values("spec.template", template, 0, faults) {
         return false;
     }
-    check_types("spec.template", template, Root::Pod, faults);
+    check_types("spec.template", template, Root::Pod, parameters, faults);
     let Some(fields) = value_of(template).as_object() else {
         faults.push(Diagnostic::new("spec.template", "the template has to be an object"));
         return true;
@@ -42,7 +43,12 @@ pub(super) fn check_template(template: &Json, faults: &mut Vec<Diagnostic>) -> b
 
 /// Checks the template of a rule for containers, that is, a partial container, at `spec.containers[i].template`. Whether it
 /// is not nested too deeply to be looked at further.
-pub(super) fn check_container_template(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
+pub(super) fn check_container_template(
+    path: &str,
+    template: &Json,
+    parameters: &[Parameter],
+    faults: &mut Vec<Diagnostic>,
+) -> bool {
     if !check_values(path, template, 0, faults) {
         return false;
     }
@@ -50,7 +56,7 @@ pub(super) fn check_container_template(path: &str, template: &Json, faults: &mut
         faults.push(Diagnostic::new(path, "the template has to be an object"));
         return true;
     };
-    check_types(path, template, Root::Container, faults);
+    check_types(path, template, Root::Container, parameters, faults);
     if fields.contains_key("name") {
         let fault = Diagnostic::new(format!("{path}.name"), "a rule cannot give a container another name");
         faults.push(fault.with_help("say under match for which containers it is").of_name());
@@ -338,7 +344,7 @@ mod tests {
     fn a_rules_template_is_a_part_of_a_container() {
         let faults = |template: &Json| {
             let mut faults = Vec::new();
-            check_container_template("t", template, &mut faults);
+            check_container_template("t", template, &[], &mut faults);
             faults.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(faults(&json!({"env": [{"$when": "x", "name": "A", "value": "b"}]})), Vec::<String>::new());

@@ -86,21 +86,24 @@ pub(super) fn compile_text(
         let fault = Diagnostic::new("spec.containers", "rules for containers are for pods, and the target is not pods");
         faults.push(fault.with_help("leave them out, or the target"));
     }
-    let rules = rules::compile(&spec.containers, (&scope, &locals), &mut faults);
+    let rules = rules::compile(&spec.containers, &spec.parameters, (&scope, &locals), &mut faults);
     let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
     let mut needs = Needs::default();
     for parameter in &parameters {
         parameter.add_needs(&mut needs);
     }
     let named = variables.iter().map(|variable| &variable.expression);
-    for expression in named.chain(conditions.iter().map(|condition| &condition.expression)) {
-        needs.add(expression);
+    named.for_each(|expression| needs.add(expression));
+    for condition in &conditions {
+        condition.each_expression(&mut |expression| needs.add(expression));
     }
     for node in template.iter().chain(rules.iter().map(|rule| &rule.template)) {
         node.each_expression(&mut |expression| needs.add(expression));
     }
     for rule in &rules {
-        rule.conditions.iter().for_each(|condition| needs.add(&condition.expression));
+        for condition in &rule.conditions {
+            condition.each_expression(&mut |expression| needs.add(expression));
+        }
         rule.condition.iter().for_each(|expression| needs.add(expression));
     }
     for validation in &validations {
@@ -201,6 +204,7 @@ fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Reques
         values: lower(&request.values),
         truthy: or(&request.truthy, &TRUTHY),
         falsy: or(&request.falsy, &FALSY),
+        empty: request.empty.unwrap_or_default(),
         on_unknown: request.on_unknown.unwrap_or(OnUnknown::Ignore),
     };
     for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
@@ -246,7 +250,11 @@ fn compile_template(
     faults: &mut Vec<Diagnostic>,
 ) -> Option<Node> {
     let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, faults))?;
-    let is_bounded = if target.is_pods() { check_template(template, faults) } else { check_object(template, faults) };
+    let is_bounded = if target.is_pods() {
+        check_template(template, &spec.parameters, faults)
+    } else {
+        check_object(template, faults)
+    };
     if !is_bounded || template.as_object().is_some_and(Map::is_empty) {
         return None;
     }
@@ -262,11 +270,11 @@ fn own_containers(template: &Json) -> Box<[Box<str>]> {
     containers.filter_map(|container| literal(container.get("name")?)).map(Box::from).collect()
 }
 
-/// Whether a template adds containers, and does not say that they are for Windows.
+/// Whether a template adds containers, and does not say that they are for Windows, or with an expression for either system.
 fn adds_linux_containers(template: &Json) -> bool {
     let adds = |list: &str| items(template, list).next().is_some();
     let os = template.pointer("/spec/os/name").and_then(Json::as_str);
-    (adds("containers") || adds("initContainers")) && os != Some("windows")
+    (adds("containers") || adds("initContainers")) && !os.is_some_and(|os| os == "windows" || os.contains("${"))
 }
 
 /// The volumes that a template's containers mount and that it does not add itself: the pod has to have them.

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 
 use super::Diagnostic;
-use super::template::{Compiler, LocalNames};
+use super::template::{Choice, Compiler, LocalNames};
 use super::validations::{self, Validation};
-use crate::compute::{self, Variable};
-use crate::expression::{Expression, Scope};
+use crate::compute::{self, Computation, Variable};
+use crate::expression::{Budget, Expression, Scope};
 use crate::parameter::{self, Parameter};
 
 /// A condition that was found to be right.
@@ -17,8 +17,39 @@ pub(crate) struct Condition {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
     pub(crate) otherwise: Otherwise,
-    pub(crate) message: Option<Box<str>>,
+    /// What is said; its name if nothing is.
+    pub(crate) message: Option<Choice<Box<str>>>,
 }
+
+impl Condition {
+    /// What is said where it does not hold. A message that cannot be made is no reason to say nothing.
+    pub(crate) fn told<'v>(&'v self, computation: &Computation<'v>, budget: &mut Budget) -> Box<str> {
+        match &self.message {
+            None => self.name.clone(),
+            Some(Choice::Known(text)) => text.clone(),
+            Some(Choice::Found(text)) => {
+                let made = text.evaluate(computation, budget).ok().filter(|text| !text.trim().is_empty());
+                made.map_or_else(|| self.name.clone(), |text| one_line(&text).into())
+            }
+        }
+    }
+
+    /// Goes over all its expressions.
+    pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+        see(&self.expression);
+        if let Some(message) = &self.message {
+            message.each_expression(see);
+        }
+    }
+}
+
+/// A text made of an object, on one line and of a length that messages can bear.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { ' ' } else { character }).take(MAX_MADE).collect()
+}
+
+/// How long a message that is made of an object may be, in characters.
+const MAX_MADE: usize = 1024;
 
 /// All that a profile computes.
 pub(super) struct Computed {
@@ -87,12 +118,14 @@ pub(super) fn conditions(
     let compiled = conditions.iter().enumerate().filter_map(|(index, condition)| {
         let path = format!("{path}[{index}]");
         check_name(&path, &condition.name, &mut names, faults);
+        let message = condition.message.as_deref();
+        let message = validations::compile_message(&format!("{path}.message"), message, locals, (scope, needs), faults);
         let mut compiler = Compiler::new(scope, locals, needs, faults);
         Some(Condition {
             name: condition.name.as_str().into(),
             expression: compiler.condition(&format!("{path}.expression"), &condition.expression)?,
             otherwise: condition.otherwise.unwrap_or(Otherwise::NotMatched),
-            message: condition.message.as_deref().map(Box::from),
+            message: message?,
         })
     });
     compiled.collect()

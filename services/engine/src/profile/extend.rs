@@ -27,12 +27,16 @@ use super::compile::compile_text;
 use super::{CompiledProfile, Diagnostic, ProfileName, Whole};
 use crate::expression::closest;
 
-/// How many profiles a chain may have: the one that is compiled, and three that it extends.
-pub const MAX_CHAIN: usize = 4;
+/// How many profiles a chain may have: the one that is compiled, and four that it extends. What the shipped profiles of a
+/// language extend is two deep already; a platform's own stands before them, and a namespace's before that.
+pub const MAX_CHAIN: usize = 5;
 
 /// How many parts of one kind a profile may have together with those that it extends: as many as one may have alone,
 /// which is what the definitions of the two kinds allow.
 const MAX_PARTS: usize = 64;
+
+/// The same for parameters and for variables: what other tools spread over values, templates and code is all in these.
+const MAX_NAMES: usize = 128;
 
 /// The same for look-ups.
 const MAX_LOOKUPS: usize = 16;
@@ -273,8 +277,8 @@ fn unusable(error: &serde_json::Error) -> Diagnostic {
 /// Each text alone is bounded where it is stored; together they have to be as well.
 fn check_sizes(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     for (field, found, most) in [
-        ("parameters", spec.parameters.len(), MAX_PARTS),
-        ("variables", spec.variables.len(), MAX_PARTS),
+        ("parameters", spec.parameters.len(), MAX_NAMES),
+        ("variables", spec.variables.len(), MAX_NAMES),
         ("matchConditions", spec.match_conditions.len(), MAX_PARTS),
         ("containers", spec.containers.len(), MAX_PARTS),
         ("validations", spec.validations.len(), MAX_PARTS),

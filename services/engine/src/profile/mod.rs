@@ -6,6 +6,7 @@
 mod advice;
 mod check;
 mod compile;
+mod contend;
 mod diagnostic;
 mod elements;
 pub(crate) mod expressions;
@@ -24,7 +25,7 @@ mod whole;
 
 use std::fmt;
 
-use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut, Rollout};
+use pillion_api::profile::{Activation, EmptyValue, OnError, OnUnknown, OptOut, Rollout};
 use pillion_api::selector::LabelSelector;
 
 use crate::compute::Variable;
@@ -36,6 +37,7 @@ use target::{Action, Phase};
 pub use advice::advise;
 pub use compile::{MAX_TEMPLATE_BYTES, compile, compile_with};
 pub use diagnostic::{Diagnostic, Part};
+pub(crate) use expressions::one_line;
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
 pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
@@ -83,6 +85,7 @@ pub(crate) struct Request {
     pub(crate) values: Box<[Box<str>]>,
     pub(crate) truthy: Box<[Box<str>]>,
     pub(crate) falsy: Box<[Box<str>]>,
+    pub(crate) empty: EmptyValue,
     pub(crate) on_unknown: OnUnknown,
 }
 

@@ -30,6 +30,8 @@ pub struct ProfileReview {
     uid: String,
     api_version: String,
     name: ProfileName,
+    /// Whether there was none of the name before, and so nothing of it that was accepted.
+    is_new: bool,
     spec: Result<ProfileSpec, String>,
 }
 
@@ -57,6 +59,8 @@ struct Request {
     #[serde(default)]
     namespace: String,
     #[serde(default)]
+    operation: String,
+    #[serde(default)]
     object: Json,
 }
 
@@ -70,7 +74,7 @@ impl ProfileReview {
         if !["admission.k8s.io/v1", "admission.k8s.io/v1beta1"].contains(&api_version.as_str()) {
             return Err(format!("apiVersion is {api_version:?}; expected admission.k8s.io/v1"));
         }
-        let Request { uid, name, namespace, mut object } = request;
+        let Request { uid, name, namespace, operation, mut object } = request;
         let spec = object.get_mut("spec").map(Json::take).unwrap_or_default();
         let spec = serde_json::from_value(spec).map_err(|error| error.to_string());
         let name = if name.is_empty() {
@@ -82,7 +86,7 @@ impl ProfileReview {
             "" => ProfileName::cluster(name),
             namespace => ProfileName::namespaced(namespace, name),
         };
-        Ok(Self { uid, api_version, name, spec })
+        Ok(Self { uid, api_version, name, is_new: operation == "CREATE", spec })
     }
 
     /// The profile that it is about.
@@ -122,8 +126,12 @@ impl ProfileReview {
                 Err(faults) => faults,
             },
         };
-        let mut warnings =
-            vec!["the profile does not take effect: its last accepted revision stays at work".to_owned()];
+        let without = "the profile does not take effect";
+        let mut warnings = vec![if self.is_new {
+            format!("{without} before it is corrected")
+        } else {
+            format!("{without}: its last accepted revision stays at work")
+        }];
         for fault in faults.iter().take(MAX_WARNINGS) {
             let line = format!("{}: {}", fault.path, fault.message);
             match &fault.help {
@@ -237,6 +245,10 @@ mod tests {
         let review = review(&json!({"template": {"spec": {"containers": containers}}}), "shop");
         let warnings = review.warnings(&KnownParents::default());
         assert!(warnings[1].starts_with("spec.template.spec.containers[0]: "), "{warnings:?}");
+        assert_eq!(warnings[0], "the profile does not take effect before it is corrected");
+        let edited = ProfileReview { is_new: false, ..review };
+        assert!(edited.warnings(&KnownParents::default())[0].ends_with("its last accepted revision stays at work"));
+        let review = edited;
         assert!(warnings.last().unwrap().starts_with("and 12 more"), "{warnings:?}");
         assert!(warnings.iter().map(|warning| warning.chars().count()).sum::<usize>() < 4096);
         let answer: Json = serde_json::from_slice(&review.respond(&warnings)).unwrap();

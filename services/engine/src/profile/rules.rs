@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use pillion_api::parameter::Parameter;
 use pillion_api::profile::{ContainerRule as Text, ContainerType};
 
 use super::Diagnostic;
@@ -30,6 +31,7 @@ const CONTAINER: &str = "container";
 /// Compiles the rules. What is wrong goes to `faults`.
 pub(super) fn compile(
     rules: &[Text],
+    parameters: &[Parameter],
     (scope, needs): (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Box<[ContainerRule]> {
@@ -38,7 +40,7 @@ pub(super) fn compile(
     for (index, rule) in rules.iter().enumerate() {
         let path = format!("spec.containers[{index}]");
         expressions::check_name(&path, &rule.name, &mut names, faults);
-        compiled.extend(compile_rule(&path, rule, (scope, needs), faults));
+        compiled.extend(compile_rule(&path, rule, parameters, (scope, needs), faults));
     }
     compiled.into()
 }
@@ -46,6 +48,7 @@ pub(super) fn compile(
 fn compile_rule(
     path: &str,
     rule: &Text,
+    parameters: &[Parameter],
     known: (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Option<ContainerRule> {
@@ -56,7 +59,7 @@ fn compile_rule(
     let conditions = expressions::conditions(&conditions, &rule.match_conditions, &[CONTAINER], known, faults);
     let template_path = format!("{path}.template");
     let is_usable = is_small(&template_path, &rule.template, faults)
-        && check_container_template(&template_path, &rule.template, faults);
+        && check_container_template(&template_path, &rule.template, parameters, faults);
     let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, faults);
     let condition =
         matched.where_.as_deref().and_then(|source| compiler.condition(&format!("{path}.match.where"), source));

@@ -4,13 +4,15 @@
 //! also where it is told to ignore failures. Both have to be found before a profile takes effect.
 //!
 //! A template is not an object yet. A string that is one `${...}` is of whatever type its expression has, so nothing is
-//! said of it here; directives stand beside fields and are passed over, and `$value` is the value that it says.
+//! said of it here unless it is a parameter, whose type is written down; directives stand beside fields and are passed
+//! over, and `$value` is the value that it says.
 
+use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
 use super::pod_schema::{Kind, PodSchema};
-use crate::expression::{Quantity, Text, closest};
+use crate::expression::{Quantity, Source, Text, closest};
 
 /// Fields of a pod's spec that cannot be set when a pod is created.
 const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
@@ -32,9 +34,15 @@ pub(super) enum Root {
 }
 
 /// Checks the fields and the types of a template that stands at a path. The template is not nested without bounds.
-pub(super) fn check_types(path: &str, template: &Json, root: Root, faults: &mut Vec<Diagnostic>) {
+pub(super) fn check_types(
+    path: &str,
+    template: &Json,
+    root: Root,
+    parameters: &[Parameter],
+    faults: &mut Vec<Diagnostic>,
+) {
     let schema = PodSchema::new();
-    let mut walk = Walk { schema: &schema, path: path.to_owned(), above: Vec::new(), faults };
+    let mut walk = Walk { schema: &schema, path: path.to_owned(), above: Vec::new(), parameters, faults };
     match root {
         Root::Container => walk.value(template, Kind::Object("Container")),
         Root::Pod => {
@@ -73,6 +81,8 @@ struct Walk<'s, 'f> {
     path: String,
     /// The objects around the place, with their paths, the outermost first.
     above: Vec<(&'static str, String)>,
+    /// What the profile may be given.
+    parameters: &'f [Parameter],
     faults: &'f mut Vec<Diagnostic>,
 }
 
@@ -195,7 +205,8 @@ impl Walk<'_, '_> {
     fn text(&mut self, written: &str, kind: Kind) {
         let literal = match Text::parse(written) {
             // What is wrong with an expression is told where it is compiled.
-            Ok(Text::Whole(_)) | Err(_) => return,
+            Err(_) => return,
+            Ok(Text::Whole(source)) => return self.computed(&source, kind),
             Ok(Text::Mixed(_)) => None,
             Ok(Text::Literal(text)) => Some(text),
         };
@@ -223,6 +234,25 @@ impl Walk<'_, '_> {
             }
             (_, Some(text)) => self.mismatch(&Json::String(text), kind),
         }
+    }
+
+    /// An expression that is nothing but a parameter has the parameter's type. Of others it is seen with a pod.
+    fn computed(&mut self, source: &Source, kind: Kind) {
+        let Some(name) = source.text.trim().strip_prefix("params.") else { return };
+        let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
+        let Some(type_) = parameter.and_then(|parameter| parameter.type_) else { return };
+        let (found, help) = match (kind, type_) {
+            (Kind::Text | Kind::Word(_), ParameterType::Integer | ParameterType::Number) => {
+                ("a number", format!("make it text: \"${{string(params.{name})}}\""))
+            }
+            (Kind::Text | Kind::Word(_), ParameterType::Boolean) => {
+                ("a boolean", format!("make it text: \"${{string(params.{name})}}\""))
+            }
+            (Kind::Int32 | Kind::Int64, ParameterType::String) => ("a string", "give it the type integer".to_owned()),
+            (Kind::Boolean, ParameterType::String) => ("a string", "give it the type boolean".to_owned()),
+            _ => return,
+        };
+        self.fault(format!("expected {}, found the parameter {name}, {found}", kind.expected()), help);
     }
 
     fn scalar(&mut self, value: &Json, kind: Kind) {

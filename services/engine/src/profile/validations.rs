@@ -65,7 +65,7 @@ fn compile_one(
     known @ (scope, locals): (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Option<Validation> {
-    let message = compile_message(&format!("{path}.message"), text.message.as_deref(), known, faults);
+    let message = compile_message(&format!("{path}.message"), text.message.as_deref(), &[], known, faults);
     let field_path = compile_field_path(&format!("{path}.fieldPath"), text.field_path.as_deref(), faults);
     let reason = text.reason.as_deref();
     if reason.is_some_and(|reason| !is_reason(reason)) {
@@ -98,11 +98,13 @@ fn compile_one(
     })
 }
 
-/// What is said: `Some(None)` if nothing is, `None` if it is wrong.
+/// What is said: `Some(None)` if nothing is, `None` if it is wrong. `local` are the names that are known there and not
+/// everywhere.
 #[expect(clippy::option_option, reason = "nothing said and something wrong said are two things")]
-fn compile_message(
+pub(super) fn compile_message(
     path: &str,
     text: Option<&str>,
+    local: &[&str],
     (scope, locals): (&Scope, &LocalNames),
     faults: &mut Vec<Diagnostic>,
 ) -> Option<Option<Choice<Box<str>>>> {
@@ -112,7 +114,7 @@ fn compile_message(
         faults.push(Diagnostic::new(path, message));
         return None;
     }
-    Compiler::new(scope, &[], locals, faults).words(path, text).map(Some)
+    Compiler::new(scope, local, locals, faults).words(path, text).map(Some)
 }
 
 /// Kubernetes writes the field of a cause without the dot in front that its policies have.

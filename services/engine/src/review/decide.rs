@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES};
+use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
-use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, validating};
+use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, mark, validating};
 use crate::compute::{Arena, World};
 use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
@@ -18,9 +18,6 @@ use crate::schema;
 use crate::select::revisions::Subject as Choosing;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
-
-/// The annotation by which a kubelet marks the mirror of a static pod.
-pub(super) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// How large a patch may be, in bytes.
 const MAX_PATCH_BYTES: usize = 256 * 1024;
@@ -72,6 +69,8 @@ pub(super) fn decide(
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let arena = Arena::new();
     let found = FoundRecord::find(object, facts.record_trust);
+    let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
+    let is_marked = guardrails.record_decisions && level == InjectionLevel::Required && action.is_pod();
     let type_ = schema::of(&envelope.group, &envelope.resource);
     let decided = found.authors(object, type_).and_then(|authors| {
         let authors = authors.as_ref().map_or(object, OwnedTape::root);
@@ -90,12 +89,12 @@ pub(super) fn decide(
             uid: &envelope.uid,
             looked_up: &facts.looked_up,
         };
-        let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
         let bounds = Bounds { namespace: &namespace, guardrails };
         let selection = select(&candidates, action, level, world, &arena);
-        inject(object, level, selection, world, &arena, &found, bounds, observer)
+        inject(object, level, is_marked, selection, world, &arena, &found, bounds, observer)
     });
     match decided {
+        Ok(decided) if is_marked && found.genuine().is_none() => mark::settle(object, decided?),
         Ok(decided) => gate::settle(object, level, decided?),
         // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
         Err(Malformed { key }) => {
@@ -156,6 +155,7 @@ impl FoundRecord {
 fn inject<'v>(
     object: Value<'v>,
     level: InjectionLevel,
+    is_marked: bool,
     selection: Selection<'v>,
     world: World<'v>,
     arena: &'v Arena,
@@ -186,18 +186,20 @@ fn inject<'v>(
         }
         let subject = Subject { object, world, arena, earlier: found.genuine() };
         let verdicts = inject::apply(&mut document, &profiles, subject, &mut record, bounds)?;
-        let text = record.finish();
+        let text = record.finish(found.genuine()).or_else(|| is_marked.then(RecordWriter::empty));
         inject::set_record(&mut document, text)?;
         gate::take_away(&mut document, level)?;
-        let patch = patch::write(&document);
-        if let Some(patch) = &patch {
-            observer.begins(Step::SelfCheck);
-            match patch::check(object, patch, &document) {
-                Ok(()) => {}
-                Err(CheckFault::Malformed(malformed)) => return Err(malformed),
-                Err(fault) => return Ok(Err(Fault(fault))),
+        let patch = match patch::write(&document) {
+            Some(patch) => {
+                observer.begins(Step::SelfCheck);
+                match patch::check(object, patch, &document) {
+                    Ok(patch) => Some(patch),
+                    Err(CheckFault::Malformed(malformed)) => return Err(malformed),
+                    Err(fault) => return Ok(Err(Fault(fault))),
+                }
             }
-        }
+            None => None,
+        };
         (patch, verdicts)
     };
     let mut decisions = Vec::with_capacity(profiles.len());

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use pillion_api::profile::Operation;
 
 use super::ReviewError;
-use crate::json::{BorrowedTape, Kind, Value};
+use crate::json::{BorrowedTape, Kind, Value, key_that_stands_twice};
 use crate::profile::target::{Action, Phase};
 
 /// The longest id that is repeated. The API server's are 36 bytes long.
@@ -111,11 +111,8 @@ fn object<'t>(field: &'static str, value: Option<Value<'t>>, expected: &'static 
         if object.members().nth(MAX_KEYS).is_some() {
             return Err(ReviewError::TooManyKeys { field, most: MAX_KEYS });
         }
-        for (index, (key, _)) in object.members().enumerate() {
-            let text = key.text();
-            if object.members().take(index).any(|(earlier, _)| earlier.is(&text)) {
-                return Err(ReviewError::Twice(text.into()));
-            }
+        if let Some(key) = key_that_stands_twice(|| object.members().map(|(key, _)| key)) {
+            return Err(ReviewError::Twice(key.text().into()));
         }
     }
     Ok(object)

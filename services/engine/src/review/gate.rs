@@ -56,6 +56,6 @@ pub(super) fn settle(object: Value<'_>, level: InjectionLevel, decided: Decided)
     let malformed = |malformed| Fault(CheckFault::Malformed(malformed));
     take_away(&mut document, level).map_err(malformed)?;
     let Some(patch) = patch::write(&document) else { return Ok(decided) };
-    patch::check(object, &patch, &document)?;
+    let patch = patch::check(object, patch, &document)?;
     Ok(Decided { patch: Some(patch), ..decided })
 }

@@ -5,9 +5,11 @@
 //! failure policy decides); what is decided about the object is neither, and is always a proper answer.
 
 mod answer;
+mod considered;
 mod decide;
 mod envelope;
 mod gate;
+mod mark;
 mod needs;
 mod observe;
 mod validating;
@@ -189,7 +191,7 @@ impl Fault {
     #[must_use]
     pub const fn stage(&self) -> CheckStage {
         match self.0 {
-            CheckFault::Syntax(_) | CheckFault::Operation(_) => CheckStage::Read,
+            CheckFault::Operation(_) => CheckStage::Read,
             CheckFault::Path { .. } | CheckFault::Malformed(_) => CheckStage::Apply,
             CheckFault::Result => CheckStage::Compare,
         }

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{INJECTED_ANNOTATION, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::Operation;
 
-use super::decide::{FoundRecord, MIRROR_ANNOTATION, level};
+use super::decide::{FoundRecord, level};
 use super::envelope::{Envelope, object_of, old_object_of};
 use super::{Endpoint, Facts, Observer, RecordTrust, Step};
 use crate::compute::{Arena, World};
@@ -89,7 +89,8 @@ fn find_record(tape: &BorrowedTape<'_>, object: Value<'_>, operation: Operation,
     if operation == Operation::Update && !is_kept() { FoundRecord::None } else { FoundRecord::find(object, trust) }
 }
 
-/// The names of the containers that a record says were added. Containers of all kinds share their names.
+/// The names of the containers that a record says were added. Containers of all kinds share their names. One that was moved
+/// from another list is its author's: what the author wrote is in it still.
 fn injected_containers(record: &Record) -> Vec<Box<str>> {
     let lists = ["/spec/containers/", "/spec/initContainers/"];
     let name = |pointer: &str| {
@@ -97,7 +98,8 @@ fn injected_containers(record: &Record) -> Vec<Box<str>> {
         // Below a container it is a part of one of the author's.
         (!name.contains('/')).then(|| Box::from(name))
     };
-    record.all_added().filter_map(|pointer| name(&pointer)).collect()
+    let moved: Vec<_> = record.moved().filter_map(|pointer| name(&pointer)).collect();
+    record.all_added().filter_map(|pointer| name(&pointer)).filter(|name| !moved.contains(name)).collect()
 }
 
 /// What follows for the object from what became of each profile.

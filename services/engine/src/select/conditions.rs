@@ -1,4 +1,6 @@
-//! A profile's conditions: all are looked at, so that every reason is told.
+//! A profile's conditions: all are looked at, so that every reason is told. A parameter that was set to something that is
+//! not allowed is one more reason, but only where the conditions leave the object to the profile: what a profile is not
+//! for is not refused by it.
 
 use pillion_api::profile::{OnError, Otherwise};
 
@@ -19,10 +21,12 @@ pub(super) fn check<'v>(
     arena: &'v Arena,
     notices: &mut Vec<Notice>,
 ) -> Result<Computation<'v>, Refusal> {
-    let parameters = if profile.parameters.is_empty() && profile.lookups.is_empty() {
-        &parameter::NO_VALUES
+    let mut told = Vec::new();
+    let (parameters, invalid) = if profile.parameters.is_empty() && profile.lookups.is_empty() {
+        (&parameter::NO_VALUES, None)
     } else {
-        arena.keep_parameters(parameters::resolve(profile, world, notices)?)
+        let (parameters, invalid) = parameters::resolve(profile, world, &mut told);
+        (arena.keep_parameters(parameters), invalid)
     };
     let computation = Computation::new(world, parameters, profile);
     let mut budget = Budget::new();
@@ -37,8 +41,10 @@ pub(super) fn check<'v>(
                     Otherwise::Deny => ProfileOutcome::Denied,
                 },
                 reason: Reason::MatchCondition,
-                detail: Some(condition.message.clone().unwrap_or_else(|| condition.name.clone())),
+                detail: Some(condition.told(&computation, &mut budget)),
             },
+            // It reads what is not allowed, which is told by itself.
+            Err(_) if invalid.is_some() => continue,
             Err(error) => Refusal {
                 outcome: match profile.on_error {
                     OnError::Skip => ProfileOutcome::Skipped,
@@ -49,6 +55,10 @@ pub(super) fn check<'v>(
             },
         };
         refusals.push(refusal);
+    }
+    if !refusals.iter().any(|refusal| refusal.outcome == ProfileOutcome::NotMatched) {
+        notices.extend(told);
+        refusals.extend(invalid);
     }
     let gravest = refusals.iter().map(|refusal| gravity(refusal.outcome)).max();
     refusals.retain(|refusal| Some(gravity(refusal.outcome)) == gravest);

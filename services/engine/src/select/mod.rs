@@ -6,6 +6,7 @@
 
 pub(crate) mod candidates;
 mod conditions;
+pub mod considered;
 pub(crate) mod expected;
 pub(crate) mod index;
 mod parameters;

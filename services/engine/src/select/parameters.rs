@@ -8,8 +8,8 @@ use pillion_api::profile::OnError;
 use super::Refusal;
 use super::pod::Pod;
 use crate::compute::{Computation, Parameters, World};
-use crate::expression::Budget;
-use crate::parameter::{self, Invalid, Metadata, Resolved, Sources};
+use crate::expression::{Budget, EvaluationError};
+use crate::parameter::{self, Invalid, Metadata, Parameter, Resolved, Sources};
 use crate::profile::CompiledProfile;
 use crate::report::{Notice, ProfileOutcome, Reason};
 use crate::snapshot::Namespace;
@@ -17,14 +17,17 @@ use crate::snapshot::Namespace;
 /// The values of a profile's parameters. What their authors are told goes to `notices`.
 ///
 /// Defaults that are expressions are evaluated here, in the order of the parameters; one that fails is a fault of what
-/// reads the parameter, so that it costs nothing where nobody does.
+/// reads the parameter, so that it costs nothing where nobody does. So is one that was set to something that is not
+/// allowed; all of them are told with what becomes of the profile.
 pub(super) fn resolve(
     profile: &CompiledProfile,
     world: World<'_>,
     notices: &mut Vec<Notice>,
-) -> Result<Parameters, Refusal> {
+) -> (Parameters, Option<Refusal>) {
     let pod = Pod::new(world.object);
-    let account = world.looked_up.service_account.known("the service account");
+    // Nobody says what is wrong with it where nobody asks.
+    let is_asked = profile.parameters.iter().any(Parameter::asks_service_account);
+    let account = if is_asked { world.looked_up.service_account.known("the service account") } else { Ok(None) };
     let account = account.map(|object| object.map(|object| Pod::new(object.root())));
     let service_account = account.as_ref().map(|account| account.as_ref().map(|account| account as &dyn Metadata));
     let sources = Sources { pod: &pod, service_account, namespace: world.namespace };
@@ -33,6 +36,7 @@ pub(super) fn resolve(
     let mut tell = |message: Box<str>| {
         notices.push(Notice::Parameter { profile: profile.display_name().into(), message });
     };
+    let mut invalid: Option<Refusal> = None;
     for parameter in &profile.parameters {
         let value = match parameter::resolve(parameter, sources) {
             Ok(Resolved { value, moved }) => {
@@ -49,7 +53,14 @@ pub(super) fn resolve(
                     None => profile.on_error == OnError::Deny,
                 };
                 let outcome = if denies { ProfileOutcome::Denied } else { ProfileOutcome::Skipped };
-                return Err(Refusal { outcome, reason: Reason::InvalidParameter, detail: Some(message) });
+                let reason = Reason::InvalidParameter;
+                values.push(&parameter.name, Err(EvaluationError::new(reason.sentence())));
+                let refusal = Refusal { outcome, reason, detail: Some(message) };
+                invalid = Some(match invalid.take() {
+                    Some(first) => graver(first, refusal),
+                    None => refusal,
+                });
+                continue;
             }
         };
         let value = match value {
@@ -60,7 +71,19 @@ pub(super) fn resolve(
             values.push(&parameter.name, value);
         }
     }
-    Ok(values)
+    (values, invalid)
+}
+
+/// The graver of two refusals, or both in one.
+fn graver(first: Refusal, next: Refusal) -> Refusal {
+    match (first.outcome == ProfileOutcome::Denied, next.outcome == ProfileOutcome::Denied) {
+        (true, false) => first,
+        (false, true) => next,
+        _ => Refusal {
+            detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
+            ..first
+        },
+    }
 }
 
 impl Metadata for Pod<'_> {

@@ -141,12 +141,13 @@ impl Reader<'_, '_> {
                 KeyKind::Label => self.pod.label(key),
                 KeyKind::Annotation => self.pod.annotation(key),
             };
-            Some((Asker::Pod, kind, value?))
+            Some((Asker::Pod, kind, value.filter(|value| request.empty.says(value))?))
         });
         on_pod.or_else(|| {
             keys().find_map(|(kind, key)| {
                 let values = &self.candidates.namespace_values;
                 let (_, _, value) = values.iter().find(|(k, name, _)| *k == kind && **name == *key)?;
+                let value = Some(value).filter(|value| request.empty.says(value))?;
                 Some((Asker::Namespace, kind, Cow::Borrowed(&**value)))
             })
         })

@@ -109,6 +109,28 @@ fn a_word_is_truthy_falsy_or_a_name() {
 }
 
 #[test]
+fn an_empty_value_asks_for_none_or_says_nothing() {
+    for (empty, activation, value, applied) in [
+        (json!("Counts"), "Requested", "", false),
+        (json!("Absent"), "Requested", "", true),
+        (json!("Absent"), "Requested", " ", true),
+        (json!("Absent"), "Requested", "false", false),
+        (json!("Counts"), "Always", "", false),
+        (json!("Absent"), "Always", "", true),
+        (json!("Absent"), "Always", "no", false),
+    ] {
+        let more = json!({"activation": activation, "request": {"annotation": KEY, "empty": empty}});
+        let case = Case::new([profile("java", more)]);
+        let expected: &[&str] = if applied { &["java"] } else { &[] };
+        // Where the pod says nothing, its namespace asks.
+        let case = case.namespace(&[(KEY, "true")]);
+        assert_eq!(case.applied(&json!({}), &json!({KEY: value})), expected, "{empty} {activation} {value:?}");
+    }
+    let nobody = Case::new([profile("java", json!({"request": {"annotation": KEY, "empty": "Absent"}}))]);
+    assert!(nobody.applied(&json!({}), &json!({KEY: ""})).is_empty());
+}
+
+#[test]
 fn a_word_that_nobody_knows_is_told_or_refused() {
     let ask = |case: &Case, word: &str| case.select(&json!({}), &json!({KEY: word}));
     let mild = Case::new([profile("java", by_key())]);
@@ -285,6 +307,49 @@ fn a_condition_that_does_not_hold_says_what_it_was_told_to_say() {
     assert_eq!(conditional(&silent, &labels).0, ProfileOutcome::NotMatched);
     let refused = json!([{"name": "second", "expression": "false"}, known("Deny")]);
     assert_eq!(conditional(&refused, &labels).0, ProfileOutcome::Denied);
+}
+
+#[test]
+fn what_a_condition_says_may_be_made_of_the_object() {
+    let said = |message: &str, team: &str| {
+        let condition = json!([{"name": "known", "expression": "false", "otherwise": "Deny", "message": message}]);
+        conditional(&condition, &json!({"team": team})).2.unwrap()
+    };
+    assert_eq!(said("${variables.team} is no team", "green"), "green is no team");
+    assert_eq!(said("${variables.team} is no team", "a\nb"), "a b is no team");
+    assert_eq!(said("${object.metadata.labels.zone}", "green"), "known", "what cannot be said is not kept back");
+}
+
+#[test]
+fn a_wrong_value_counts_only_where_the_profile_is_for_the_object() {
+    let spec = json!({
+        "activation": "Always",
+        "onError": "Deny",
+        "parameters": [
+            {"name": "level", "type": "integer", "default": 5, "annotation": "example.com/level", "sources": ["Pod"]},
+            {"name": "port", "type": "integer", "default": 5, "annotation": "example.com/port", "sources": ["Pod"]},
+            {"name": "size", "type": "integer", "default": 5, "onInvalid": "Default", "annotation": "example.com/size", "sources": ["Pod"]},
+        ],
+        "matchConditions": [
+            {"name": "red", "expression": "object.metadata.labels.team == 'red'"},
+            {"name": "loud", "expression": "params.level > 3", "otherwise": "Skip"},
+            {"name": "small", "expression": "params.size < 9", "otherwise": "Deny", "message": "too large"},
+        ],
+    });
+    let select = |team: &str, annotations: &Json| {
+        let mut selection = Case::new([profile("p", spec.clone())]).select(&json!({"team": team}), annotations);
+        let decision = selection.profiles.remove(0);
+        (decision.outcome, decision.reason, decision.detail.unwrap_or_default().into_string(), selection.notices.len())
+    };
+    let wrong = json!({"example.com/level": "x", "example.com/port": "y", "example.com/size": "z"});
+    let (outcome, reason, detail, told) = select("red", &wrong);
+    assert_eq!((outcome, reason, told), (ProfileOutcome::Denied, Reason::InvalidParameter, 1));
+    assert!(detail.contains("example.com/level") && detail.contains("example.com/port"), "{detail}");
+    let (outcome, reason, _, told) = select("blue", &wrong);
+    assert_eq!((outcome, reason, told), (ProfileOutcome::NotMatched, Reason::MatchCondition, 0));
+    let (outcome, _, detail, _) = select("red", &json!({"example.com/level": "x", "example.com/size": "9"}));
+    assert_eq!(outcome, ProfileOutcome::Denied);
+    assert!(detail.starts_with("too large; ") && detail.contains("example.com/level"), "{detail}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Revisions that are not at work and that somebody asked for, compiled once for all who do.
 //!
-//! A revision never changes, so what was compiled stays right; few are asked for, so there is room for few.
+//! A revision never changes, so what was compiled stays right; few are asked for, so there is room for few. Who comes when
+//! there is no room takes the place of the one that nobody has asked for the longest.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,16 +12,23 @@ use serde::Deserialize;
 use crate::json::OwnedTape;
 use crate::profile::{CompiledProfile, ProfileName, compile_revision};
 
-/// How many are kept. With one more, all others are forgotten.
+/// How many are kept.
 const ROOM: usize = 64;
 
 /// By profile and revision.
-type Compiled = HashMap<(ProfileName, Box<str>), Arc<CompiledProfile>>;
+type Key = (ProfileName, Box<str>);
 
 /// What was compiled. Copies of a snapshot share it.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    known: Mutex<Compiled>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    compiled: HashMap<Key, (Arc<CompiledProfile>, u64)>,
+    /// Rises each time that somebody asks.
+    asked: u64,
 }
 
 /// The part of the object that is read.
@@ -31,8 +39,12 @@ struct Object {
 
 impl Kept {
     pub(super) fn get(&self, profile: &ProfileName, revision: &str) -> Option<Arc<CompiledProfile>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&(profile.clone(), revision.into())).cloned()
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.asked += 1;
+        let asked = known.asked;
+        let (compiled, last_asked) = known.compiled.get_mut(&(profile.clone(), revision.into()))?;
+        *last_asked = asked;
+        Some(Arc::clone(compiled))
     }
 
     /// Compiles the object that holds a revision; `None` if it is not that revision, or does not compile.
@@ -47,11 +59,50 @@ impl Kept {
             return None;
         }
         let compiled = Arc::new(compile_revision(profile, &spec).ok()?);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= ROOM {
-            known.clear();
-        }
-        known.insert((profile.clone(), revision.into()), Arc::clone(&compiled));
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).keep((profile.clone(), revision.into()), &compiled);
         Some(compiled)
+    }
+}
+
+impl Known {
+    fn keep(&mut self, key: Key, compiled: &Arc<CompiledProfile>) {
+        self.asked += 1;
+        if self.compiled.len() >= ROOM && !self.compiled.contains_key(&key) {
+            let longest_ago = self.compiled.iter().min_by_key(|(_, (_, asked))| *asked).map(|(key, _)| key.clone());
+            if let Some(longest_ago) = longest_ago {
+                self.compiled.remove(&longest_ago);
+            }
+        }
+        self.compiled.insert(key, (Arc::clone(compiled), self.asked));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn who_comes_takes_the_place_of_what_nobody_has_asked_for_the_longest() {
+        let (kept, name) = (Kept::default(), ProfileName::cluster("proxy"));
+        let revision = |number: usize| format!("{number:04x}");
+        let add = |number: usize| {
+            let text = json!({"template": {"metadata": {"labels": {"a": "b"}}}}).to_string();
+            let spec = json!({"profile": "proxy", "revision": revision(number), "generation": 1, "bounds": "Platform",
+                              "text": text});
+            let object = OwnedTape::parse(json!({"spec": spec}).to_string()).unwrap();
+            assert!(kept.compile(&name, &revision(number), &object).is_some());
+        };
+        let is_kept = |number: usize| kept.get(&name, &revision(number)).is_some();
+        (0..ROOM).for_each(add);
+        assert!(is_kept(0), "and it was asked for just now");
+        add(ROOM);
+        assert!(!is_kept(1));
+        // All others stay.
+        assert!((2..=ROOM).chain([0]).all(is_kept));
+        // One that is there takes nobody's place.
+        add(ROOM);
+        assert!((2..=ROOM).chain([0]).all(is_kept));
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwapWeak;
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+use pillion_api::opt_in::OptIn;
 
 use crate::select::candidates::Candidates;
 
@@ -19,6 +20,8 @@ pub struct Namespace {
     text: Box<str>,
     /// Where in the text the annotations begin.
     annotations_at: u32,
+    /// How firmly it is opted in.
+    level: Option<InjectionLevel>,
     /// The profiles that were found to act here the last time that somebody asked. It may be those of an older set.
     candidates: ArcSwapWeak<Candidates>,
 }
@@ -30,7 +33,8 @@ pub struct Pairs<'n> {
 }
 
 impl Namespace {
-    /// From labels and annotations in any order. Of two with the same key, the last one counts.
+    /// From labels and annotations in any order. Of two with the same key, the last one counts. It opts in by Pillion's own
+    /// label, unless [`Namespace::opting_in_by`] says otherwise.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,
@@ -41,7 +45,16 @@ impl Namespace {
         // Beyond four gigabytes there are no annotations; the API server takes a quarter of a megabyte.
         let annotations_at = u32::try_from(text.len()).unwrap_or(u32::MAX);
         write_pairs(&mut text, annotations);
-        Self { text: text.into(), annotations_at, candidates: nobody() }
+        let mut namespace = Self { text: text.into(), annotations_at, level: None, candidates: nobody() };
+        namespace.level = namespace.label(INJECTION_LABEL).and_then(InjectionLevel::from_label_value);
+        namespace
+    }
+
+    /// The same in a release in which namespaces opt in by these labels.
+    #[must_use]
+    pub fn opting_in_by(mut self, opt_in: &OptIn) -> Self {
+        self.level = opt_in.level(|key| self.label(key));
+        self
     }
 
     /// A namespace that is opted in, without anything else.
@@ -76,8 +89,8 @@ impl Namespace {
 
     /// How firmly it is opted in; `None` if it is not.
     #[must_use]
-    pub fn level(&self) -> Option<InjectionLevel> {
-        self.label(INJECTION_LABEL).and_then(InjectionLevel::from_label_value)
+    pub const fn level(&self) -> Option<InjectionLevel> {
+        self.level
     }
 
     /// Bytes that it takes in memory, about.
@@ -104,19 +117,20 @@ impl Namespace {
 
 impl Default for Namespace {
     fn default() -> Self {
-        Self { text: Box::default(), annotations_at: 0, candidates: nobody() }
+        Self { text: Box::default(), annotations_at: 0, level: None, candidates: nobody() }
     }
 }
 
 impl Clone for Namespace {
     fn clone(&self) -> Self {
-        Self { text: self.text.clone(), annotations_at: self.annotations_at, candidates: nobody() }
+        let (text, annotations_at) = (self.text.clone(), self.annotations_at);
+        Self { text, annotations_at, level: self.level, candidates: nobody() }
     }
 }
 
 impl PartialEq for Namespace {
     fn eq(&self, other: &Self) -> bool {
-        self.annotations_at == other.annotations_at && self.text == other.text
+        self.annotations_at == other.annotations_at && self.level == other.level && self.text == other.text
     }
 }
 
@@ -198,6 +212,27 @@ mod tests {
         assert_eq!(namespace, Namespace::new([("c", "3"), ("b", "2"), ("a", "0"), ("a", "1")], [("x", "y")]));
         assert_ne!(namespace, Namespace::new([("a", "1"), ("b", "2"), ("c", "3"), ("x", "y")], []));
         assert_eq!(Namespace::default(), Namespace::new::<&str, &str>([], []));
+    }
+
+    #[test]
+    fn it_opts_in_by_the_labels_of_the_release() {
+        let opt_in = OptIn::with(["istio-injection=enabled", "istio-injection=strict:required"]).unwrap();
+        let level = |labels: &[(&'static str, &'static str)]| {
+            let namespace = Namespace::new(labels.iter().copied(), []);
+            (namespace.level(), namespace.opting_in_by(&opt_in).level())
+        };
+        let (enabled, required) = (Some(InjectionLevel::Enabled), Some(InjectionLevel::Required));
+        for (labels, own_alone, by_both) in [
+            (&[][..], None, None),
+            (&[(INJECTION_LABEL, "required")], required, required),
+            (&[("istio-injection", "enabled")], None, enabled),
+            (&[("istio-injection", "strict")], None, required),
+            (&[("istio-injection", "disabled")], None, None),
+            (&[("istio-injection", "enabled"), (INJECTION_LABEL, "disabled")], None, None),
+        ] {
+            assert_eq!(level(labels), (own_alone, by_both), "{labels:?}");
+        }
+        assert_eq!(Namespace::opted_in(InjectionLevel::Held).clone().level(), Some(InjectionLevel::Held));
     }
 
     #[test]

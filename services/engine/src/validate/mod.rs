@@ -10,17 +10,14 @@ use pillion_api::profile::{OnError, ValidationAction};
 
 use crate::compute::{Computation, Parameters, World};
 use crate::expression::{Budget, EvaluationError};
-use crate::profile::CompiledProfile;
 use crate::profile::template::Choice;
 use crate::profile::validations::Validation;
+use crate::profile::{CompiledProfile, one_line};
 use crate::report::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::select::Selected;
 
 /// How much work the validations of one profile may be together: that of so many expressions.
 const EXPRESSIONS: usize = 4;
-
-/// How long the message of a validation may be, in characters.
-const MAX_MESSAGE: usize = 1024;
 
 /// The objects that validations are about.
 #[derive(Clone, Copy)]
@@ -80,7 +77,7 @@ fn check_profile(
             index,
             outcome,
             reason,
-            message: bounded(&message).into(),
+            message: one_line(&message).into(),
         });
     }
 }
@@ -118,11 +115,6 @@ fn message<'v>(validation: &'v Validation, computation: &Computation<'v>, budget
             text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
         }
     }
-}
-
-fn bounded(message: &str) -> String {
-    let one_line = message.chars().map(|character| if character.is_control() { ' ' } else { character });
-    one_line.take(MAX_MESSAGE).collect()
 }
 
 #[cfg(test)]

@@ -1,21 +1,41 @@
-//! EKS: credentials by the identity of the service account. Inputs and results stand in annotations of the peer's pods.
+//! EKS: credentials by the identity of the service account. A file is a pod; what the peer's test sets, and the patch that it
+//! expects, stand in annotations of the pod.
 
 use std::path::Path;
 
+use pillion_engine::case::Metadata;
 use serde_json::{Map, Value as Json, json};
 
-use crate::compare::assert_same;
-use crate::harness::{Input, Pinned, Profiles, documents, files, fixtures, own_cases, run_own, tally, text};
+use crate::files::{documents, ending, patch, string};
+use crate::runner::{Expected, PeerCase, Ready, Shipped, case, set, set_typed};
 
 const TESTING: &str = "testing.eks.amazonaws.com/";
 
-/// What the peer reads from the service account, by the names that its cases give it.
+const PROFILES: [&str; 2] = ["eks-web-identity", "eks-pod-identity"];
+
+/// What the peer reads from the service account, by the names that its cases give it: annotations of
+/// `eks.amazonaws.com/`.
 const OF_ACCOUNT: [(&str, &str); 4] = [
     ("roleArn", "role-arn"),
     ("audience", "audience"),
     ("sts-regional-endpoints", "sts-regional-endpoints"),
     ("token-expiration", "token-expiration"),
 ];
+
+/// What its cases say of the handler: its flags, and our parameters of the way that they are about.
+const OF_HANDLER: [(&str, &str); 8] = [
+    ("injectSTS", "regional"),
+    ("expiration", "expiration"),
+    ("audience", "audience"),
+    ("mountPath", "mountPath"),
+    ("volumeName", "volumeName"),
+    ("volName", "volumeName"),
+    ("tokenPath", "tokenPath"),
+    ("tokenName", "tokenPath"),
+];
+
+/// What its cases say beside, which is said otherwise here: the facts of the cluster, and what the peer's test does itself.
+const OTHERWISE: [&str; 3] = ["handler/region", "expectedPatch", "skip"];
 
 /// What its cases say of the endpoint of container credentials, and our parameters.
 const OF_ENDPOINT: [(&str, &str); 5] = [
@@ -26,79 +46,87 @@ const OF_ENDPOINT: [(&str, &str); 5] = [
     ("tokenPath", "tokenPath"),
 ];
 
-const PINNED: &[Pinned] = &[];
-
-/// How many of the peer's cases are as the peer has them.
-const PASSING: usize = 12;
-
 /// How long a token is valid whose time is spread out, in seconds. The peer's tests fix their random numbers, so that they
 /// see the least; ours depends on the request. Any time of the range is as good as any other.
 const SPREAD: std::ops::RangeInclusive<i64> = 79200..=86400;
 
+pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+    // Those that the peer's own test skips are none.
+    let is_skipped = |file: &Path| {
+        let pod = documents(file).ok().and_then(|documents| documents.into_iter().next()).unwrap_or_default();
+        pod["metadata"]["annotations"].get(format!("{TESTING}skip")).is_some_and(|skip| skip == "true")
+    };
+    let files = ending(folder, ".pod.yaml").into_iter().filter(|(_, file)| !is_skipped(file));
+    files.map(|(name, file)| PeerCase::read(name, || read(&file, shipped))).collect()
+}
+
 fn level_spread(object: &mut Json) {
     for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
-        let Some(token) = volume.pointer_mut("/projected/sources/0/serviceAccountToken") else { continue };
-        if token["expirationSeconds"].as_i64().is_some_and(|seconds| seconds != 86400 && SPREAD.contains(&seconds)) {
-            token["expirationSeconds"] = json!("spread");
+        for source in volume.pointer_mut("/projected/sources").and_then(Json::as_array_mut).into_iter().flatten() {
+            let Some(seconds) = source.pointer_mut("/serviceAccountToken/expirationSeconds") else { continue };
+            if seconds.as_i64().is_some_and(|seconds| seconds != 86400 && SPREAD.contains(&seconds)) {
+                *seconds = json!("spread");
+            }
         }
     }
 }
 
-fn check(file: &Path) {
-    let pod = documents(file).remove(0);
-    let annotations = pod["metadata"]["annotations"].as_object().unwrap().clone();
-    let given = |name: &str| annotations.get(&format!("{TESTING}{name}")).map(text);
-    let mut account = Map::new();
+/// Whether all is known that the peer's test sets: a case under another setting would be another one.
+fn known(annotations: &Map<String, Json>) -> Result<(), String> {
+    let is_of = |name: &str, group: &str, table: &[(&str, &str)]| {
+        name.strip_prefix(group).is_some_and(|name| table.iter().any(|(theirs, _)| *theirs == name))
+    };
+    let is_known = |name: &str| {
+        OTHERWISE.contains(&name)
+            || is_of(name, "handler/", &OF_HANDLER)
+            || is_of(name, "serviceAccount/", &OF_ACCOUNT)
+            || is_of(name, "containercredentials/", &OF_ENDPOINT)
+    };
+    let mut said = annotations.keys().filter_map(|key| key.strip_prefix(TESTING));
+    said.find(|name| !is_known(name)).map_or(Ok(()), |name| Err(format!("setting {TESTING}{name} is not known")))
+}
+
+fn read(file: &Path, shipped: &Shipped) -> Result<Ready, String> {
+    let pod = documents(file)?.into_iter().next().filter(Json::is_object).ok_or("there is no pod in it")?;
+    let annotations = pod["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
+    let given = |name: &str| annotations.get(&format!("{TESTING}{name}")).and_then(Json::as_str);
+    let mut expected = pod.clone();
+    let operations = given("expectedPatch").filter(|text| !text.trim().is_empty());
+    let operations: Json = operations.map_or(Ok(Json::Null), |text| {
+        serde_json::from_str(text).map_err(|error| format!("{TESTING}expectedPatch: {error}"))
+    })?;
+    patch(&mut expected, &operations)?;
+    known(&annotations)?;
+
+    let mut account = Metadata::default();
     for (theirs, key) in OF_ACCOUNT {
         if let Some(value) = given(&format!("serviceAccount/{theirs}")) {
-            account.insert(format!("eks.amazonaws.com/{key}"), value.into());
+            account.annotations.insert(format!("eks.amazonaws.com/{key}"), value.to_owned());
         }
     }
-    let mut profiles = Profiles::of("eks");
-    for profile in ["eks-web-identity", "eks-pod-identity"] {
-        if given("handler/injectSTS").is_some_and(|value| value == "true") {
-            profiles = profiles.with_default(profile, "regional", json!(true));
-        }
-        if let Some(seconds) = given("handler/expiration") {
-            profiles = profiles.with_default(profile, "expiration", json!(seconds.parse::<i64>().unwrap()));
+    let mut case = case(&PROFILES.map(str::to_owned), pod.clone());
+    case.service_account = Some(account);
+    for profile in PROFILES {
+        for (theirs, parameter) in OF_HANDLER {
+            let Some(value) = given(&format!("handler/{theirs}")) else { continue };
+            // The paths and the audience of container credentials are the endpoint's.
+            if profile == "eks-web-identity" || ["regional", "expiration"].contains(&parameter) {
+                set_typed(&mut case, shipped, profile, parameter, &value.into());
+            }
         }
     }
     if given("containercredentials/uri").is_some() {
-        profiles = profiles.with_default("eks-pod-identity", "identities", json!(["default/default"]));
+        let name = string(&pod, "/spec/serviceAccountName").unwrap_or("default");
+        let identity = format!("{}/{name}", string(&pod, "/metadata/namespace").unwrap_or("default"));
+        set(&mut case, shipped, "eks-pod-identity", "identities", json!([identity]));
     }
     for (theirs, parameter) in OF_ENDPOINT {
         if let Some(value) = given(&format!("containercredentials/{theirs}")) {
-            profiles = profiles.with_default("eks-pod-identity", parameter, value.into());
+            set(&mut case, shipped, "eks-pod-identity", parameter, value.into());
         }
     }
-    let mut input = Input::new(pod.clone());
-    input.service_account = Some(account);
     if let Some(region) = given("handler/region") {
-        input.cluster = json!({ "region": region });
+        case.cluster = Map::from_iter([("region".to_owned(), region.into())]);
     }
-    let mut expected = pod;
-    let patch: json_patch::Patch = serde_json::from_str(&given("expectedPatch").unwrap()).unwrap();
-    json_patch::patch(&mut expected, &patch).unwrap();
-    let mut outcome = profiles.inject(&input);
-    level_spread(&mut outcome.object);
-    level_spread(&mut expected);
-    assert_same(&outcome.object, &expected, &format!("{}: {}", file.display(), outcome.told));
-}
-
-#[test]
-fn the_cases_of_eks() {
-    let Some(folder) = fixtures("eks") else { return };
-    let cases = files(&folder, ".pod.yaml").into_iter().map(|path| {
-        let name = path.strip_prefix(&folder).unwrap().to_string_lossy().trim_end_matches(".pod.yaml").to_owned();
-        let case: Box<dyn Fn()> = Box::new(move || check(&path));
-        (name, case)
-    });
-    tally("eks", &cases.collect::<Vec<_>>(), PINNED, PASSING);
-}
-
-#[test]
-fn cases_of_our_own() {
-    let cases = own_cases("eks");
-    assert!(cases.len() >= 8, "only {} cases were found", cases.len());
-    run_own(&Profiles::of("eks"), &cases, "app", level_spread);
+    Ok(Ready::new(shipped.all(), case, Expected::Object(expected)).levelled(level_spread))
 }

@@ -1,163 +1,363 @@
-//! Linkerd: pods with the patches that its webhook makes of them, and workloads with what its command line makes of them.
+//! Linkerd: `webhook/` has pods and namespaces with the patches that its webhook makes of them, `cli/` workloads with what its
+//! command line makes of them.
+//!
+//! Which pod of the webhook's goes with which namespace and patch is known from their names: a patch is for a pod whose name
+//! has all the words of the patch's, of several the one with the most. `inject_X.golden.yml` is made of `inject_X.input.yml`,
+//! or of the input with whose name its own begins; then the files do not say by which flags.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
+use pillion_api::names::SYSTEM_NAMESPACES;
+use pillion_engine::case::Case;
 use serde_json::{Map, Value as Json, json};
 
-use crate::compare::assert_same;
-use crate::harness::{Case, Input, Pinned, Profiles, documents, fixtures, own_cases, run_own, tally, text};
+use crate::files::{documents, ending, level_quantities, longest_prefix, name, parse, patch, string, text};
+use crate::linkerd_results::given_by;
+use crate::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set, set_all};
+use crate::workloads::Workload;
 
-const PINNED: &[Pinned] = &[(
-    "cli/inject_emojivoto_cronjob_nometa",
-    "this command does not inject: it writes the annotation that asks the webhook for it",
-)];
+const PROFILE: &str = "linkerd-proxy";
 
-/// How many of the peer's cases are as the peer has them.
-const PASSING: usize = 13;
+/// The annotation that asks.
+const INJECT: &str = "linkerd.io/inject";
 
-/// The webhook's cases: the pod, its namespace, and the patch; none where nothing is to be done.
-const WEBHOOK: [(&str, &str, Option<&str>); 7] = [
-    ("pod-inject-empty", "namespace-inject-enabled", Some("pod.patch")),
-    ("pod-inject-enabled", "namespace-inject-enabled", Some("pod.patch")),
-    ("pod-inject-enabled", "namespace-inject-disabled", Some("pod.patch")),
-    ("pod-inject-enabled-log-level", "namespace-inject-enabled", Some("pod-log-level")),
-    ("pod-with-debug-enabled", "namespace-inject-disabled", Some("pod-with-debug.patch")),
-    ("pod-inject-empty", "namespace-inject-disabled", None),
-    ("deployment-inject-disabled", "namespace-inject-enabled", None),
-];
+/// What asks, as its value.
+const ASKING: [&str; 2] = ["enabled", "ingress"];
 
-/// The command line's cases. It asks for every workload.
-const COMMAND_LINE: [&str; 7] = [
-    "inject_contour",
-    "inject_emojivoto_cronjob_nometa",
-    "inject_emojivoto_deployment",
-    "inject_emojivoto_deployment_capabilities",
-    "inject_emojivoto_deployment_hostNetwork_true",
-    "inject_emojivoto_deployment_udp",
-    "inject_emojivoto_pod",
-];
+/// What the tests of the webhook set.
+const OF_WEBHOOK: [(&str, &str); 3] =
+    [("version", "dev-undefined"), ("debugVersion", "dev-undefined"), ("trustAnchors", "IdentityTrustAnchorsPEM")];
 
-fn profiles(settings: &[(&str, &str)]) -> Profiles {
-    settings.iter().fold(Profiles::of("linkerd"), |profiles, (parameter, value)| {
-        profiles.with_default("linkerd-proxy", parameter, json!(value))
-    })
+/// What the tests of the command line set; the roots of trust are the installation's.
+const OF_COMMAND_LINE: [(&str, &str); 2] =
+    [("version", "test-inject-proxy-version"), ("createdBy", "linkerd/cli dev-undefined")];
+
+/// What they set beside, where only the names of the files say it.
+const OF_NAMES: [(&str, &str, bool); 2] =
+    [("no_init_container", "cni", true), ("volumeProjection_disabled", "tokenProjection", false)];
+
+/// The variable with the roots of trust.
+const ANCHORS: &str = "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS";
+
+/// The namespace that stands for one of the system's, in which the engine never injects.
+const SOMEWHERE: &str = "kube-somewhere";
+
+pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+    let mut cases = webhook(&folder.join("webhook"), shipped);
+    cases.extend(command_line(&folder.join("cli"), shipped));
+    cases
 }
 
-/// The pod of a workload, with a controller that is known without looking anything up.
-fn pod_of(object: &Json) -> Json {
-    let (mut pod, owner) = match object["kind"].as_str() {
-        Some("Deployment") => (object["spec"]["template"].clone(), Some(("apps/v1", "Deployment"))),
-        Some("CronJob") => (object["spec"]["jobTemplate"]["spec"]["template"].clone(), Some(("batch/v1", "CronJob"))),
-        _ => (object.clone(), None),
+/// A file of the webhook's with a document of it.
+struct Found {
+    name: String,
+    object: Json,
+}
+
+/// A patch, with the words of its name.
+struct Patch {
+    words: BTreeSet<String>,
+    operations: Result<Json, String>,
+}
+
+fn words(name: &str) -> BTreeSet<String> {
+    name.split(['-', '.', '_']).filter(|word| *word != "patch").map(str::to_owned).collect()
+}
+
+fn webhook(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+    let read = |path: &Path| {
+        let somewhere = SYSTEM_NAMESPACES.iter().fold(text(path)?, |text, system| text.replace(system, SOMEWHERE));
+        Ok::<_, String>(somewhere)
     };
-    if !pod["metadata"].is_object() {
-        pod["metadata"] = json!({});
-    }
-    if let Some((version, kind)) = owner {
-        pod["metadata"]["ownerReferences"] = json!([{"apiVersion": version, "kind": kind, "name": object["metadata"]["name"], "uid": "1", "controller": true}]);
-    }
-    // Some of the peer's annotations are booleans in YAML. The API server would refuse them.
-    for value in pod["metadata"]["annotations"].as_object_mut().into_iter().flatten().map(|(_, value)| value) {
-        if !value.is_string() {
-            *value = value.to_string().into();
+    let patches: Vec<Patch> = ending(folder, ".json")
+        .into_iter()
+        .map(|(name, path)| Patch {
+            words: words(&name),
+            operations: read(&path).and_then(|text| {
+                serde_json::from_str(&text).map_err(|error| format!("{}: {error}", crate::files::name(&path)))
+            }),
+        })
+        .collect();
+    let (mut pods, mut namespaces, mut cases) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, path) in ending(folder, ".yaml") {
+        match read(&path).and_then(|text| parse(&text)) {
+            Err(error) => cases.push(PeerCase::read(format!("webhook/{name}"), || Err(error))),
+            Ok(documents) => {
+                for object in documents {
+                    let found = Found { name: name.clone(), object };
+                    if found.object["kind"] == "Namespace" {
+                        namespaces.push(found);
+                    } else if Workload::of(&found.object).is_some() || found.object["kind"] == "Service" {
+                        pods.push(found);
+                    }
+                }
+            }
         }
     }
-    pod
-}
-
-/// Without what is the test's own, and what the API server's types leave out when they are written.
-fn level(object: &mut Json) {
-    let metadata = object["metadata"].as_object_mut().unwrap();
-    metadata.remove("ownerReferences");
-    metadata.remove("creationTimestamp");
-    for container in object["spec"]["initContainers"].as_array_mut().into_iter().flatten() {
-        if let Some(probe) = container.get_mut("startupProbe").and_then(Json::as_object_mut) {
-            probe.retain(|key, value| key != "initialDelaySeconds" || value != 0);
+    for pod in &pods {
+        for namespace in &namespaces {
+            if asks(pod, namespace) && !is_a_pair(pod, namespace, &patches) {
+                continue;
+            }
+            let name = format!("webhook/{}/{}", pod.name, namespace.name);
+            cases.push(PeerCase::read(name, || webhook_case(pod, namespace, &patches, shipped)));
         }
     }
+    cases
 }
 
-fn check_webhook(folder: &Path, pod: &str, namespace: &str, patch: Option<&str>) {
-    // The peer's pods live in a namespace of the system, in which the engine never injects.
-    let namespace_of_pods = "kube-somewhere";
-    let replaced = |path: &Path| std::fs::read_to_string(path).unwrap().replace("kube-public", namespace_of_pods);
-    let object: Json = serde_saphyr::from_str(&replaced(&folder.join(format!("{pod}.yaml")))).unwrap();
-    let namespace: Json = serde_saphyr::from_str(&replaced(&folder.join(format!("{namespace}.yaml")))).unwrap();
-    let mut input = Input::new(pod_of(&object));
-    // The peer's test says that it is a Deployment's pod.
-    input.pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "owner-deployment", "uid": "1", "controller": true}]);
-    namespace_of_pods.clone_into(&mut input.namespace);
-    input.namespace_annotations = namespace["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
-    let mut expected = input.pod.clone();
-    if let Some(patch) = patch {
-        let patch = replaced(&folder.join(format!("{patch}.json")));
-        json_patch::patch(&mut expected, &serde_json::from_str::<json_patch::Patch>(&patch).unwrap()).unwrap();
+fn webhook_case(pod: &Found, namespace: &Found, patches: &[Patch], shipped: &Shipped) -> Result<Ready, String> {
+    let mut object = Workload::of(&pod.object).map_or_else(|| pod.object.clone(), |workload| workload.template());
+    if object["kind"] != "Service" {
+        // The peer's test says that it is a Deployment's pod.
+        object["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "owner-deployment", "uid": "1", "controller": true}]);
     }
-    let settings =
-        [("version", "dev-undefined"), ("debugVersion", "dev-undefined"), ("trustAnchors", "IdentityTrustAnchorsPEM")];
-    let mut outcome = profiles(&settings).inject(&input);
-    // The annotations of the namespace are copied to the pod by another function of the peer's, which this test of
-    // its does not call.
-    let annotations = outcome.object["metadata"]["annotations"].as_object_mut().unwrap();
-    if expected["metadata"]["annotations"].get("linkerd.io/inject").is_none() {
-        annotations.remove("linkerd.io/inject");
+    let mut case = case(&shipped.names("linkerd"), object.clone());
+    case.namespace.name = Some(string(&namespace.object, "/metadata/name").unwrap_or(SOMEWHERE).to_owned());
+    if let Some(own) = string(&pod.object, "/metadata/namespace") {
+        case.namespace.name = Some(own.to_owned());
     }
-    level(&mut outcome.object);
-    level(&mut expected);
-    assert_same(&outcome.object, &expected, &outcome.told);
+    case.namespace.annotations = annotations(namespace.object["metadata"]["annotations"].as_object());
+    for (parameter, value) in OF_WEBHOOK {
+        set(&mut case, shipped, PROFILE, parameter, value.into());
+    }
+    let mut is_guess = false;
+    let expected = if asks(pod, namespace) {
+        let (chosen, by_name) = of_names(&words(&pod.name), &words(&namespace.name), patches, says_more(&case));
+        is_guess = !by_name;
+        let mut expected = Vec::new();
+        for chosen in chosen {
+            let mut result = object.clone();
+            patch(&mut result, &chosen.operations.clone()?)?;
+            expected.push(Expected::Object(result));
+        }
+        if expected.is_empty() {
+            return Err("no patch is for it".to_owned());
+        }
+        expected
+    } else {
+        // Some are annotated without being asked for; which, no file says.
+        let mut expected = vec![Expected::Object(object.clone())];
+        for operations in patches.iter().filter_map(|patch| patch.operations.as_ref().ok()).filter(|all| annotates(all))
+        {
+            let mut result = object.clone();
+            patch(&mut result, operations)?;
+            expected.push(Expected::Object(result));
+        }
+        expected
+    };
+    let mut ready = Ready::new(shipped.all(), case, Expected::LeftAlone(None)).levelled(|object| level(object, true));
+    ready.expected = expected;
+    ready.is_given_by_result = is_guess;
+    Ok(ready)
 }
 
-fn check_command_line(folder: &Path, name: &str) {
-    let workload = documents(&folder.join(format!("{name}.input.yml"))).remove(0);
-    let golden = documents(&folder.join(format!("{name}.golden.yml"))).into_iter().next();
-    let mut input = Input::new(pod_of(&workload));
-    input.namespace = text(&workload["metadata"]["namespace"]);
-    input.namespace_annotations = Map::from_iter([("linkerd.io/inject".to_owned(), json!("enabled"))]);
-    let mut expected = golden.as_ref().map_or_else(|| input.pod.clone(), pod_of);
-    // The roots of trust are the installation's.
-    let env = &expected["spec"]["initContainers"][1]["env"];
-    let is_anchors = |found: &&Json| found["name"] == "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS";
-    let anchors = env.as_array().and_then(|env| env.iter().find(is_anchors)).map(|found| text(&found["value"]));
-    let settings = [
-        ("version", "test-inject-proxy-version"),
-        ("createdBy", "linkerd/cli dev-undefined"),
-        ("trustAnchors", anchors.as_deref().unwrap_or_default()),
-    ];
-    let mut outcome = profiles(&settings).inject(&input);
-    if golden.is_none() {
-        let error = std::fs::read_to_string(folder.join(format!("{name}.golden.stderr"))).unwrap();
-        assert!(error.contains("hostNetwork is enabled") && outcome.told.contains("hostNetwork is enabled"));
-    } else if expected["metadata"]["annotations"].get("linkerd.io/inject").is_none() {
-        // The namespace that asks is this test's way to say what the command says.
-        outcome.object["metadata"]["annotations"].as_object_mut().unwrap().remove("linkerd.io/inject");
-    }
-    level(&mut outcome.object);
-    level(&mut expected);
-    assert_same(&outcome.object, &expected, &outcome.told);
+/// Whether a pod gets the proxy: its word, or else that of its namespace.
+fn asks(pod: &Found, namespace: &Found) -> bool {
+    let template = Workload::of(&pod.object).map(|workload| workload.template());
+    let word = |object: &Json| object["metadata"]["annotations"][INJECT].as_str().map(str::to_owned);
+    let word = template.and_then(|template| word(&template).or_else(|| word(&namespace.object)));
+    word.is_some_and(|word| ASKING.contains(&word.as_str()))
 }
 
-#[test]
-fn the_cases_of_linkerd() {
-    let Some(folder) = fixtures("linkerd") else { return };
-    let (webhook, command_line) = (folder.join("webhook"), folder.join("cli"));
-    let mut cases: Vec<Case<'_>> = Vec::new();
-    for (pod, namespace, patch) in WEBHOOK {
-        let webhook = webhook.clone();
-        cases.push((
-            format!("webhook/{pod}/{namespace}"),
-            Box::new(move || check_webhook(&webhook, pod, namespace, patch)),
-        ));
-    }
-    for name in COMMAND_LINE {
-        let command_line = command_line.clone();
-        cases.push((format!("cli/{name}"), Box::new(move || check_command_line(&command_line, name))));
-    }
-    tally("linkerd", &cases, PINNED, PASSING);
+/// Whether a pod that asks is tried in a namespace: what else that says has to be in a patch, which then has its name.
+fn is_a_pair(pod: &Found, namespace: &Found, patches: &[Patch]) -> bool {
+    let said = namespace.object["metadata"]["annotations"].as_object();
+    let (of_pod, of_namespace) = (words(&pod.name), words(&namespace.name));
+    let both: BTreeSet<_> = of_pod.union(&of_namespace).cloned().collect();
+    said.is_none_or(|said| said.keys().all(|key| key == INJECT))
+        || patches.iter().any(|patch| patch.words.is_subset(&both) && !patch.words.is_subset(&of_pod))
 }
 
-#[test]
-fn cases_of_our_own() {
-    let cases = own_cases("linkerd");
-    assert!(cases.len() >= 6, "only {} cases were found", cases.len());
-    run_own(&profiles(&[("version", "v1"), ("trustAnchors", "roots")]), &cases, "linkerd-proxy", |_| {});
+/// Whether operations change annotations, and nothing else.
+fn annotates(operations: &Json) -> bool {
+    let is_below = |operation: &Json| {
+        operation["path"].as_str().is_some_and(|pointer| pointer.starts_with("/metadata/annotations"))
+    };
+    operations.as_array().is_some_and(|all| all.iter().all(is_below))
+}
+
+/// Whether a namespace says more than that it asks.
+fn says_more(case: &Case) -> bool {
+    case.namespace.annotations.keys().any(|key| key != INJECT)
+}
+
+/// The patches that a pod and a namespace of these names can be about; several, of which any is as good, if the names do
+/// not say which. And whether they do.
+fn of_names<'p>(
+    pod: &BTreeSet<String>,
+    namespace: &BTreeSet<String>,
+    patches: &'p [Patch],
+    says_more: bool,
+) -> (Vec<&'p Patch>, bool) {
+    let both: BTreeSet<_> = pod.union(namespace).cloned().collect();
+    let most = |known: &BTreeSet<String>| -> Vec<&Patch> {
+        let known = patches.iter().filter(|patch| patch.words.is_subset(known));
+        let words = known.clone().map(|patch| patch.words.len()).max();
+        known.filter(|patch| Some(patch.words.len()) == words).collect()
+    };
+    let is_of_namespace = |patch: &&&Patch| !patch.words.is_subset(pod);
+    let chosen = if says_more { most(&both) } else { most(pod) };
+    if chosen.is_empty() || (says_more && chosen.iter().find(is_of_namespace).is_none()) {
+        return (patches.iter().collect(), false);
+    }
+    (chosen, true)
+}
+
+fn command_line(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+    let inputs = ending(folder, ".input.yml");
+    let names: Vec<String> = inputs.iter().map(|(name, _)| name.clone()).collect();
+    let input = |name: &str| inputs.iter().find(|(other, _)| other == name).map(|(_, path)| path.clone());
+    let goldens = ending(folder, ".golden.yml");
+    let installation = installation(goldens.iter().map(|(_, golden)| golden.as_path()));
+    let mut cases = Vec::new();
+    for (name, golden) in goldens {
+        let label = format!("cli/{name}");
+        match longest_prefix(&names, &name).and_then(|(input_name, _)| input(input_name)) {
+            Some(workload) => {
+                cases.extend(command_line_cases(&label, &workload, &golden, installation.as_deref(), shipped));
+            }
+            None => cases.push(PeerCase::read(label, || Err("there is no input for it".to_owned()))),
+        }
+    }
+    cases
+}
+
+/// A case for each workload of a file.
+fn command_line_cases(
+    label: &str,
+    input: &Path,
+    golden: &Path,
+    installation: Option<&str>,
+    shipped: &Shipped,
+) -> Vec<PeerCase> {
+    let read =
+        |path: &Path| documents(path).map(|documents| documents.iter().filter_map(Workload::of).collect::<Vec<_>>());
+    let (before, after) = match (read(input), read(golden)) {
+        (Ok(before), Ok(after)) => (before, after),
+        (Err(error), _) | (_, Err(error)) => return vec![PeerCase::read(label, || Err(error))],
+    };
+    let error = golden_error(golden);
+    if after.len() != before.len() && !after.is_empty() || before.is_empty() {
+        let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
+        return vec![PeerCase::read(label, || Err(error))];
+    }
+    let cases = before.iter().enumerate().map(|(place, before)| {
+        let name = if place == 0 { label.to_owned() } else { format!("{label}#{}", place + 1) };
+        let after = after.get(place);
+        PeerCase::read(name, || {
+            let expected =
+                after.map_or(Expected::LeftAlone(error.clone()), |after| Expected::Object(after.controlled()));
+            Ok(command_line_case(label, before, expected, installation, shipped))
+        })
+    });
+    cases.collect()
+}
+
+/// What the peer's command line says is wrong, if it does.
+fn golden_error(golden: &Path) -> Option<String> {
+    let stderr: PathBuf = golden.with_file_name(name(golden).replace(".golden.yml", ".golden.stderr"));
+    let said = text(&stderr).ok()?;
+    said.lines().last()?.rsplit(": ").next().map(|why| why.trim().to_owned())
+}
+
+fn command_line_case(
+    label: &str,
+    before: &Workload,
+    expected: Expected,
+    installation: Option<&str>,
+    shipped: &Shipped,
+) -> Ready {
+    let mut object = before.controlled();
+    let (mut asks, mut own_anchors, mut has_flags) = (true, None, false);
+    if let Expected::Object(expected) = &expected {
+        has_flags = give_flags(&mut object, expected);
+        own_anchors = anchors(expected);
+        asks = expected["metadata"]["annotations"].get(INJECT).is_some();
+    }
+    let mut case: Case = case(&shipped.names("linkerd"), object);
+    case.namespace.name = Some(before.namespace().to_owned());
+    // The command asks for every workload; a namespace that asks is how that is said here.
+    case.namespace.annotations.insert(INJECT.to_owned(), ASKING[0].to_owned());
+    for (parameter, value) in OF_COMMAND_LINE {
+        set(&mut case, shipped, PROFILE, parameter, value.into());
+    }
+    for (_, parameter, value) in OF_NAMES.into_iter().filter(|(part, ..)| label.contains(part)) {
+        set(&mut case, shipped, PROFILE, parameter, value.into());
+    }
+    let has_own_anchors = own_anchors.is_some() && installation.is_none();
+    if let Some(anchors) = installation.map(str::to_owned).or(own_anchors) {
+        set(&mut case, shipped, PROFILE, "trustAnchors", anchors.into());
+    }
+    // What the peer's tests set in their own code, only the result says.
+    let mut other = case.clone();
+    let given = match &expected {
+        Expected::Object(expected) => given_by(expected, &Json::Object(case.object.clone())),
+        _ => Vec::new(),
+    };
+    let is_known =
+        given.iter().all(|(parameter, value)| set_all(&mut other, shipped, "linkerd", parameter, value).is_ok());
+    let mut ready = Ready::new(shipped.all(), case, expected).levelled(move |object| level(object, !asks));
+    ready.is_given_by_result = has_flags || has_own_anchors;
+    ready.by_result = (is_known && !given.is_empty()).then_some(other);
+    ready
+}
+
+/// The command writes its flags on the pod, as the annotations that say the same: those that only the result has were given.
+/// Whether there were any. Which ports are opaque is no flag: that is what the injector has to find out.
+fn give_flags(object: &mut Json, expected: &Json) -> bool {
+    let is_flag = |key: &str| {
+        let mut parts = key.split('/');
+        let is_config =
+            parts.next().is_some_and(|domain| domain.starts_with("config.") && domain.ends_with("linkerd.io"));
+        is_config && parts.next() != Some("opaque-ports")
+    };
+    let given = expected["metadata"]["annotations"].as_object().into_iter().flatten().filter(|(key, _)| is_flag(key));
+    let mut any = false;
+    for (key, value) in given {
+        let annotations = &mut object["metadata"]["annotations"];
+        if annotations.get(key).is_none() {
+            annotations[key] = value.clone();
+            any = true;
+        }
+    }
+    any
+}
+
+/// The roots of trust that the command's tests install with: those that all results have, if they have the same.
+fn installation<'p>(goldens: impl Iterator<Item = &'p Path>) -> Option<String> {
+    let documents = goldens.filter_map(|golden| documents(golden).ok()).flatten();
+    let pods = documents.filter_map(|document| Workload::of(&document)).map(|workload| workload.template());
+    let mut found: BTreeSet<String> = pods.filter_map(|pod| anchors(&pod)).collect();
+    let first = found.pop_first();
+    first.filter(|_| found.is_empty())
+}
+
+/// The roots of trust that a result has.
+fn anchors(pod: &Json) -> Option<String> {
+    let lists = ["initContainers", "containers"].iter().filter_map(|list| pod["spec"][list].as_array());
+    let mut env = lists.flatten().filter_map(|container| container["env"].as_array()).flatten();
+    env.find(|variable| variable["name"] == ANCHORS).and_then(|variable| variable["value"].as_str().map(str::to_owned))
+}
+
+/// Without what is the test's own, and what the API server's types leave out when they are written. The annotation that asks
+/// is copied from the namespace by a function of the peer's that its tests do not always call.
+fn level(object: &mut Json, without_asking: bool) {
+    level_quantities(object);
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.remove("ownerReferences");
+        metadata.remove("creationTimestamp");
+        let annotations = metadata.get_mut("annotations").and_then(Json::as_object_mut).filter(|_| without_asking);
+        annotations.map(|annotations: &mut Map<String, Json>| annotations.remove(INJECT));
+    }
+    for list in ["initContainers", "containers"] {
+        for container in object["spec"][list].as_array_mut().into_iter().flatten() {
+            for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+                if let Some(probe) = container.get_mut(probe).and_then(Json::as_object_mut) {
+                    probe.retain(|key, value| key != "initialDelaySeconds" || value != 0);
+                }
+            }
+        }
+    }
 }

@@ -1,15 +1,19 @@
-//! OpenTelemetry's operator: an `Instrumentation`, a workload, and the part of its pod that its end-to-end tests look at.
+//! OpenTelemetry's operator: folders with the steps of an end-to-end test. What steps install (`Instrumentation`s,
+//! namespaces, workloads) is there for all later ones; what they assert is a part of a pod.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
-use serde_json::{Value as Json, json};
+use pillion_engine::case::{Case, Metadata};
+use serde_json::{Map, Value as Json, json};
 
-use crate::compare::assert_contains;
-use crate::harness::{Input, Pinned, Profiles, documents, files, fixtures, own_cases, run_own, tally, text};
+use crate::files::{all, documents, level_quantities, name, string};
+use crate::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set};
+use crate::workloads::Workload;
 
 const PREFIX: &str = "instrumentation.opentelemetry.io/inject-";
 
-/// Languages: as in the annotation, and as in an `Instrumentation`.
+/// Languages: as in the annotation and in our profiles' names, and as in an `Instrumentation`.
 const LANGUAGES: [(&str, &str); 8] = [
     ("java", "java"),
     ("nodejs", "nodejs"),
@@ -21,61 +25,308 @@ const LANGUAGES: [(&str, &str); 8] = [
     ("sdk", "sdk"),
 ];
 
-const PINNED: &[Pinned] = &[];
+/// What an `Instrumentation` says of all languages, and the parameter that it is: the same of each profile.
+const COMMON: &[(&str, &str)] = &[
+    ("/env", "env"),
+    ("/exporter/endpoint", "endpoint"),
+    ("/exporter/tls", "tls"),
+    ("/propagators", "propagators"),
+    ("/sampler/type", "sampler"),
+    ("/sampler/argument", "samplerArgument"),
+    ("/resource/resourceAttributes", "platformAttributes"),
+    ("/resource/addK8sUIDAttributes", "addUIDs"),
+    ("/defaults/useLabelsForResourceAttributes", "useLabels"),
+];
 
-/// How many of the peer's cases are as the peer has them.
-const PASSING: usize = 15;
+/// What it says of all languages that have something to start.
+const AGENTS: &[(&str, &str)] =
+    &[("/imagePullPolicy", "pullPolicy"), ("/initContainerSecurityContext", "securityContext")];
 
-/// The profiles, as somebody would set them up who has this `Instrumentation`.
-fn profiles(instrumentation: &Json, namespace: &str) -> Profiles {
-    let mut profiles = Profiles::of("otel");
-    let name = text(&instrumentation["metadata"]["name"]);
-    let spec = &instrumentation["spec"];
-    for (language, field) in LANGUAGES {
-        let profile = format!("otel-{language}");
-        let own = &spec[field];
-        let settings = [
-            ("env", spec["env"].clone()),
-            ("endpoint", spec["exporter"]["endpoint"].clone()),
-            ("tls", spec["exporter"]["tls"].clone()),
-            ("propagators", spec["propagators"].clone()),
-            ("sampler", spec["sampler"]["type"].clone()),
-            ("samplerArgument", spec["sampler"]["argument"].clone()),
-            ("languageEnv", own["env"].clone()),
-            (
-                "volume",
-                match &own["volumeClaimTemplate"] {
-                    Json::Null => Json::Null,
-                    template => json!({"ephemeral": {"volumeClaimTemplate": template}}),
-                },
-            ),
-            ("attrs", own["attrs"].clone()),
-        ];
-        for (parameter, value) in settings.into_iter().filter(|(_, value)| !value.is_null()) {
-            profiles = profiles.with_default(&profile, parameter, value);
-        }
-        profiles = profiles.with_values(&profile, json!([name, format!("{namespace}/{name}")]));
+/// What it says of one language, and the parameter that it is.
+const OWN: &[(&str, &str)] = &[
+    ("/env", "languageEnv"),
+    ("/image", "image"),
+    ("/resources", "resources"),
+    ("/resourceRequirements", "resources"),
+    ("/securityContext", "securityContext"),
+    ("/extensions", "extensions"),
+    ("/attrs", "attrs"),
+    ("/version", "version"),
+    ("/configPath", "configPath"),
+    ("/configFile", "configFile"),
+];
+
+/// What it says that is a parameter in another way, or of which nothing depends: each language's own is looked at for itself.
+const OTHERWISE: &[&str] = &["/volume/size", "/volumeLimitSize", "/volumeClaimTemplate"];
+
+pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+    let mut scenarios: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for file in all(folder).into_iter().filter(|file| file.extension().is_some_and(|end| end == "yaml" || end == "yml"))
+    {
+        let scenario = file.parent().and_then(|parent| parent.strip_prefix(folder).ok()).unwrap_or(folder);
+        scenarios.entry(scenario.to_string_lossy().into_owned()).or_default().push(file);
     }
-    profiles
+    scenarios.iter().flat_map(|(scenario, files)| self::scenario(scenario, files, shipped)).collect()
 }
 
-/// The pod of a workload, as its controller creates it.
-fn pod_of(workload: &Json) -> Json {
-    if workload["kind"] == "Pod" {
-        return workload.clone();
+/// A file of a scenario: `NN-install-app.yaml`, `NN-assert.yaml`.
+struct Step {
+    number: String,
+    /// What is behind the number.
+    rest: String,
+    file: PathBuf,
+}
+
+impl Step {
+    fn of(file: &Path) -> Self {
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let (number, rest) = match stem.split_once('-') {
+            Some((number, rest)) if is_number(number) => (number.to_owned(), rest.to_owned()),
+            None if is_number(&stem) => (stem, String::new()),
+            _ => (String::new(), stem),
+        };
+        Self { number, rest, file: file.to_owned() }
     }
-    let mut pod = workload["spec"]["template"].clone();
-    let name = text(&workload["metadata"]["name"]);
-    pod["metadata"]["generateName"] = json!(format!("{name}-5d9c7b-"));
-    pod["metadata"]["labels"]["pod-template-hash"] = json!("5d9c7b");
-    pod["metadata"]["ownerReferences"] = json!([{
-        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{name}-5d9c7b"), "uid": "1", "controller": true,
-    }]);
-    pod
+
+    fn is_assertion(&self) -> bool {
+        self.rest.contains("assert") || self.is_error()
+    }
+
+    /// Whether what it has may not be there.
+    fn is_error(&self) -> bool {
+        self.rest.contains("error")
+    }
+}
+
+/// What is there when a step asserts.
+#[derive(Default)]
+struct There {
+    instrumentations: Vec<Json>,
+    namespaces: Vec<Json>,
+    /// Each with the step that installed it.
+    workloads: Vec<(String, Workload)>,
+    others: Vec<Json>,
+}
+
+impl There {
+    fn add(&mut self, step: &str, object: Json) {
+        let is_same = |other: &Json| {
+            ["/kind", "/metadata/name", "/metadata/namespace"].iter().all(|at| other.pointer(at) == object.pointer(at))
+        };
+        match object["kind"].as_str() {
+            Some("Instrumentation") => {
+                self.instrumentations.retain(|other| !is_same(other));
+                self.instrumentations.push(object);
+            }
+            Some("Namespace") => {
+                self.namespaces.retain(|other| !is_same(other));
+                self.namespaces.push(object);
+            }
+            _ => match Workload::of(&object) {
+                Some(workload) => {
+                    self.workloads.retain(|(_, other)| !is_same(&other.object));
+                    self.workloads.push((step.to_owned(), workload));
+                }
+                None => self.others.push(object),
+            },
+        }
+    }
+
+    /// The workloads that a part of a pod can be about: those whose labels it has, of its own step if there are some.
+    fn meant(&self, step: &str, part: &Json) -> Vec<&Workload> {
+        let fits = |workload: &Workload| {
+            let (pod, _) = workload.created();
+            let named = |map: &str| part["metadata"][map].as_object().cloned().unwrap_or_default();
+            let labels = named("labels").iter().all(|(key, value)| pod["metadata"]["labels"].get(key) == Some(value));
+            let name = string(part, "/metadata/name").filter(|name| !name.starts_with('('));
+            labels && name.is_none_or(|name| pod["metadata"]["name"].as_str() == Some(name))
+        };
+        let (here, before): (Vec<_>, Vec<_>) = self.workloads.iter().partition(|(other, _)| other == step);
+        for chosen in [&here, &before] {
+            let fitting: Vec<_> =
+                chosen.iter().map(|(_, workload)| workload).filter(|workload| fits(workload)).collect();
+            if !fitting.is_empty() {
+                return fitting;
+            }
+        }
+        // What the labels say may be what the injector is to write.
+        let last = if here.is_empty() { before } else { here };
+        last.into_iter().map(|(_, workload)| workload).collect()
+    }
+
+    /// The namespace's own metadata.
+    fn namespace(&self, name: &str) -> Metadata {
+        let found = self.namespaces.iter().find(|namespace| namespace["metadata"]["name"] == name);
+        let map = |map: &str| annotations(found.and_then(|namespace| namespace["metadata"][map].as_object()));
+        Metadata { name: Some(name.to_owned()), labels: map("labels"), annotations: map("annotations") }
+    }
+
+    /// The `Instrumentation` that a word of an annotation means: the namespace's only one, or one by its name.
+    fn instrumentation(&self, word: &str, namespace: &str) -> Option<&Json> {
+        let place = |found: &Json| string(found, "/metadata/namespace").unwrap_or("default").to_owned();
+        let (of, name) = match word.split_once('/') {
+            Some((of, name)) => (of, Some(name)),
+            None if word.eq_ignore_ascii_case("true") => (namespace, None),
+            None => (namespace, Some(word)),
+        };
+        let is_meant = |found: &&Json| place(found) == of && name.is_none_or(|name| found["metadata"]["name"] == name);
+        let found = self.instrumentations.iter().find(is_meant);
+        // Of several, none is the one that is meant.
+        if name.is_none() && self.instrumentations.iter().filter(is_meant).count() > 1 {
+            return None;
+        }
+        // Names of namespaces may be made up when the test runs.
+        found.or_else(|| {
+            self.instrumentations.iter().find(|found| name.is_none_or(|name| found["metadata"]["name"] == name))
+        })
+    }
+}
+
+fn scenario(scenario: &str, files: &[PathBuf], shipped: &Shipped) -> Vec<PeerCase> {
+    let mut steps: Vec<Step> = files.iter().map(|file| Step::of(file)).collect();
+    // What is installed in a step is there when it asserts.
+    steps.sort_by_key(|step| (step.number.clone(), step.is_assertion(), name(&step.file)));
+    let mut there = There::default();
+    let mut cases = Vec::new();
+    for step in &steps {
+        let documents = match documents(&step.file) {
+            Ok(documents) => documents,
+            Err(error) => {
+                cases.push(PeerCase::read(format!("{scenario}/{}", name(&step.file)), || Err(error)));
+                continue;
+            }
+        };
+        if !step.is_assertion() {
+            for object in documents {
+                there.add(&step.number, object);
+            }
+            continue;
+        }
+        let pods: Vec<_> = documents.into_iter().filter(|document| document["kind"] == "Pod").collect();
+        // Whatever there is may be what must not be there.
+        for (place, part) in pods.into_iter().enumerate() {
+            let parts = [step.number.as_str(), step.rest.as_str()];
+            let parts =
+                parts.into_iter().filter(|part| !part.is_empty() && (*part != "assert" || step.number.is_empty()));
+            let mut label = format!("{scenario}/{}", parts.collect::<Vec<_>>().join("-"));
+            if place > 0 {
+                label = format!("{label}#{}", place + 1);
+            }
+            cases.push(PeerCase::read(label, || read(step, part, &there, shipped)));
+        }
+    }
+    cases
+}
+
+fn read(step: &Step, part: Json, there: &There, shipped: &Shipped) -> Result<Ready, String> {
+    let meant = there.meant(&step.number, &part).into_iter();
+    let cases: Vec<Case> = meant.map(|workload| case_of(workload, there, shipped)).collect::<Result<_, _>>()?;
+    if cases.is_empty() {
+        return Err("no workload was installed that it could be about".to_owned());
+    }
+    let mut part = part;
+    if let Some(members) = part.as_object_mut() {
+        members.remove("kind");
+        members.remove("apiVersion");
+    }
+    if let Some(metadata) = part["metadata"].as_object_mut() {
+        metadata.remove("namespace");
+    }
+    let expected = if step.is_error() { Expected::NotPart(part) } else { Expected::Part(part) };
+    let mut ready = Ready::new(shipped.all(), Case::default(), expected).levelled(|pod| {
+        level(pod);
+        level_quantities(pod);
+    });
+    ready.cases = cases;
+    Ok(ready)
+}
+
+fn case_of(workload: &Workload, there: &There, shipped: &Shipped) -> Result<Case, String> {
+    let (pod, owners) = workload.created();
+    let names = LANGUAGES.map(|(language, _)| format!("otel-{language}"));
+    let mut case = case(&names, pod.clone());
+    case.namespace = there.namespace(workload.namespace());
+    case.service_account = Some(Metadata::default());
+    case.objects = owners.into_iter().chain(there.others.iter().cloned()).collect();
+    for (language, field) in LANGUAGES {
+        let key = format!("{PREFIX}{language}");
+        let of_pod = pod["metadata"]["annotations"].get(&key).and_then(Json::as_str).unwrap_or_default();
+        let of_namespace = case.namespace.annotations.get(&key).map(String::as_str).unwrap_or_default();
+        let word = word(of_pod, of_namespace).to_owned();
+        if word.is_empty() || word.eq_ignore_ascii_case("false") {
+            continue;
+        }
+        let Some(instrumentation) = there.instrumentation(&word, workload.namespace()) else {
+            // The peer leaves a pod alone if one of the languages cannot be served.
+            case.profiles = Some(Vec::new());
+            break;
+        };
+        let profile = format!("otel-{language}");
+        for (parameter, value) in settings(&instrumentation["spec"], language, field)? {
+            set(&mut case, shipped, &profile, &parameter, value);
+        }
+        case.values.insert(profile, vec![word]);
+    }
+    Ok(case)
+}
+
+/// Of two words the one that counts: a bare yes of the pod's takes the name that its namespace gives.
+fn word<'w>(of_pod: &'w str, of_namespace: &'w str) -> &'w str {
+    let is_yes = of_pod.eq_ignore_ascii_case("true");
+    let names = !of_namespace.is_empty() && !of_namespace.eq_ignore_ascii_case("false");
+    if of_pod.is_empty() || is_yes && names { of_namespace } else { of_pod }
+}
+
+/// What an `Instrumentation` sets of a language's profile.
+///
+/// # Errors
+///
+/// It says something that is not known: the case would be another one.
+fn settings(spec: &Json, language: &str, field: &str) -> Result<Map<String, Json>, String> {
+    let own = &spec[field];
+    let of_all = COMMON.iter().chain(AGENTS).map(|(path, _)| *path);
+    let languages: Vec<String> = LANGUAGES.iter().map(|(_, field)| format!("/{field}")).collect();
+    known(spec, "", &of_all.chain(languages.iter().map(String::as_str)).collect::<Vec<_>>())?;
+    known(own, "", &OWN.iter().map(|(path, _)| *path).chain(OTHERWISE.iter().copied()).collect::<Vec<_>>())
+        .map_err(|setting| format!("{field}.{setting}"))?;
+    let pick = |from: &Json, table: &[(&'static str, &'static str)]| -> Vec<_> {
+        table.iter().filter_map(|(path, parameter)| Some((*parameter, from.pointer(path)?.clone()))).collect()
+    };
+    let mut settings = pick(spec, COMMON);
+    if language != "sdk" {
+        // A sidecar is no init container.
+        settings.extend(pick(spec, AGENTS).into_iter().filter(|(name, _)| language != "go" || *name == "pullPolicy"));
+        settings.extend(pick(own, OWN));
+        settings.extend(volume(own).map(|volume| ("volume", volume)).filter(|_| language != "go"));
+    }
+    Ok(settings.into_iter().map(|(parameter, value)| (parameter.to_owned(), value)).collect())
+}
+
+/// Whether every value is at one of the paths, or below.
+fn known(value: &Json, at: &str, paths: &[&str]) -> Result<(), String> {
+    match value {
+        _ if paths.contains(&at) => Ok(()),
+        Json::Object(members) => {
+            members.iter().try_for_each(|(key, value)| known(value, &format!("{at}/{key}"), paths))
+        }
+        Json::Null => Ok(()),
+        _ => Err(format!("{} is a setting that is not known", at.trim_start_matches('/').replace('/', "."))),
+    }
+}
+
+/// The volume that an agent comes in, if it is said.
+fn volume(own: &Json) -> Option<Json> {
+    let size = own.pointer("/volumeLimitSize").or_else(|| own.pointer("/volume/size"));
+    let template = own.get("volumeClaimTemplate");
+    template
+        .map(|template| json!({"ephemeral": {"volumeClaimTemplate": template}}))
+        .or_else(|| size.map(|size| json!({"emptyDir": {"sizeLimit": size}})))
 }
 
 /// Without what is not the injector's: what the API server fills in, what the mount of the account's token is, which
-/// another admission controller adds, and what happened after the pod was created.
+/// another admission controller adds, what happened after the pod was created, and what is to be evaluated by the program
+/// that runs the peer's tests.
 fn level(value: &mut Json) {
     match value {
         Json::Object(members) => {
@@ -83,7 +334,9 @@ fn level(value: &mut Json) {
                 !(key == "apiVersion" && value == "v1"
                     || key == "protocol" && value == "TCP"
                     || key == "successThreshold"
-                    || key == "status")
+                    || key == "status"
+                    || key.starts_with('(')
+                    || value.as_str().is_some_and(|text| text.starts_with('(') && text.ends_with(')')))
             });
             members.values_mut().for_each(level);
         }
@@ -93,45 +346,4 @@ fn level(value: &mut Json) {
         }
         _ => {}
     }
-}
-
-fn check(install: &Path, assertion: &Path) {
-    let folder = install.parent().unwrap();
-    let instrumentation = files(folder, "install-instrumentation.yaml").remove(0);
-    let instrumentation =
-        documents(&instrumentation).into_iter().find(|found| found["kind"] == "Instrumentation").unwrap();
-    let namespace = instrumentation["metadata"]["namespace"].as_str().unwrap_or("default");
-    let is_workload = |found: &Json| found["spec"].get("template").is_some() || found["kind"] == "Pod";
-    let workload = documents(install).into_iter().find(is_workload).unwrap();
-    let mut part = documents(assertion).into_iter().find(|found| found["kind"] == "Pod").unwrap();
-    let input = Input::new(pod_of(&workload));
-    let mut outcome = profiles(&instrumentation, namespace).inject(&input);
-    level(&mut outcome.object);
-    level(&mut part);
-    part.as_object_mut().unwrap().remove("kind");
-    let at = format!("{} ({})", assertion.display(), outcome.told);
-    assert_contains(&outcome.object, &part, &at);
-}
-
-#[test]
-fn the_cases_of_the_operator() {
-    let Some(folder) = fixtures("otel") else { return };
-    let cases = files(&folder, "install-app.yaml").into_iter().map(|install| {
-        let file = install.file_name().unwrap().to_string_lossy().into_owned();
-        let number = file.split('-').next().unwrap().to_owned();
-        let scenario = install.parent().unwrap().file_name().unwrap().to_string_lossy().into_owned();
-        let assertion = install.with_file_name(format!("{number}-assert.yaml"));
-        let case: Box<dyn Fn()> = Box::new(move || check(&install, &assertion));
-        (format!("{scenario}/{number}"), case)
-    });
-    tally("otel", &cases.collect::<Vec<_>>(), PINNED, PASSING);
-}
-
-#[test]
-fn cases_of_our_own() {
-    let cases = own_cases("otel");
-    assert!(cases.len() >= 11, "only {} cases were found", cases.len());
-    run_own(&Profiles::of("otel"), &cases, "app", |_| {});
-    // Every language is asked for by an annotation of its own.
-    assert!(LANGUAGES.iter().all(|(language, _)| Profiles::of("otel").asks(&format!("otel-{language}"), PREFIX)));
 }

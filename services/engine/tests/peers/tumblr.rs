@@ -1,132 +1,99 @@
-//! k8s-sidecar-injector: whole sidecars from files, one for each pod, asked for by name.
+//! k8s-sidecar-injector: whole sidecars from files, one for each pod, asked for by name. `sidecars/` has configurations,
+//! `request/X.yaml` the object of a request, and `patch/X.json` its patch; none where nothing is done.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
-use crate::compare::assert_same;
-use crate::harness::{Input, Pinned, Profiles, documents, files, fixtures, own_cases, run_own, tally, text};
+use self::convert::Document;
+use self::convert::tumblr::Options;
+use crate::files::{documents, ending, patch, string, text};
+use crate::runner::{Expected, PeerCase, Ready, Shipped, case, named};
 
+/// What the annotations of the peer's cases begin with, where they do not say it themselves.
 const PREFIX: &str = "injector.unittest.com";
-
-const PINNED: &[Pinned] = &[];
-
-/// How many of the peer's cases are as the peer has them.
-const PASSING: usize = 5;
 
 /// A container for pods that the peer's cases give none: the engine leaves a pod without containers alone, as the API
 /// server refuses it. It is taken out of the result again.
 const BYSTANDER: &str = "bystander";
 
-/// Keys of a configuration whose elements are united by name where one configuration inherits from another.
-const BY_NAME: [&str; 5] = ["containers", "initContainers", "volumes", "volumeMounts", "env"];
+/// What the command line makes of a configuration. It is the program's, and knows nothing but JSON.
+#[path = "../../../pillion/src/convert/from/mod.rs"]
+#[allow(dead_code, reason = "the program uses more of it")]
+mod convert;
 
-/// A configuration with what it inherits. What the child has of one name replaces what its parent has.
-fn with_inherited(config: &Map<String, Json>, read: &dyn Fn(&str) -> Json) -> Map<String, Json> {
-    let Some(parent) = config.get("inherits").map(text) else { return config.clone() };
-    let mut whole = with_inherited(read(&parent).as_object().unwrap(), read);
-    for (key, value) in config.iter().filter(|(key, _)| *key != "inherits") {
-        let items = value.as_array().cloned().unwrap_or_default();
-        let list = whole.entry(key.clone()).or_insert_with(|| json!([]));
-        match key.as_str() {
-            key if BY_NAME.contains(&key) => {
-                let list = list.as_array_mut().unwrap();
-                for item in items {
-                    match list.iter_mut().find(|found| found["name"] == item["name"]) {
-                        Some(found) => *found = item,
-                        None => list.push(item),
-                    }
-                }
+pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+    let configurations = configurations(&folder.join("sidecars"));
+    let requests = ending(&folder.join("request"), ".yaml").into_iter();
+    let read_one = |(name, file): (String, PathBuf)| {
+        let patch = folder.join("patch").join(format!("{name}.json"));
+        PeerCase::read(name, || read(&file, &patch, &configurations, shipped))
+    };
+    requests.map(read_one).collect()
+}
+
+/// All configurations that can be read. One that cannot be is none that a pod could ask for, with the peer neither.
+fn configurations(folder: &Path) -> Vec<Document> {
+    let read = |(_, file): (String, PathBuf)| {
+        let value = documents(&file).inspect_err(|error| eprintln!("{error}")).ok()?.into_iter().next()?;
+        let file = file.strip_prefix(folder).ok()?.display().to_string();
+        Some(Document { file, value })
+    };
+    ending(folder, ".yaml").into_iter().filter_map(read).collect()
+}
+
+/// The profiles of all configurations, as `pillion convert tumblr` makes them. Those that it refuses are left out, and tried
+/// without.
+fn converted(configurations: &[Document], prefix: &str) -> Vec<Json> {
+    let options = Options { prefix: prefix.to_owned() };
+    let mut rest = configurations.to_vec();
+    for _ in 0..=configurations.len() {
+        match convert::tumblr::convert(&rest, &options) {
+            Ok(converted) => return converted.profiles,
+            Err(remarks) => {
+                let Some(remark) = remarks.first() else { break };
+                eprintln!("{}: {}: {}", rest[remark.document].file, remark.path, remark.message);
+                rest.remove(remark.document);
             }
-            "hostAliases" => list.as_array_mut().unwrap().extend(items),
-            _ => *list = value.clone(),
         }
     }
-    whole
+    Vec::new()
 }
 
-/// The profile of a configuration. It is asked for as `name` or `name:version`; `latest` may be left out.
-fn profile(config: &Map<String, Json>, prefix: &str) -> (String, Json) {
-    let name = text(&config["name"]).to_lowercase();
-    let values = match name.split_once(':') {
-        None => vec![name.clone(), format!("{name}:latest")],
-        Some((short, "latest")) => vec![short.to_owned(), name.clone()],
-        Some(_) => vec![name.clone()],
-    };
-    let spec = json!({
-        "extends": {"name": "sidecar-config"},
-        "request": {"annotation": format!("{prefix}/request"), "values": values},
-        "parameters": [
-            {"name": "config", "default": config},
-            {"name": "status", "default": format!("{prefix}/status")},
-        ],
-    });
-    (name.replace([':', '.'], "-"), spec)
-}
-
-fn profiles(folder: &Path) -> Profiles {
-    let read = |name: &str| documents(&folder.join(name)).remove(0);
-    files(folder, ".yaml").iter().fold(Profiles::of("tumblr"), |profiles, path| {
-        let config = documents(path).remove(0);
-        let (name, spec) = profile(&with_inherited(config.as_object().unwrap(), &read), PREFIX);
-        profiles.with(&name, spec)
-    })
-}
-
-fn check(request: &Path, patch_file: &Path, profiles: &Profiles) {
-    let pod = documents(request).remove(0)["object"].clone();
+fn read(request: &Path, patch_file: &Path, configurations: &[Document], shipped: &Shipped) -> Result<Ready, String> {
+    let request = documents(request)?.into_iter().next().ok_or("there is no request in it")?;
+    let pod = request.get("object").or_else(|| request.pointer("/request/object")).cloned();
+    let mut pod = pod.filter(|pod| pod["spec"].is_object()).ok_or("the request has no object with a spec")?;
+    let mut keys = pod["metadata"]["annotations"].as_object().into_iter().flatten().map(|(key, _)| key);
+    let prefix = keys.find_map(|key| key.strip_suffix("/request")).unwrap_or(PREFIX).to_owned();
     let mut expected = pod.clone();
-    // The peer adds to lists that are not there; it takes them for empty.
-    for list in ["containers", "initContainers", "volumes"] {
-        expected["spec"].as_object_mut().unwrap().entry(list).or_insert_with(|| json!([]));
-    }
-    for container in expected["spec"]["containers"].as_array_mut().unwrap() {
-        container.as_object_mut().unwrap().entry("env").or_insert_with(|| json!([]));
-    }
     if patch_file.exists() {
-        let text = std::fs::read_to_string(patch_file).unwrap();
-        // Its account is replaced where there is none.
-        let text = text.replace("\"replace\"", "\"add\"");
-        let patch: json_patch::Patch = serde_json::from_str(&text).unwrap();
-        json_patch::patch(&mut expected, &patch).unwrap();
+        let operations: Json = serde_json::from_str(&text(patch_file)?)
+            .map_err(|error| format!("{}: {error}", crate::files::name(patch_file)))?;
+        patch(&mut expected, &operations)?;
     }
-    let mut input = Input::new(pod);
-    let is_empty = input.pod["spec"]["containers"].as_array().is_some_and(Vec::is_empty);
-    if is_empty {
-        input.pod["spec"]["containers"] = json!([{"name": BYSTANDER}]);
-    }
-    let mut outcome = profiles.inject(&input);
-    if is_empty {
-        let containers = outcome.object["spec"]["containers"].as_array_mut().unwrap();
-        containers.retain(|container| container["name"] != BYSTANDER);
-    }
-    assert_same(&outcome.object, &expected, &format!("{}: {}", request.display(), outcome.told));
-}
 
-#[test]
-fn the_cases_of_k8s_sidecar_injector() {
-    let Some(folder) = fixtures("tumblr") else { return };
-    let profiles = profiles(&folder.join("sidecars"));
-    let cases = files(&folder.join("request"), ".yaml").into_iter().map(|path| {
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let patch = folder.join("patch").join(format!("{name}.json"));
-        let profiles = &profiles;
-        let case: Box<dyn Fn()> = Box::new(move || check(&path, &patch, profiles));
-        (name, case)
-    });
-    tally("tumblr", &cases.collect::<Vec<_>>(), PINNED, PASSING);
-}
-
-#[test]
-fn cases_of_our_own() {
-    let mut cases = own_cases("tumblr");
-    let configs = cases.remove(0);
-    let configs = configs.as_object().unwrap();
-    let read = |name: &str| configs[name].clone();
-    let profiles = configs.values().fold(Profiles::of("tumblr"), |profiles, config| {
-        let (name, spec) = profile(&with_inherited(config.as_object().unwrap(), &read), "injector.tumblr.com");
-        profiles.with(&name, spec)
-    });
-    assert!(cases.len() >= 7, "only {} cases were found", cases.len());
-    run_own(&profiles, &cases, "app", |_| {});
+    let asked = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
+    let asked = json!(asked.unwrap_or_default().to_lowercase());
+    // Only what the pod asks for: some of the others are none that an API server would take, such as one with two
+    // containers of one name, and are refused when the profile is checked.
+    let is_asked = |profile: &&Json| {
+        let values = profile["spec"]["request"]["values"].as_array();
+        values.is_some_and(|values| values.contains(&asked))
+    };
+    let (mut profiles, mut names) = (shipped.all(), shipped.names("tumblr"));
+    for profile in converted(configurations, &prefix).iter().filter(is_asked) {
+        let (name, spec) = named(string(profile, "/metadata/name").unwrap_or_default(), &profile["spec"]);
+        names.push(name.to_string());
+        profiles = profiles.with(name, spec);
+    }
+    if pod["spec"]["containers"].as_array().is_none_or(Vec::is_empty) {
+        pod["spec"]["containers"] = json!([{"name": BYSTANDER}]);
+    }
+    let level = |object: &mut Json| {
+        if let Some(containers) = object["spec"]["containers"].as_array_mut() {
+            containers.retain(|container| container["name"] != BYSTANDER);
+        }
+    };
+    Ok(Ready::new(profiles, case(&names, pod), Expected::Object(expected)).levelled(level))
 }

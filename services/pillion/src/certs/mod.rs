@@ -3,15 +3,15 @@
 //! Both speak with the API server alone, so they tell also what no controller is there to tell.
 
 mod rotate;
-mod status;
+pub(crate) mod status;
 
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use self::rotate::RotateArgs;
 use self::status::StatusArgs;
+use crate::blocking::block_on;
 
 /// Arguments of `pillion certs`.
 #[derive(Clone, Debug, Args)]
@@ -30,9 +30,8 @@ enum CertsCommand {
 
 /// Runs it to its end.
 pub(crate) fn run(args: CertsArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     match args.command {
-        CertsCommand::Rotate(args) => runtime.block_on(rotate::run(args)),
-        CertsCommand::Status(args) => runtime.block_on(status::run(args)),
+        CertsCommand::Rotate(args) => block_on(rotate::run(args)),
+        CertsCommand::Status(args) => block_on(status::run(args)),
     }
 }

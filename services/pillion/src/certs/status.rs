@@ -14,20 +14,24 @@ use pillion_control::authority::serving::Judging;
 use pillion_control::authority::{AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit};
 use pillion_control::rotation::{Authority, Phase, Record, Stored};
 use pillion_control::rotator::asked::{ASKED_ANNOTATION, Wish};
+use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
-use crate::output;
+use crate::output::Form;
 
 /// Arguments of `pillion certs status`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     at: ClusterArgs,
+    /// How it is printed.
+    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
+    output: Form,
 }
 
 /// What there is.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     record: Stored<Record>,
     fault: Option<String>,
     fulfilled: Option<String>,
@@ -39,12 +43,12 @@ pub(super) struct Seen {
 pub(super) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let (client, release) = args.at.connect().await?;
     let seen = Seen::read(&client, &release).await?;
-    output::print(&seen.text(Timestamp::now()))?;
+    args.output.print(|| Ok(seen.text(Timestamp::now())), || Ok(seen.value()))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl Seen {
-    pub(super) async fn read(client: &kube::Client, release: &Release) -> anyhow::Result<Self> {
+    pub(crate) async fn read(client: &kube::Client, release: &Release) -> anyhow::Result<Self> {
         let secrets: Api<Secret> = Api::namespaced(client.clone(), release.namespace());
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let record = secrets.get_opt(&release.authority_secret()).await;
@@ -77,10 +81,49 @@ impl Seen {
         stable && self.fulfilled.as_deref() == Some(wish.to_string().as_str())
     }
 
+    /// All of it for programs.
+    fn value(&self) -> Value {
+        let record = match &self.record {
+            Stored::Missing => json!({"state": "missing"}),
+            Stored::Corrupt => json!({"state": "damaged", "fault": self.fault}),
+            Stored::Is(record) => {
+                let authority = |found: Authority| {
+                    json!({
+                        "generation": found.generation.0, "created": found.created.to_string(),
+                        "notAfter": found.not_after.to_string(), "hasKey": found.has_key,
+                    })
+                };
+                json!({
+                    "state": "present", "phase": record.phase.to_string(), "since": record.since.to_string(),
+                    "epoch": record.epoch, "active": record.active.map(authority), "next": record.next.map(authority),
+                })
+            }
+        };
+        let certificate = match &self.leaf {
+            None => json!({"state": "missing"}),
+            Some(Err(unfit)) => json!({"state": "unfit", "fault": unfit.to_string()}),
+            Some(Ok(fit)) => json!({"state": "fit", "authority": self.signer, "notAfter": fit.not_after.to_string()}),
+        };
+        let webhooks = self.entries.iter().map(|(name, contents)| {
+            let authorities: Vec<_> = contents.authorities.iter().map(|generation| generation.0).collect();
+            json!({"name": name, "authorities": authorities, "unknown": contents.unknown.len()})
+        });
+        json!({"rotation": record, "certificate": certificate, "webhooks": webhooks.collect::<Vec<_>>()})
+    }
+
     /// All of it for people.
     pub(super) fn text(&self, now: Timestamp) -> String {
         let mut text = String::new();
-        let mut line = |what: &str, said: &str| _ = writeln!(text, "{what:<14}{said}");
+        for (what, said) in self.lines(now) {
+            _ = writeln!(text, "{what:<14}{said}");
+        }
+        text
+    }
+
+    /// The lines of it: what, and what is said of it.
+    pub(crate) fn lines(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        let mut line = |what: &'static str, said: &str| lines.push((what, said.to_owned()));
         match &self.record {
             Stored::Missing => {
                 line("rotation", "there is no record: no controller has led yet, or its Secret was deleted");
@@ -126,7 +169,7 @@ impl Seen {
             }
             line("webhook", &trusts);
         }
-        text
+        lines
     }
 }
 

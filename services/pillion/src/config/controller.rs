@@ -9,7 +9,7 @@ use pillion_api::names::{INJECTION_LABEL, InjectionLevel, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::authority::Lifetimes;
-use pillion_control::held::PolicySettings;
+use pillion_control::held::{PolicySettings, ReleaseSettings};
 use pillion_control::{Release, canary, configuration, lease, probe, rotation, rotator};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -136,7 +136,7 @@ pub(crate) const SETTINGS: [Setting; 19] = [
     fixed(
         "webhooks.optIn",
         Type::Other("list of text", "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"),
-        "Labels by which namespaces opt in, besides `pillion.dev/injection`. The first that a namespace has decides.",
+        "Labels by which namespaces opt in, besides `pillion.dev/injection`. The first that a namespace has decides. The audit and the profiles' status go by them too; replicas are told by `namespaces.optIn` of theirs. `held` is for `pillion.dev/injection` alone.",
     ),
     fixed(
         "webhooks.timeoutEnabled",
@@ -214,7 +214,8 @@ impl Webhooks {
         settings
     }
 
-    fn labels(&self) -> Result<OptIn, OptInError> {
+    /// The labels by which namespaces opt in.
+    pub(crate) fn labels(&self) -> Result<OptIn, OptInError> {
         OptIn::with(self.opt_in.iter().map(String::as_str))
     }
 }
@@ -281,6 +282,30 @@ impl ControllerPolicy {
         settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
         PolicySettings::new(settings)
     }
+
+    /// How pods that wait are released.
+    pub(crate) fn held_releases(&self) -> ReleaseSettings {
+        ReleaseSettings {
+            // What it says was checked when it was read.
+            opt_in: self.webhooks.labels().unwrap_or_default(),
+            excluded_namespaces: self.webhooks.excluded_namespaces.clone(),
+            ..ReleaseSettings::default()
+        }
+    }
+}
+
+/// What is wrong with labels to opt in by, also such as say what they cannot.
+pub(super) fn opt_in_fault(labels: &Result<OptIn, OptInError>) -> Option<String> {
+    match labels {
+        Err(error) => Some(error.to_string()),
+        // The policies that have pods wait know no other label.
+        Ok(labels) => labels.held_by_others().map(|(key, value)| {
+            format!(
+                "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \
+                 here, and that label on namespaces whose pods shall wait"
+            )
+        }),
+    }
 }
 
 impl PolicyFile for ControllerPolicy {
@@ -299,15 +324,7 @@ impl PolicyFile for ControllerPolicy {
 
     fn faults(&self) -> Vec<(&'static str, String)> {
         let level = logs::filter(&self.logs.level).err().map(|error| ("logs.level", error.to_string()));
-        let opt_in = match self.webhooks.labels() {
-            Err(error) => Some(error.to_string()),
-            // The policies that have pods wait know no other label.
-            Ok(labels) if labels.holds_by_others() => {
-                Some(format!("only {INJECTION_LABEL}=held has pods wait; expected enabled or required here"))
-            }
-            Ok(_) => None,
-        };
-        let opt_in = opt_in.map(|message| ("webhooks.optIn", message));
+        let opt_in = opt_in_fault(&self.webhooks.labels()).map(|message| ("webhooks.optIn", message));
         let excluded = self.webhooks.excluded_namespaces.iter().find(|name| !is_dns_label(name));
         let excluded = excluded.map(|name| {
             (
@@ -371,6 +388,17 @@ mod tests {
     }
 
     #[test]
+    fn pods_are_held_and_let_go_by_the_same_namespaces() {
+        let release =
+            Release::new("pillion", "pillion-system", pillion_control::release::DEFAULT_CLUSTER_DOMAIN).unwrap();
+        let policy = read("webhooks: {excludedNamespaces: [left-alone], optIn: [a=b]}\n").unwrap();
+        let releases = policy.held_releases();
+        assert_eq!(releases.excluded_namespaces, ["left-alone"]);
+        assert_eq!(releases.excluded_namespaces, policy.webhooks.settings(&release).excluded_namespaces);
+        assert_eq!(releases.opt_in, policy.webhooks.settings(&release).opt_in);
+    }
+
+    #[test]
     fn the_table_has_the_keys_of_the_types_and_every_default_is_in_its_range() {
         let tree = ControllerPolicy::default().to_value();
         let sections = tree.as_object().unwrap().iter().filter_map(|(key, value)| Some((key, value.as_object()?)));
@@ -389,6 +417,9 @@ mod tests {
             ("leadership: {renewDeadline: 20s}\n", "expected at most leadership.leaseDuration (15s), found 20s"),
             ("certificates: {leafLifetime: 8760h, authorityLifetime: 24h}\n", "certificates.authorityLifetime (24h)"),
             ("logs: {level: \"pillion=loud\"}\n", "pillion=loud"),
+            ("webhooks: {optIn: [a=b, 'a=b:required']}\n", "a=b is given twice"),
+            ("webhooks: {optIn: ['a=b:held']}\n", "a=b cannot be held: only pillion.dev/injection=held has pods wait"),
+            ("webhooks: {optIn: ['pillion.dev/injection=wait:held']}\n", "pillion.dev/injection=wait cannot be held"),
         ] {
             let told = read(text).unwrap_err();
             assert!(told.contains(expected), "{text}: {told}");

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_control::lookups::LookupSettings;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
@@ -41,6 +42,7 @@ pub(crate) struct WebhookPolicy {
     pub(crate) kind: Kind,
     pub(crate) guardrails: Guardrails,
     pub(crate) cluster: Map<String, Value>,
+    pub(crate) namespaces: Namespaces,
     pub(crate) requests: Requests,
     pub(crate) overload: Overload,
     pub(crate) connections: Connections,
@@ -48,6 +50,13 @@ pub(crate) struct WebhookPolicy {
     pub(crate) metrics: Metrics,
     pub(crate) logs: Logs,
     pub(crate) traces: Traces,
+}
+
+/// Which namespaces are opted in.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Namespaces {
+    pub(crate) opt_in: Vec<String>,
 }
 
 /// The limits of one request.
@@ -227,7 +236,20 @@ impl Overload {
     }
 }
 
+impl Namespaces {
+    /// The labels by which namespaces opt in.
+    pub(crate) fn labels(&self) -> Result<OptIn, OptInError> {
+        OptIn::with(self.opt_in.iter().map(String::as_str))
+    }
+}
+
 impl WebhookPolicy {
+    /// The labels by which namespaces opt in.
+    pub(crate) fn opt_in(&self) -> OptIn {
+        // What it says was checked when it was read.
+        self.namespaces.labels().unwrap_or_default()
+    }
+
     /// The limits of requests.
     pub(crate) fn request_settings(&self) -> RequestSettings {
         let Requests { max_body, max_body_memory, body_timeout, look_up_timeout, timeout: _ } = self.requests;

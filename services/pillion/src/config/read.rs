@@ -10,6 +10,7 @@ use clap::Args;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::controller::opt_in_fault;
 use super::policy::WebhookPolicy;
 use super::rules::{self, Contradiction};
 use super::settings::{self, SETTINGS, Setting};
@@ -209,7 +210,8 @@ impl PolicyFile for WebhookPolicy {
     fn faults(&self) -> Vec<(&'static str, String)> {
         let level = logs::filter(&self.logs.level).err().map(|error| ("logs.level", error.to_string()));
         let facts = self.cluster_facts().err().map(|error| ("cluster", format!("cannot be used: {error}")));
-        level.into_iter().chain(facts).collect()
+        let opt_in = opt_in_fault(&self.namespaces.labels()).map(|message| ("namespaces.optIn", message));
+        level.into_iter().chain(facts).chain(opt_in).collect()
     }
 
     fn contradictions(&self) -> Vec<Contradiction> {

@@ -39,7 +39,7 @@ pub(crate) enum Type {
 }
 
 /// All of them, in the order of the page.
-pub(crate) const SETTINGS: [Setting; 46] = [
+pub(crate) const SETTINGS: [Setting; 48] = [
     live(
         "guardrails.registries",
         Type::Other("list of `HOST` or `HOST/PATH`, or null", "null: everywhere"),
@@ -72,9 +72,19 @@ pub(crate) const SETTINGS: [Setting; 46] = [
     live("guardrails.maxKeys", Type::Count(0, 10_000), "Labels and annotations that it may add."),
     live("guardrails.maxBytes", Type::Count(0, 1_048_576), "Bytes, as JSON, by which it may make the pod larger."),
     live(
+        "guardrails.recordDecisions",
+        Type::Other("boolean", "true or false"),
+        "Whether pods of `required` namespaces carry a record also where nothing is injected, by which a [policy of the API server](guardrails.md#in-the-api-server) tells them from pods that nobody decided about.",
+    ),
+    live(
         "cluster",
         Type::Other("map", "any keys and values"),
         "What expressions read as `cluster`, such as `{region: eu-west-1}`.",
+    ),
+    fixed(
+        "namespaces.optIn",
+        Type::Other("list of text", "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"),
+        "Labels by which namespaces opt in, besides `pillion.dev/injection`: the same as the controller's `webhooks.optIn`. By them `/mutate` and `/validate` decide, which do not say the level themselves.",
     ),
     fixed(
         "requests.maxBody",

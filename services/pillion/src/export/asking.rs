@@ -1,13 +1,12 @@
 //! Who gets a profile, as conditions that the API server evaluates: opt-in of the namespace, opt-out of the object,
 //! selectors, and the ways to ask for a profile.
 
-use pillion_api::names::{
-    INJECT_LABEL, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, PROFILES_ANNOTATION, SYSTEM_NAMESPACES,
-};
-use pillion_api::profile::{Activation, OnUnknown, Operation, OptOut, RequestKey};
+use pillion_api::names::{INJECT_LABEL, NAMESPACE_NAME_LABEL, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::opt_in::OptIn;
+use pillion_api::profile::{Activation, EmptyValue, OnUnknown, Operation, OptOut, RequestKey};
 use serde_json::{Value, json};
 
-use super::{LeftOut, Profile};
+use super::{LeftOut, Profile, Reach};
 
 /// A condition of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,13 +21,18 @@ const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
 /// The conditions under which a profile is for an object, besides those that it says itself.
 pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut> {
-    let Profile { compiled, spec, rival } = profile;
+    let Profile { compiled, spec, rival, .. } = profile;
     let place = Place::of(spec.target.as_ref().map_or(&[][..], |target| &target.operations));
     let is_forced = spec.opt_out == Some(OptOut::Forbidden);
     let mut conditions = Vec::new();
     let mut add = |name: &str, expression: String| {
         conditions.push(Condition { name: format!("pillion-{name}"), expression });
     };
+    if profile.reach == Reach::Profile
+        && let [_, _, ..] = profile.opt_in.labels()
+    {
+        add("opted-in", opted_in(profile.opt_in));
+    }
     let own = &compiled.name().name;
     let names: Vec<String> = match &compiled.name().namespace {
         Some(_) => vec![own.to_string(), compiled.display_name().to_owned()],
@@ -106,14 +110,20 @@ fn decider(key: &RequestKey, place: Place) -> String {
     values.fold(first, |first, next| format!("{first}.or({next})"))
 }
 
+/// The values that may decide, as optional ones.
 fn values(key: &RequestKey, place: Place) -> Vec<String> {
+    let says = |value: String| match key.empty.unwrap_or_default() {
+        EmptyValue::Counts => value,
+        // Nothing, where there is no value or nothing in it.
+        EmptyValue::Absent => format!("optional.ofNonZeroValue({value}.orValue('').trim())"),
+    };
     let on_object =
         [key.label.as_deref().map(|key| place.label(key)), key.annotation.as_deref().map(|key| place.annotation(key))];
     let on_namespace = [
         key.label.as_deref().map(|key| namespace("labels", key)),
         key.annotation.as_deref().map(|key| namespace("annotations", key)),
     ];
-    on_object.into_iter().chain(on_namespace).flatten().collect()
+    on_object.into_iter().chain(on_namespace).flatten().map(says).collect()
 }
 
 /// The object by which a profile is asked for: of one that is deleted, there is only what it was.
@@ -154,14 +164,27 @@ fn list(words: &[String]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// The namespaces that are opted in, and that the profile selects.
+/// Whether the namespace is opted in by the first of these labels that it has. A selector cannot say so: it has no "or".
+fn opted_in(opt_in: &OptIn) -> String {
+    opt_in.labels().iter().rev().fold("false".to_owned(), |otherwise, label| {
+        let value = namespace("labels", &label.key);
+        let values: Vec<_> = label.values.iter().map(|(value, _)| value.clone()).collect();
+        format!("({value}.hasValue() ? {value}.value() in {} : {otherwise})", list(&values))
+    })
+}
+
+/// The namespaces that the profile selects, and, unless it is exported for everywhere, that are opted in.
 pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
-    let levels = InjectionLevel::ALL.map(InjectionLevel::label_value);
-    let mut expressions = vec![
-        json!({"key": INJECTION_LABEL, "operator": "In", "values": levels}),
-        json!({"key": NAMESPACE_NAME_LABEL, "operator": "NotIn", "values": SYSTEM_NAMESPACES}),
-    ];
+    let mut expressions = Vec::new();
+    if profile.reach == Reach::Profile {
+        // Of several labels a condition says which one decides.
+        if let [only] = profile.opt_in.labels() {
+            let values: Vec<_> = only.values.iter().map(|(value, _)| value).collect();
+            expressions.push(json!({"key": only.key, "operator": "In", "values": values}));
+        }
+        expressions.push(json!({"key": NAMESPACE_NAME_LABEL, "operator": "NotIn", "values": SYSTEM_NAMESPACES}));
+    }
     if let Some(namespace) = &profile.compiled.name().namespace {
         expressions.push(json!({"key": NAMESPACE_NAME_LABEL, "operator": "In", "values": [namespace]}));
     }

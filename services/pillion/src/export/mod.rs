@@ -14,13 +14,14 @@ mod template;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use pillion_api::ProfileSpec;
+use pillion_api::opt_in::OptIn;
 use pillion_engine::profile::CompiledProfile;
 use serde_json::Value;
 
-use crate::load;
+use crate::load::{self, Written};
 use crate::output::{self, Format};
 
 /// The exit code of an export in which something was left out.
@@ -35,6 +36,24 @@ pub(crate) struct ExportArgs {
     /// How the policies are printed.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
     output: Format,
+    /// Validate objects of every kind, and in namespaces that are not opted in too: of a profile's target only the
+    /// operations count, and all namespaces that its own selector takes
+    #[arg(long)]
+    everywhere: bool,
+    /// A label by which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the controller's
+    /// policy; as often as needed. The first that a namespace has decides
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with = "everywhere")]
+    opt_in: Vec<String>,
+}
+
+/// For which objects a policy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// For those that the profile is for.
+    Profile,
+    /// For all that its namespace selector takes, whatever they are. The API server decides by itself, so this costs no
+    /// call; a webhook is never asked about every kind.
+    Everywhere,
 }
 
 /// A part of a profile that Kubernetes' own policies cannot say.
@@ -66,24 +85,29 @@ struct Profile<'p> {
     spec: &'p ProfileSpec,
     /// Another profile that is asked for by the same key.
     rival: Option<&'p str>,
+    reach: Reach,
+    /// By which labels namespaces opt in.
+    opt_in: &'p OptIn,
 }
 
 /// Prints the policies; succeeds if nothing was left out.
 pub(crate) fn run(args: ExportArgs) -> anyhow::Result<ExitCode> {
-    let ExportArgs { paths, output } = args;
-    let loaded = load::profiles(&paths);
+    let ExportArgs { paths, output, everywhere, opt_in } = args;
+    let opt_in = OptIn::with(opt_in.iter().map(String::as_str)).context("--opt-in")?;
+    let reach = if everywhere { Reach::Everywhere } else { Reach::Profile };
+    let loaded = load::profiles_with_texts(&paths);
     output::problems(&loaded.problems)?;
     if !loaded.problems.is_empty() {
         bail!("what is wrong cannot be exported");
     }
     let (mut objects, mut complete) = (Vec::new(), true);
-    for (index, (compiled, spec)) in loaded.profiles.iter().zip(&loaded.specs).enumerate() {
+    for (index, (compiled, Written { spec, .. })) in loaded.profiles.iter().zip(&loaded.texts).enumerate() {
         let others = loaded.profiles.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| other);
         let rival = others
             .filter(|other| other.request_keys().any(|key| compiled.request_keys().any(|own| own == key)))
             .map(|other| other.display_name())
             .next();
-        let exported = policy::export(Profile { compiled, spec, rival });
+        let exported = policy::export(Profile { compiled, spec, rival, reach, opt_in: &opt_in });
         complete &= exported.left_out.is_empty();
         for LeftOut { path, why } in exported.left_out {
             output::tell(&format!("{}: {path} is left out: {why}", compiled.display_name()))?;

@@ -9,12 +9,21 @@ use serde_json::{Value, json};
 use super::asking::{self, Condition};
 use super::expressions::{Expressions, Message, Used};
 use super::template::{self, Additions};
-use super::{Exported, LeftOut, Profile};
+use super::{Exported, LeftOut, Profile, Reach};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 
 /// The reasons that a policy can give, and the status that each has.
 const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("RequestEntityTooLarge", 413)];
+
+/// What a cluster lives by in every namespace, and what only asks a question: no policy for everywhere holds for these, as
+/// no profile may be for them.
+const VITAL: [(&str, &str); 4] = [
+    ("", "events"),
+    ("events.k8s.io", "events"),
+    ("coordination.k8s.io", "leases"),
+    ("authorization.k8s.io", "localsubjectaccessreviews"),
+];
 
 /// A validation in the form of the API server's, and the variables that it uses.
 struct Native {
@@ -36,6 +45,11 @@ struct Common {
 pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
     let additions = match template::additions(profile.spec) {
+        Ok(Some(_)) if profile.reach == Reach::Everywhere => {
+            left_out
+                .push(LeftOut::new("spec.template", "everywhere is for validations: nothing is added to every object"));
+            None
+        }
         Ok(additions) => additions,
         Err(why) => {
             left_out.push(why);
@@ -226,7 +240,12 @@ fn policy(
     };
     let name = format!("pillion-{}{suffix}", profile.compiled.display_name().replace('/', "-"));
     let used: Used = natives.iter().flat_map(|native| native.used.iter().cloned()).collect();
-    let mut policy = base(profile, common, &used, expressions, &rule(spec))?;
+    let mut policy = base(profile, common, &used, expressions, &rule(spec, profile.reach))?;
+    if profile.reach == Reach::Everywhere
+        && let Some(constraints) = policy.get_mut("matchConstraints")
+    {
+        set(constraints, "excludeResourceRules", VITAL.map(|(group, resource)| every(group, resource, &["*"])).into());
+    }
     set(&mut policy, "validations", natives.into_iter().map(|native| native.text).collect());
     let binding = json!({"policyName": name, "validationActions": [action]});
     Ok(objects(profile, &name, ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"], [policy, binding]))
@@ -312,12 +331,24 @@ fn denies_on_error(spec: &ProfileSpec) -> bool {
     }
 }
 
-fn rule(spec: &ProfileSpec) -> Value {
+fn rule(spec: &ProfileSpec, reach: Reach) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let create = vec![Operation::Create];
     let operations = if target.operations.is_empty() { create } else { target.operations };
+    let operations: Vec<_> = operations.into_iter().map(Operation::as_str).collect();
+    match reach {
+        Reach::Everywhere => every("*", "*", &operations),
+        Reach::Profile => json!({
+            "apiGroups": [target.group], "apiVersions": [target.version], "resources": target.resources,
+            "operations": operations, "scope": "Namespaced",
+        }),
+    }
+}
+
+/// A rule for all versions of a resource.
+fn every(group: &str, resource: &str, operations: &[&str]) -> Value {
     json!({
-        "apiGroups": [target.group], "apiVersions": [target.version], "resources": target.resources,
-        "operations": operations.into_iter().map(Operation::as_str).collect::<Vec<_>>(), "scope": "Namespaced",
+        "apiGroups": [group], "apiVersions": ["*"], "resources": [resource],
+        "operations": operations, "scope": "Namespaced",
     })
 }

@@ -5,12 +5,14 @@
 //! * [`world`]: profiles and namespaces.
 //! * [`review`]: asks the engine as the API server asks the webhook.
 //! * [`report`]: what was decided, in words.
+//! * [`shown`]: the manifests as they are printed.
 
-mod known;
-mod objects;
+pub(crate) mod known;
+pub(crate) mod objects;
 mod report;
-mod review;
-mod world;
+pub(crate) mod review;
+pub(crate) mod shown;
+pub(crate) mod world;
 
 use std::fs;
 use std::io::{self, Read};
@@ -19,15 +21,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use pillion_engine::report::Outcome;
 use serde_json::Value;
 
 use self::known::KnownObjects;
+use self::shown::{Changed, Output};
 use self::world::World;
-use crate::config::{ConfigArg, Overrides, WebhookPolicy};
+use crate::config::ConfigArg;
 use crate::load::{Problem, Source, typed, yaml};
-use crate::output::{self, Format};
+use crate::output;
 
 /// Arguments of `pillion inject`.
 #[derive(Clone, Debug, Args)]
@@ -60,47 +63,21 @@ pub(crate) struct InjectArgs {
     quiet: bool,
 }
 
-/// How the result is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// The objects, as YAML documents.
-    Yaml,
-    /// The object, as JSON; several as a List.
-    Json,
-    /// For each document the JSON patch (RFC 6902) that injects into it.
-    Patch,
-}
-
 /// Injects, or answers a review. Nothing is printed on standard output where something is wrong or refused, so that
 /// `pillion inject | kubectl apply -f -` does not create half of it.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
-    let (world, mut problems) = World::load(&profiles, namespace_file.as_deref(), namespace.as_deref());
-    let world = match (world, config.load::<WebhookPolicy>(&Overrides::default())) {
-        (Some(world), Ok(policy)) if problems.is_empty() => {
-            let cluster = policy.cluster_facts()?;
-            world.guarded(policy.guardrails).with_cluster(cluster)
-        }
-        (_, Err(more)) => {
-            problems.extend(more);
-            return wrong(&problems);
-        }
-        _ => return wrong(&problems),
+    let world = match World::configured(&profiles, namespace_file.as_deref(), namespace.as_deref(), &config)? {
+        Ok(world) => world,
+        Err(problems) => return wrong(&problems),
     };
     if let Some(file) = review {
         return answer(&file, &world, quiet);
     }
-    let mut documents = Vec::new();
-    for file in files {
-        match read(&file).map(|source| manifests(&source)) {
-            Ok(Ok(more)) => documents.extend(more),
-            Ok(Err(problem)) | Err(problem) => problems.push(problem),
-        }
+    match documents(&files) {
+        Ok(documents) => inject(documents, &world, output, quiet),
+        Err(problems) => wrong(&problems),
     }
-    if !problems.is_empty() {
-        return wrong(&problems);
-    }
-    inject(documents, &world, output, quiet)
 }
 
 fn wrong(problems: &[Problem]) -> anyhow::Result<ExitCode> {
@@ -108,11 +85,13 @@ fn wrong(problems: &[Problem]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-fn inject(mut documents: Vec<Value>, world: &World, output: Output, quiet: bool) -> anyhow::Result<ExitCode> {
+fn inject(documents: Vec<Value>, world: &World, output: Output, quiet: bool) -> anyhow::Result<ExitCode> {
     let known = KnownObjects::new(&documents, world.default_namespace());
-    let mut patches = Vec::with_capacity(documents.len());
+    let mut changed = Vec::with_capacity(documents.len());
     let mut denied = false;
-    for document in &mut documents {
+    for before in documents {
+        let mut after = before.clone();
+        let document = &mut after;
         let mut patch = Vec::new();
         for place in objects::pods(document) {
             let name = place.describe(world.default_namespace());
@@ -123,17 +102,12 @@ fn inject(mut documents: Vec<Value>, world: &World, output: Output, quiet: bool)
             }
             patch.extend(objects::apply(document, &place, decided.patch.as_deref()).with_context(|| name)?);
         }
-        patches.push(Value::Array(patch));
+        changed.push(Changed { before, after, patch });
     }
     if denied {
         return Ok(ExitCode::FAILURE);
     }
-    let text = match output {
-        Output::Yaml => output::objects(&documents, Format::Yaml)?,
-        Output::Json => output::objects(&documents, Format::Json)?,
-        Output::Patch => patches.iter().map(output::json).collect::<anyhow::Result<String>>()?,
-    };
-    output::print(&text)?;
+    shown::print(changed, output, "injected", world.default_namespace())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -167,8 +141,24 @@ fn read(file: &Path) -> Result<Arc<Source>, Problem> {
     }
 }
 
+/// The documents of all files.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn documents(files: &[PathBuf]) -> Result<Vec<Value>, Vec<Problem>> {
+    let mut documents = Vec::new();
+    let mut problems = Vec::new();
+    for file in files {
+        match read(file).and_then(|source| manifests(&source)) {
+            Ok(more) => documents.extend(more),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if problems.is_empty() { Ok(documents) } else { Err(problems) }
+}
+
 /// The documents of a manifest.
-fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
+pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     for document in &documents {
         let (at, what) = match document.entry("kind") {

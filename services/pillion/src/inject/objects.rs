@@ -22,23 +22,23 @@ const MAX_LISTS: usize = 8;
 
 /// Where a pod is, and whose it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// JSON pointer from the document to the pod or to the template.
-    pub(super) pointer: String,
+    pub(crate) pointer: String,
     /// Kind of the object that it is or that has the template.
-    pub(super) kind: String,
+    pub(crate) kind: String,
     /// Name of that object.
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Namespace of that object, if it says one.
-    pub(super) namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// The API version of that object.
-    pub(super) api_version: String,
+    pub(crate) api_version: String,
     /// Where the template is in that object; empty if the object is a pod itself.
     below: &'static str,
 }
 
 /// All pods of a document, in its order.
-pub(super) fn pods(document: &Value) -> Vec<Place> {
+pub(crate) fn pods(document: &Value) -> Vec<Place> {
     let mut places = Vec::new();
     collect(document, "", None, 0, &mut places);
     places
@@ -82,20 +82,20 @@ fn collect(object: &Value, pointer: &str, assumed: Option<(&str, &str)>, depth: 
 
 impl Place {
     /// What it is called, for people: `Deployment shop/web`.
-    pub(super) fn describe(&self, default_namespace: &str) -> String {
+    pub(crate) fn describe(&self, default_namespace: &str) -> String {
         let namespace = self.namespace.as_deref().unwrap_or(default_namespace);
         format!("{} {namespace}/{}", self.kind, self.name.as_deref().unwrap_or("?"))
     }
 
     /// The workload whose template it is; `None` for a pod, and for a template that is nobody's.
-    pub(super) fn workload<'d>(&self, document: &'d Value) -> Option<&'d Value> {
+    pub(crate) fn workload<'d>(&self, document: &'d Value) -> Option<&'d Value> {
         let pointer = self.pointer.strip_suffix(self.below).filter(|_| !self.below.is_empty())?;
         document.pointer(pointer).filter(|_| self.kind != "PodTemplate")
     }
 
     /// The pod as the API server would show it to a webhook: with its namespace, and made from a template as a controller
     /// makes it.
-    pub(super) fn pod(&self, document: &Value, namespace: &str) -> Value {
+    pub(crate) fn pod(&self, document: &Value, namespace: &str) -> Value {
         let part = |field: &str| document.pointer(&self.pointer).and_then(|pod| pod.get(field)).cloned();
         let mut metadata = match part("metadata") {
             Some(Value::Object(metadata)) => metadata,
@@ -117,7 +117,7 @@ impl Place {
 }
 
 /// Applies the patch of a pod to the document that it is in, and returns the patch of the document.
-pub(super) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -> anyhow::Result<Vec<Value>> {
+pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -> anyhow::Result<Vec<Value>> {
     let Some(patch) = patch else { return Ok(Vec::new()) };
     let mut operations: Vec<Value> = serde_json::from_slice(patch).context("the patch is not a list of operations")?;
     for operation in &mut operations {

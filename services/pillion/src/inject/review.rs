@@ -6,18 +6,40 @@ use anyhow::Context;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_engine::lookup::Answer;
 use pillion_engine::report::{Decision, Reason};
-use pillion_engine::review::{Decided, Facts, RecordTrust, Review};
+use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use serde_json::{Value, json};
 
-use super::known::KnownObjects;
+use super::known::{self, KnownObjects};
 use super::objects::Place;
 use super::world::World;
-use crate::creation;
+use crate::trial;
 
 /// Decides about one pod of a manifest, among the objects that are known.
-pub(super) fn decide(document: &Value, place: &Place, world: &World, known: &KnownObjects) -> anyhow::Result<Decided> {
+pub(crate) fn decide(document: &Value, place: &Place, world: &World, known: &KnownObjects) -> anyhow::Result<Decided> {
     let name = place.namespace.as_deref().unwrap_or_else(|| world.default_namespace());
-    let (namespace, endpoint) = world.namespace(name);
+    let (_, endpoint) = world.namespace(name);
+    ask(document, place, world, known, endpoint)
+}
+
+/// Decides whether a pod that was injected passes the validations of its profiles.
+pub(crate) fn validate(
+    document: &Value,
+    place: &Place,
+    world: &World,
+    known: &KnownObjects,
+) -> anyhow::Result<Decided> {
+    ask(document, place, world, known, Endpoint::Validate)
+}
+
+fn ask(
+    document: &Value,
+    place: &Place,
+    world: &World,
+    known: &KnownObjects,
+    endpoint: Endpoint,
+) -> anyhow::Result<Decided> {
+    let name = place.namespace.as_deref().unwrap_or_else(|| world.default_namespace());
+    let (namespace, _) = world.namespace(name);
     let pod = place.pod(document, name);
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
     if namespace.level() == Some(InjectionLevel::Enabled) && label == Some("false") {
@@ -29,13 +51,13 @@ pub(super) fn decide(document: &Value, place: &Place, world: &World, known: &Kno
     // A file has no managedFields of a request; its record is what an earlier run of this command wrote.
     let mut facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound, ..Facts::default() };
     let wanted = review.needs(endpoint, world.snapshot(), &facts);
-    facts.looked_up = known.answer(wanted, document, place);
+    facts.looked_up = known::answer(known, wanted, document, place);
     facts.looked_up.cluster = world.cluster();
     review.decide(endpoint, world.snapshot(), &facts).context("it cannot be decided on")
 }
 
 /// Answers a saved review: the answer's JSON, and what was decided.
-pub(super) fn answer(body: &[u8], world: &World) -> anyhow::Result<(String, Decided)> {
+pub(crate) fn answer(body: &[u8], world: &World) -> anyhow::Result<(String, Decided)> {
     let review = Review::parse(body).context("this is not an AdmissionReview")?;
     let (namespace, endpoint) = world.namespace(review.namespace());
     let mut facts = Facts { namespace: Some(Arc::clone(&namespace)), ..Facts::default() };
@@ -50,5 +72,5 @@ pub(super) fn answer(body: &[u8], world: &World) -> anyhow::Result<(String, Deci
 /// What the API server sends when a pod is created.
 fn envelope(pod: &Value, namespace: &str) -> Value {
     let user = json!({"username": "pillion-inject"});
-    creation::review(pod, namespace, "00000000-0000-4000-8000-000000000000", &user)
+    trial::review(pod, namespace, &user)
 }

@@ -1,20 +1,24 @@
 //! Profiles from files: found, read, compiled, and what is wrong with them told at its place.
 //!
 //! * [`files`]: which files a path names.
+//! * [`defaults`]: defaults of parameters that are set beside the text.
 //! * [`yaml`]: a file's text as a tree that knows where everything stands.
 //! * [`typed`]: from the tree to Rust types.
+//! * [`limits`]: how long lists and texts may be.
 //! * [`place`]: from a field's path to its place.
 //! * [`together`]: from the texts of all files to profiles, as one may extend another.
 //! * [`problem`]: what is wrong, and how it is shown.
 
+pub(crate) mod defaults;
 pub(crate) mod files;
+mod limits;
 pub(crate) mod place;
 pub(crate) mod problem;
 mod together;
 pub(crate) mod typed;
 pub(crate) mod yaml;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,8 +28,9 @@ use pillion_api::names::{API_VERSION, GROUP};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 
-pub(crate) use self::problem::{Problem, Source};
-use self::together::{Found, Text};
+pub(crate) use self::defaults::Defaults;
+pub(crate) use self::problem::{Problem, Severity, Source};
+use self::together::{Gathered, Text};
 use self::yaml::Node;
 
 /// How large a file with profiles may be, in bytes. The API server takes no object of a third of it.
@@ -42,54 +47,119 @@ const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND]
 pub(crate) struct Loaded {
     /// In the order of the paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
-    /// The texts of the profiles, in the same order.
-    pub(crate) specs: Vec<ProfileSpec>,
+    /// Their texts, in the same order; none unless they were asked for.
+    pub(crate) texts: Vec<Written>,
     /// What keeps profiles from being among them, in the same order.
     pub(crate) problems: Vec<Problem>,
     /// What should be looked at in those that are.
     pub(crate) warnings: Vec<Problem>,
 }
 
+/// A profile as its author wrote it, and the file in which it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Written {
+    pub(crate) file: String,
+    pub(crate) name: ProfileName,
+    pub(crate) spec: ProfileSpec,
+}
+
+/// The namespace of a tenant's profile that does not say its own.
+const DEFAULT_NAMESPACE: &str = "default";
+
 /// Loads all profiles that the paths name. A tenant's profile that does not say its namespace is in `default`.
 pub(crate) fn profiles(paths: &[PathBuf]) -> Loaded {
-    profiles_in(paths, "default")
+    profiles_in(paths, DEFAULT_NAMESPACE)
 }
 
 /// Loads all profiles that the paths name; a tenant's profile that does not say its namespace is in this one.
 pub(crate) fn profiles_in(paths: &[PathBuf], namespace: &str) -> Loaded {
-    let mut loader = Loader { namespace, seen: HashMap::new(), found: Vec::new(), unreadable: BTreeSet::new() };
-    for path in paths {
-        loader.path(path);
-    }
-    together::compile(loader.found, &loader.unreadable)
+    Loader::new(namespace, false).load(paths, &BTreeMap::new())
+}
+
+/// [`profiles`] with their texts.
+pub(crate) fn profiles_with_texts(paths: &[PathBuf]) -> Loaded {
+    profiles_among(paths, &BTreeMap::new())
+}
+
+/// The same where other cluster profiles are there, which those in files may extend and take the place of.
+pub(crate) fn profiles_among(paths: &[PathBuf], others: &BTreeMap<Box<str>, ProfileSpec>) -> Loaded {
+    Loader::new(DEFAULT_NAMESPACE, true).load(paths, others)
+}
+
+/// Loads the profiles of a text. `others` are cluster profiles that they may extend, `defaults` are set beside it.
+pub(crate) fn profiles_of(
+    source: &Arc<Source>,
+    namespace: &str,
+    others: &BTreeMap<Box<str>, ProfileSpec>,
+    defaults: Defaults,
+) -> Loaded {
+    let mut loader = Loader { defaults, ..Loader::new(namespace, false) };
+    loader.text(source);
+    loader.expect_some(&source.name, 0);
+    loader.report_unused_defaults();
+    loader.gathered.load(others)
+}
+
+/// The cluster profiles of a text as they are written, as far as they can be read: for others to extend.
+pub(crate) fn specs_of(source: &Arc<Source>) -> Vec<(Box<str>, ProfileSpec)> {
+    let documents = yaml::documents(&source.text).unwrap_or_default();
+    let cluster = documents.iter().filter(|document| document.text("kind") == Some(ClusterInjectionProfile::KIND));
+    let read = cluster.filter_map(|document| {
+        let name = document.get("metadata")?.text("name")?;
+        Some((name.into(), Loader::spec(source, document).ok()?))
+    });
+    read.collect()
 }
 
 struct Loader<'n> {
     namespace: &'n str,
+    /// What is set beside the texts.
+    defaults: Defaults,
     /// Where each name was first found.
-    seen: HashMap<ProfileName, Problem>,
-    found: Vec<Found>,
-    /// Cluster profiles whose text cannot be read.
-    unreadable: BTreeSet<String>,
+    seen: HashMap<ProfileName, String>,
+    gathered: Gathered,
 }
 
-impl Loader<'_> {
+impl<'n> Loader<'n> {
+    fn new(namespace: &'n str, keeps_texts: bool) -> Self {
+        let (defaults, gathered) = (Defaults::default(), Gathered::new(keeps_texts));
+        Self { namespace, defaults, seen: HashMap::new(), gathered }
+    }
+
+    fn load(mut self, paths: &[PathBuf], others: &BTreeMap<Box<str>, ProfileSpec>) -> Loaded {
+        for path in paths {
+            self.path(path);
+        }
+        self.gathered.load(others)
+    }
+
     fn path(&mut self, path: &Path) {
-        let before = self.found.len();
+        let before = self.gathered.len();
         match files::of(path) {
             Ok(files) => files.iter().for_each(|file| self.file(file)),
             Err(error) => self.report(Problem::whole(path.display().to_string(), format!("cannot be read: {error}"))),
         }
-        if self.found.len() == before {
+        self.expect_some(&path.display().to_string(), before);
+    }
+
+    /// Finds fault with a text that has neither a profile nor any fault.
+    fn expect_some(&mut self, name: &str, before: usize) {
+        if self.gathered.len() == before {
             let kinds = KINDS.join(" or ");
-            let problem = Problem::whole(path.display().to_string(), format!("there is no {kinds} in it"))
+            let problem = Problem::whole(name, format!("there is no {kinds} in it"))
                 .with_help(format!("a profile is an object with apiVersion: {API_VERSION} and one of these kinds"));
             self.report(problem);
         }
     }
 
+    fn report_unused_defaults(&mut self) {
+        for problem in std::mem::take(&mut self.defaults).unused() {
+            self.report(problem);
+        }
+    }
+
     fn report(&mut self, problem: Problem) {
-        self.found.push(Found::Problem(problem));
+        self.gathered.problem(problem);
     }
 
     fn file(&mut self, file: &Path) {
@@ -100,16 +170,15 @@ impl Loader<'_> {
             return self.report(Problem::whole(name, message).with_help("make several files of it".to_owned()));
         }
         match fs::read_to_string(file) {
-            Ok(text) => self.text(name, text),
+            Ok(text) => self.text(&Arc::new(Source::new(name, text))),
             Err(error) => self.report(Problem::whole(name, format!("cannot be read: {error}"))),
         }
     }
 
-    fn text(&mut self, name: String, text: String) {
-        let source = Arc::new(Source::new(name, text));
+    fn text(&mut self, source: &Arc<Source>) {
         match yaml::documents(&source.text) {
-            Ok(documents) => documents.iter().for_each(|document| self.document(&source, document)),
-            Err(fault) => self.report(Problem::syntax(&source, fault)),
+            Ok(documents) => documents.iter().for_each(|document| self.document(source, document)),
+            Err(fault) => self.report(Problem::syntax(source, fault)),
         }
     }
 
@@ -146,14 +215,16 @@ impl Loader<'_> {
         let unknown: Vec<_> = typed::unknown_fields(source, object, &FIELDS).collect();
         let name = self.name(source, object, kind);
         let spec = Self::spec(source, object);
+        let exceeded = object.get("spec").map(|spec| limits::exceeded(source, kind, spec)).unwrap_or_default();
+        let faults: Vec<_> = unknown.into_iter().chain(exceeded).collect();
         match (name, spec) {
-            (Ok(name), Ok(spec)) if unknown.is_empty() => self.profile(source, object, name, spec),
+            (Ok(name), Ok(spec)) if faults.is_empty() => self.profile(source, object, name, spec),
             (name, spec) => {
                 if let Ok(ProfileName { namespace: None, name }) = &name {
-                    self.unreadable.insert(name.to_string());
+                    self.gathered.unreadable(name);
                 }
-                let problems = unknown.into_iter().chain([name.err(), spec.err()].into_iter().flatten());
-                self.found.extend(problems.map(Found::Problem));
+                let problems = faults.into_iter().chain([name.err(), spec.err()].into_iter().flatten());
+                problems.for_each(|problem| self.report(problem));
             }
         }
     }
@@ -200,18 +271,19 @@ impl Loader<'_> {
         }
     }
 
-    fn profile(&mut self, source: &Arc<Source>, object: &Node, name: ProfileName, spec: ProfileSpec) {
+    fn profile(&mut self, source: &Arc<Source>, object: &Node, name: ProfileName, mut spec: ProfileSpec) {
         let at = object.get("metadata").and_then(|metadata| metadata.entry("name"));
         let at = at.map_or_else(|| object.span.clone(), |entry| entry.value.span.clone());
         let here = Problem::at(source, at, format!("there is another profile {name}"));
         if let Some(first) = self.seen.get(&name) {
-            let (line, column) = first.position().unwrap_or((1, 1));
-            let help = format!("the other one is at {}:{line}:{column}; names have to be unique", first.source.name);
+            let help = format!("the other one is at {first}; names have to be unique");
             return self.report(here.with_help(help));
         }
-        self.seen.insert(name.clone(), here);
-        let (source, start) = (Arc::clone(source), object.span.start);
-        self.found.push(Found::Profile(Box::new(Text { source, start, name, spec })));
+        let (line, column) = here.position().unwrap_or((1, 1));
+        self.seen.insert(name.clone(), format!("{}:{line}:{column}", source.name));
+        let is_as_written = !self.defaults.set(&name, &mut spec);
+        let text = Text { source: Arc::clone(source), start: object.span.start, name, spec, is_as_written };
+        self.gathered.profile(text, object);
     }
 }
 

@@ -87,6 +87,45 @@ fn a_broken_file_does_not_hide_the_others_and_a_name_is_taken_once() {
 }
 
 #[test]
+fn texts_are_kept_for_who_asks_and_everything_stands_in_the_order_of_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let tenants = |name: &str| good(name).replace("Cluster", "");
+    let child = |name: &str| {
+        let text = good(name);
+        let (head, _) = text.split_once("spec:").unwrap();
+        format!("{head}spec:\n  extends:\n    name: root\n")
+    };
+    let broken = |text: String| text.replace("image: nginx:1.29", "image: ${nobody}");
+    for (name, text) in [
+        ("a.yaml", child("child")),
+        ("b.yaml", tenants("own")),
+        (
+            "c.yaml",
+            broken(child("broken-child") + "  template: {spec: {containers: [{name: x, image: nginx:1.29}]}}\n"),
+        ),
+        ("d.yaml", broken(tenants("broken-own"))),
+        ("e.yaml", broken(good("broken-root"))),
+        ("f.yaml", good("root")),
+    ] {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let paths = [folder.path().to_owned()];
+    let loaded = profiles_with_texts(&paths);
+    let prefix = format!("{}/", folder.path().display());
+    let of = |written: &Written| (written.file.replace(&prefix, ""), written.name.to_string());
+    let texts: Vec<_> = loaded.texts.iter().map(of).collect();
+    let expected = [("a.yaml", "child"), ("b.yaml", "default/own"), ("f.yaml", "root")];
+    assert_eq!(texts, expected.map(|(file, name)| (file.to_owned(), name.to_owned())));
+    let names: Vec<_> = loaded.profiles.iter().map(|profile| profile.name().to_string()).collect();
+    assert_eq!(names, expected.map(|(_, name)| name));
+    let places: Vec<_> =
+        loaded.problems.iter().map(|problem| (problem.source.name.replace(&prefix, ""), problem.position())).collect();
+    let expected = [("c.yaml", 8, 52), ("d.yaml", 10, 18), ("e.yaml", 10, 18)];
+    assert_eq!(places, expected.map(|(file, line, column)| (file.to_owned(), Some((line, column)))));
+    assert_eq!(profiles(&paths).texts.len(), 0);
+}
+
+#[test]
 fn names_are_subdomains() {
     for good in ["a", "a-b", "a.b", "0", "nginx"] {
         assert!(is_subdomain(good), "{good}");
@@ -135,4 +174,20 @@ fn a_profile_extends_another_wherever_that_one_stands() {
         assert!(problem.starts_with(expected), "{expected:?}: {problems:#?}");
     }
     assert_eq!(problems.len(), 7, "{problems:#?}");
+}
+
+#[test]
+fn what_is_too_long_to_be_stored_is_told_before_it_is_applied() {
+    let with = |name: &str, count| {
+        let head =
+            format!("apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: {name}}}\n");
+        format!("{head}spec:\n  validations:\n{}", "  - {expression: 'true'}\n".repeat(count))
+    };
+    let (names, problems) = load(&[("a.yaml", &with("long", 65)), ("b.yaml", &with("fits", 64))]);
+    assert_eq!(names, ["fits"], "{problems:#?}");
+    assert_eq!(problems.len(), 1, "{problems:#?}");
+    assert!(
+        problems[0].contains("spec.validations: there are 65 items, and at most 64 can be stored"),
+        "{problems:#?}"
+    );
 }

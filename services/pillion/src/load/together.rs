@@ -1,4 +1,4 @@
-//! Compiling the profiles of all files together, as one may extend another wherever that one stands.
+//! Compiling the profiles of all files, as one may extend another wherever that one stands.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,18 +6,35 @@ use std::sync::Arc;
 
 use pillion_api::ProfileSpec;
 use pillion_engine::profile::{
-    CompiledProfile, Diagnostic, MAX_CHAIN, Parent, Parents, Part, ProfileName, advise, compile_with,
+    CompiledProfile, Diagnostic, MAX_CHAIN, Parent, Parents, Part, ProfileName, advise, compile, compile_with,
 };
 
 use super::problem::{Problem, Source};
 use super::yaml::{self, Node};
-use super::{Loaded, place};
+use super::{Loaded, Written, place};
 
-/// What stands in the files, in their order.
+/// What stands in the files, read one after the other.
+///
+/// A profile that extends nothing is compiled when it is read. A text takes three times what it is compiled to, and what of
+/// a memory was ever in use at once, a process keeps: so the texts of thousands of profiles are never there together.
 #[derive(Debug)]
-pub(super) enum Found {
-    /// A profile that can be read.
-    Profile(Box<Text>),
+pub(super) struct Gathered {
+    keeps_texts: bool,
+    /// In the order of the files.
+    found: Vec<Found>,
+    /// The texts of cluster profiles that extend nothing, by name, as JSON, for those that extend them.
+    roots: BTreeMap<Box<str>, String>,
+    /// Cluster profiles that are there and do not compile, or whose text cannot be read.
+    broken: BTreeSet<Box<str>>,
+}
+
+/// What was found in a file.
+#[derive(Debug)]
+enum Found {
+    /// A profile that extends another, which may stand in a file that is not read yet.
+    Extending(Box<Text>),
+    /// What came of a profile that extends nothing.
+    Compiled(Box<Loaded>),
     /// Something that is wrong.
     Problem(Problem),
 }
@@ -26,22 +43,29 @@ pub(super) enum Found {
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) source: Arc<Source>,
-    /// Where its object begins in the source. Thousands of profiles are held at once, so their nodes are not.
+    /// Where its object begins in the source. Many are held at once, so their nodes are not.
     pub(super) start: usize,
     pub(super) name: ProfileName,
     pub(super) spec: ProfileSpec,
+    /// Whether nothing was set beside the text.
+    pub(super) is_as_written: bool,
 }
 
 /// The cluster profiles of all files, as those that extend them find them.
 struct Texts<'f> {
-    specs: BTreeMap<&'f str, &'f ProfileSpec>,
-    /// Those that do not compile, or whose text cannot be read.
-    broken: BTreeSet<&'f str>,
+    /// Those that are in no file. One of a file takes the place of one of its name.
+    others: &'f BTreeMap<Box<str>, ProfileSpec>,
+    roots: &'f BTreeMap<Box<str>, String>,
+    extending: BTreeMap<&'f str, &'f ProfileSpec>,
+    broken: BTreeSet<Box<str>>,
 }
 
 impl Parents for Texts<'_> {
     fn parent(&self, name: &str) -> Parent<'_> {
-        let spec = self.specs.get(name).map(|spec| Cow::Borrowed(*spec));
+        let extending = self.extending.get(name).map(|spec| Cow::Borrowed(*spec));
+        let root = || Some(Cow::Owned(serde_json::from_str(self.roots.get(name)?).ok()?));
+        let other = || self.others.get(name).map(Cow::Borrowed);
+        let spec = extending.or_else(root).or_else(other);
         match spec {
             spec if self.broken.contains(name) => Parent::Broken(spec),
             Some(spec) => Parent::Accepted(spec),
@@ -50,49 +74,93 @@ impl Parents for Texts<'_> {
     }
 
     fn names(&self) -> Vec<&str> {
-        self.specs.keys().chain(&self.broken).copied().collect()
+        let roots = self.roots.keys().chain(self.others.keys()).chain(&self.broken).map(|name| &**name);
+        roots.chain(self.extending.keys().copied()).collect()
     }
 }
 
-/// Compiles all. `unreadable` are the cluster profiles that are there and whose text cannot be read.
-pub(super) fn compile(found: Vec<Found>, unreadable: &BTreeSet<String>) -> Loaded {
-    let texts: Vec<&Text> = found.iter().filter_map(Found::text).collect();
-    let is_cluster = |text: &&&Text| text.name.namespace.is_none();
-    let mut parents = Texts {
-        specs: texts.iter().filter(is_cluster).map(|text| (&*text.name.name, &text.spec)).collect(),
-        broken: unreadable.iter().map(String::as_str).collect(),
-    };
-    // Parents first, so that who extends a broken one is told that, and not all its mistakes again.
-    let mut order: Vec<_> = texts.iter().map(|text| (depth(&text.spec, &parents), *text)).collect();
-    order.sort_by_key(|(depth, text)| (text.name.namespace.is_some(), *depth));
-    let mut compiled = BTreeMap::new();
-    for (_, text) in order {
-        let profile = compile_with(&text.name, &text.spec, &parents);
-        if profile.is_err() && text.name.namespace.is_none() {
-            parents.broken.insert(&text.name.name);
-        }
-        compiled.insert(text.name.clone(), profile);
+impl Gathered {
+    /// Nothing yet. `keeps_texts`: what is compiled is kept as its author wrote it too.
+    pub(super) const fn new(keeps_texts: bool) -> Self {
+        Self { keeps_texts, found: Vec::new(), roots: BTreeMap::new(), broken: BTreeSet::new() }
     }
-    let mut loaded = Loaded::default();
-    let mut reader = Reader::default();
-    for found in found {
-        match found {
-            Found::Problem(problem) => loaded.problems.push(problem),
-            Found::Profile(text) => {
-                if let Some(compiled) = compiled.remove(&text.name) {
-                    loaded.add(&text, compiled, &mut reader);
+
+    /// Takes note of something that is wrong.
+    pub(super) fn problem(&mut self, problem: Problem) {
+        self.found.push(Found::Problem(problem));
+    }
+
+    /// Takes note of a cluster profile whose text cannot be read.
+    pub(super) fn unreadable(&mut self, name: &str) {
+        self.broken.insert(name.into());
+    }
+
+    /// Takes a profile, which stands in this object.
+    pub(super) fn profile(&mut self, text: Text, object: &Node) {
+        if text.spec.extends.is_some() {
+            return self.found.push(Found::Extending(Box::new(text)));
+        }
+        let compiled = compile(&text.name, &text.spec);
+        // Nobody extends a profile of a namespace.
+        if text.name.namespace.is_none() {
+            let written = || object.get("spec").map(Node::to_value).unwrap_or_default();
+            let spec =
+                if text.is_as_written { written() } else { serde_json::to_value(&text.spec).unwrap_or_default() };
+            self.roots.insert(text.name.name.clone(), spec.to_string());
+            if compiled.is_err() {
+                self.broken.insert(text.name.name.clone());
+            }
+        }
+        let mut loaded = Loaded::default();
+        loaded.add(text, compiled, |_| Some(object), self.keeps_texts);
+        self.found.push(Found::Compiled(Box::new(loaded)));
+    }
+
+    /// How much was found, of whatever kind.
+    pub(super) const fn len(&self) -> usize {
+        self.found.len()
+    }
+
+    /// Compiles what extends others; `others` are cluster profiles that are in no file.
+    pub(super) fn load(self, others: &BTreeMap<Box<str>, ProfileSpec>) -> Loaded {
+        let Self { keeps_texts, found, roots, broken } = self;
+        let texts: Vec<&Text> = found.iter().filter_map(Found::extending).collect();
+        let is_cluster = |text: &&&Text| text.name.namespace.is_none();
+        let extending = texts.iter().filter(is_cluster).map(|text| (&*text.name.name, &text.spec)).collect();
+        let mut parents = Texts { others, roots: &roots, extending, broken };
+        // Parents first, so that who extends a broken one is told that, and not all its mistakes again.
+        let mut order: Vec<_> = texts.iter().map(|text| (depth(&text.spec, &parents), *text)).collect();
+        order.sort_by_key(|(depth, text)| (text.name.namespace.is_some(), *depth));
+        let mut compiled = BTreeMap::new();
+        for (_, text) in order {
+            let profile = compile_with(&text.name, &text.spec, &parents);
+            if profile.is_err() && text.name.namespace.is_none() {
+                parents.broken.insert(text.name.name.clone());
+            }
+            compiled.insert(text.name.clone(), profile);
+        }
+        let mut loaded = Loaded::default();
+        let mut reader = Reader::default();
+        for found in found {
+            match found {
+                Found::Problem(problem) => loaded.problems.push(problem),
+                Found::Compiled(one) => loaded.append(*one),
+                Found::Extending(text) => {
+                    if let Some(compiled) = compiled.remove(&text.name) {
+                        loaded.add(*text, compiled, |text| reader.object(text), keeps_texts);
+                    }
                 }
             }
         }
+        loaded
     }
-    loaded
 }
 
 impl Found {
-    fn text(&self) -> Option<&Text> {
+    fn extending(&self) -> Option<&Text> {
         match self {
-            Self::Profile(text) => Some(text),
-            Self::Problem(_) => None,
+            Self::Extending(text) => Some(text),
+            Self::Compiled(_) | Self::Problem(_) => None,
         }
     }
 }
@@ -124,45 +192,58 @@ fn find(node: &Node, start: usize) -> Option<&Node> {
 }
 
 impl Loaded {
-    fn add(&mut self, text: &Text, compiled: Result<CompiledProfile, Vec<Diagnostic>>, reader: &mut Reader) {
+    /// Adds what a text was compiled to, or what is wrong with it; `object` finds where it stands.
+    fn add<'o>(
+        &mut self,
+        text: Text,
+        compiled: Result<CompiledProfile, Vec<Diagnostic>>,
+        object: impl FnOnce(&Text) -> Option<&'o Node>,
+        keeps_text: bool,
+    ) {
         match compiled {
             Ok(profile) => {
                 self.profiles.push(Arc::new(profile));
                 let advice = advise(&text.spec);
                 if !advice.is_empty() {
-                    self.warnings.extend(told(text, advice, reader).map(Problem::harmless));
+                    self.warnings.extend(told(&text, advice, object(&text)).map(Problem::harmless));
                 }
-                self.specs.push(text.spec.clone());
+                if keeps_text {
+                    let Text { source, name, spec, .. } = text;
+                    self.texts.push(Written { file: source.name.clone(), name, spec });
+                }
             }
             Err(diagnostics) => {
-                let mut problems: Vec<_> = told(text, diagnostics, reader).collect();
+                let mut problems: Vec<_> = told(&text, diagnostics, object(&text)).collect();
                 problems.sort_by_key(|problem| problem.span.as_ref().map(|span| span.start));
                 self.problems.extend(problems);
             }
         }
     }
+
+    fn append(&mut self, other: Self) {
+        let Self { profiles, texts, problems, warnings } = other;
+        self.profiles.extend(profiles);
+        self.texts.extend(texts);
+        self.problems.extend(problems);
+        self.warnings.extend(warnings);
+    }
 }
 
 /// Mistakes with their places.
-fn told(text: &Text, diagnostics: Vec<Diagnostic>, reader: &mut Reader) -> impl Iterator<Item = Problem> {
-    let object = reader.object(text);
-    let problems: Vec<_> = diagnostics
-        .into_iter()
-        .map(|diagnostic| {
-            let at = object.map_or(text.start..text.start, |object| match &diagnostic.part {
-                Part::Value => place::of(object, &diagnostic.path),
-                Part::Name => place::of_name(object, &diagnostic.path),
-                Part::Bytes(part) => place::of_part(&text.source.text, object, &diagnostic.path, part),
-            });
-            Problem::at(&text.source, at, diagnostic.message).of_field(diagnostic.path).with_help(diagnostic.help)
-        })
-        .collect();
-    problems.into_iter()
+fn told(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> impl Iterator<Item = Problem> {
+    diagnostics.into_iter().map(move |diagnostic| {
+        let at = object.map_or(text.start..text.start, |object| match &diagnostic.part {
+            Part::Value => place::of(object, &diagnostic.path),
+            Part::Name => place::of_name(object, &diagnostic.path),
+            Part::Bytes(part) => place::of_part(&text.source.text, object, &diagnostic.path, part),
+        });
+        Problem::at(&text.source, at, diagnostic.message).of_field(diagnostic.path).with_help(diagnostic.help)
+    })
 }
 
 /// How many profiles a profile extends, as far as that is of interest: of a longer chain, or of one that is a circle, the
 /// order does not matter.
 fn depth(spec: &ProfileSpec, parents: &Texts<'_>) -> usize {
-    let next = |spec: &&ProfileSpec| parents.specs.get(spec.extends.as_ref()?.name.as_str()).copied();
+    let next = |spec: &&ProfileSpec| parents.extending.get(spec.extends.as_ref()?.name.as_str()).copied();
     std::iter::successors(Some(spec), next).take(MAX_CHAIN + 1).count()
 }

@@ -8,15 +8,19 @@ use pillion_api::RevisionSpec;
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::PROFILE_LABEL;
 use pillion_api::revision::label_value;
+use serde_json::{Value, json};
 
 use super::{Profile, Which};
-use crate::output;
+use crate::output::Form;
 
 /// Arguments of `pillion profiles history`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct HistoryArgs {
     #[command(flatten)]
     which: Which,
+    /// How they are printed.
+    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
+    output: Form,
 }
 
 /// A line of the table.
@@ -29,7 +33,7 @@ struct Line {
 }
 
 pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<ExitCode> {
-    let which = args.which;
+    let HistoryArgs { which, output } = args;
     let Profile { client, metadata, status, .. } = which.read().await?;
     let selector = format!("{PROFILE_LABEL}={}", label_value(&which.name));
     let list = which.revisions(&client).list(&ListParams::default().labels(&selector)).await?;
@@ -57,7 +61,8 @@ pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     lines.sort_by(|(one, a), (other, b)| (one, &b.made).cmp(&(other, &a.made)));
-    output::print(&table(lines.into_iter().map(|(_, line)| line)))?;
+    let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
+    output.print(|| Ok(table(&lines)), || Ok(value(&lines)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -76,7 +81,18 @@ fn served(status: &ProfileStatus, revision: &str) -> String {
     }
 }
 
-fn table(lines: impl Iterator<Item = Line>) -> String {
+/// For programs.
+fn value(lines: &[Line]) -> Value {
+    let revisions = lines.iter().map(|Line { revision, generation, made, parents, served }| {
+        json!({
+            "revision": revision, "generation": generation.parse::<i64>().ok(), "made": made, "servedTo": served,
+            "parents": parents.split(',').filter(|parent| !parent.is_empty()).collect::<Vec<_>>(),
+        })
+    });
+    json!({"revisions": revisions.collect::<Vec<_>>()})
+}
+
+fn table(lines: &[Line]) -> String {
     let head = Line {
         revision: "REVISION".to_owned(),
         generation: "GENERATION".to_owned(),
@@ -85,8 +101,8 @@ fn table(lines: impl Iterator<Item = Line>) -> String {
         served: "SERVED TO".to_owned(),
     };
     let mut text = String::new();
-    for Line { revision, generation, made, parents, served } in std::iter::once(head).chain(lines) {
-        let parents = if parents.is_empty() { "-" } else { &parents };
+    for Line { revision, generation, made, parents, served } in std::iter::once(&head).chain(lines) {
+        let parents = if parents.is_empty() { "-" } else { parents };
         let line = format!("{revision:<12}{generation:<12}{made:<22}{served:<20}{parents}");
         text.push_str(line.trim_end());
         text.push('\n');

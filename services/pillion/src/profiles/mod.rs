@@ -1,10 +1,9 @@
 //! `pillion profiles`: what was accepted of a profile, and going back to it.
 
+mod children;
 mod history;
 mod rollback;
 
-use std::future::Future;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -14,6 +13,9 @@ use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
+
+use crate::args::ApiServerArgs;
+use crate::blocking::block_on;
 
 /// Arguments of `pillion profiles`.
 #[derive(Clone, Debug, Args)]
@@ -38,9 +40,8 @@ struct Which {
     /// Namespace of an `InjectionProfile`. Without it: a `ClusterInjectionProfile`.
     #[arg(short, long)]
     namespace: Option<String>,
-    /// How to reach the API server. Without it: as kubectl does.
-    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    api_server: ApiServerArgs,
 }
 
 /// A profile as it stands in the cluster, with the way to it.
@@ -59,17 +60,9 @@ pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(work)
-}
-
 impl Which {
     async fn read(&self) -> anyhow::Result<Profile> {
-        let client = match &self.kubeconfig {
-            Some(file) => pillion_control::client::connect(Some(file)).await?,
-            None => Client::try_default().await.context("there is no way to an API server; give --kubeconfig")?,
-        };
+        let client = self.api_server.connect().await?;
         let api = self.api(&client, &self.resource());
         let found = api.get_opt(&self.name).await.with_context(|| format!("cannot read {self}"))?;
         let Some(mut object) = found else { bail!("there is no {self}") };

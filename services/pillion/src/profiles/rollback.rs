@@ -13,7 +13,7 @@ use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
 use serde_json::json;
 
-use super::Which;
+use super::{Which, children};
 use crate::output;
 
 /// How often it is looked whether it is published.
@@ -60,7 +60,17 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
          {ROLLBACK_TO_ANNOTATION}- {ROLLBACK_FROM_ANNOTATION}-\n",
         which.kubectl()
     );
-    output::print(&if undo { told } else { told + &how_long })?;
+    if undo {
+        output::print(&told)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output::print(&(told + &how_long))?;
+    if which.namespace.is_none() {
+        let told = children::told(&profile.client, &which.name).await;
+        if !told.is_empty() {
+            output::tell(told.trim_end())?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 

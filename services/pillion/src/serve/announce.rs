@@ -9,7 +9,7 @@ use pillion_api::profile::Activation;
 use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet};
 
 use super::folder::Folder;
-use super::namespaces::Namespaces;
+use super::namespaces::Levels;
 use super::profile_files::Loaded;
 use super::sample::Sample;
 
@@ -20,9 +20,13 @@ const DECODE: &str = r#"sed -n 's/.*"patch":"\([^"]*\)".*/\1/p' | base64 -d"#;
 pub(crate) struct Service<'s> {
     pub(crate) address: SocketAddr,
     pub(crate) metrics_address: SocketAddr,
+    /// Whether the playground is served there.
+    pub(crate) has_playground: bool,
     pub(crate) profiles: &'s ProfileSet,
     pub(crate) paths: &'s [PathBuf],
-    pub(crate) namespaces: &'s Namespaces,
+    /// The folder of which this is one among others, if so.
+    pub(crate) library: Option<&'s Path>,
+    pub(crate) namespaces: &'s Levels,
     pub(crate) folder: &'s Folder,
     pub(crate) sample: &'s Sample,
     /// What to write for this program into a command.
@@ -42,9 +46,17 @@ impl Service<'_> {
         let (url, metrics) = (self.url(), reachable(self.metrics_address));
         writeln!(text, "Serving {url}")?;
         writeln!(text, "Metrics http://{metrics}/metrics")?;
+        if self.has_playground {
+            writeln!(text, "Playground http://{metrics}/")?;
+        } else {
+            writeln!(text, "No playground: {metrics} (--metrics-listen) can be reached from other machines")?;
+        }
         writeln!(text, "\nProfiles (loaded again when a file changes)")?;
         for path in self.paths {
             writeln!(text, "  from {}", path.display())?;
+        }
+        if let Some(library) = self.library.map(Path::display) {
+            writeln!(text, "  others of {library}: --profiles {library}/NAME; all at once: --profiles {library}")?;
         }
         for profile in self.profiles.iter() {
             writeln!(text, "  {} ({}): {}", profile.name(), profile.revision(), how_to_ask(profile))?;
@@ -53,9 +65,16 @@ impl Service<'_> {
             writeln!(text, "  none")?;
         }
         writeln!(text, "\nNamespaces")?;
-        for (name, namespace) in self.namespaces {
-            let level = namespace.level().map_or("not opted in", |level| level.label_value());
+        for (name, level) in self.namespaces {
+            let level = level.map_or("not opted in", |level| level.label_value());
             writeln!(text, "  {name}: {level}")?;
+        }
+        let is_served = |name: &ProfileName| {
+            name.namespace.as_deref().is_none_or(|namespace| self.namespaces.contains_key(namespace))
+        };
+        if let Some(name) = self.profiles.iter().map(|profile| profile.name()).find(|name| !is_served(name)) {
+            let namespace = name.namespace.as_deref().unwrap_or_default();
+            writeln!(text, "  and not {namespace}, whose pods {name} is for: --namespace {namespace}=enabled")?;
         }
         if !self.sample.injected {
             writeln!(text, "\nNo profile is for a plain pod in these namespaces, so the sample is not injected.")?;

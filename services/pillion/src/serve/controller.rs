@@ -28,8 +28,13 @@ use crate::output;
 use crate::telemetry::Telemetry;
 use crate::telemetry::logs::LogLevel;
 
+/// Of `--config`, which is another file than the one of replicas.
+const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \
+                           What is left out has its default";
+
 /// Arguments of `pillion controller`.
 #[derive(Clone, Debug, Args)]
+#[command(mut_arg("config", |argument| argument.help(CONFIG_HELP).long_help(CONFIG_HELP)))]
 pub(crate) struct ControllerArgs {
     /// How to reach the API server. Without it: the service account of the pod that this runs in.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]

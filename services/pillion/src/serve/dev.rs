@@ -1,5 +1,6 @@
 //! `pillion dev`: the webhook without a cluster, for who writes profiles. Profiles come from files and are loaded again
-//! when they change; the certificate is made here; what is served is told, with commands to try it.
+//! when they change; the certificate is made here; what is served is told, with commands to try it. A page shows what a
+//! profile does as one types.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
+use axum::Router;
 use clap::Args;
+use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::health::Readiness;
 use pillion_webhook::switch::Switch;
@@ -20,8 +23,9 @@ use tracing::{error, info};
 
 use super::announce::{self, Service};
 use super::folder::Folder;
-use super::namespaces::{self, NamespaceArg, Namespaces};
+use super::namespaces::{self, Levels, NamespaceArg, Namespaces};
 use super::own_path;
+use super::playground::Playground;
 use super::profile_files::{Loaded, ProfileFiles};
 use super::sample::Sample;
 use super::self_made;
@@ -36,6 +40,9 @@ use crate::{causes, output};
 
 /// Where profiles are if nobody says where.
 const DEFAULT_FOLDER: &str = "profiles";
+/// The one that is served of such a folder if it is there: then the folder is a library, as this repository's is, for people
+/// to choose from, and some of what is in it is for every pod. This one shows what an injection is.
+const SHOWN: &str = "nginx";
 /// What is served if there are none.
 const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 /// How often the files are read.
@@ -48,14 +55,15 @@ const LOG_LEVEL: &str = "info,pillion_webhook=debug";
 /// Arguments of `pillion dev`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DevArgs {
-    /// Files with profiles, or folders of such files; may be given several times. Default: the folder profiles if there is
-    /// one here, else a sample profile that adds an nginx sidecar.
+    /// Files with profiles, or folders of such files; may be given several times. Default: profiles/nginx if
+    /// there is one here, else the folder profiles, else a sample profile that adds an nginx sidecar.
     #[arg(short, long, alias = "profile", value_name = "PATH")]
     pub(crate) profiles: Vec<PathBuf>,
     /// Where admission reviews are taken, over TLS. Port 0 lets the system choose.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8443")]
     pub(crate) listen: SocketAddr,
-    /// Where /livez, /readyz and /metrics are served, in clear text.
+    /// Where /livez, /readyz and /metrics are served, in clear text, and at / the playground, if it is an address that this
+    /// machine alone can reach.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9090")]
     pub(crate) metrics_listen: SocketAddr,
     /// A namespace and how firmly it is opted in: enabled, required or held. May be given several times. Default:
@@ -92,14 +100,25 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     let mut signals = Signals::new()?;
     let detail = LogLevel::signal()?;
     let folder = Folder::open(args.folder)?;
-    let namespaces = all_namespaces(&args.namespaces, args.namespaces_file.as_deref())?;
-    let mut profiles = ProfileFiles::new(profile_paths(args.profiles, &folder)?);
+    let namespaces = all_namespaces(&args.namespaces, args.namespaces_file.as_deref(), &start.opt_in())?;
+    let is_given = !args.profiles.is_empty();
+    let paths = profile_paths(args.profiles, &folder)?;
+    let library = paths.contains(&shown()).then_some(Path::new(DEFAULT_FOLDER)).filter(|_| !is_given);
+    // Whoever reaches it has profiles of this machine read and compiled: that is for this machine alone.
+    let playground = args.metrics_listen.ip().is_loopback().then(|| {
+        let own = if is_given || paths == [Path::new(DEFAULT_FOLDER)] { paths.clone() } else { Vec::new() };
+        Playground::new(start.clone(), library.map_or(own, |library| vec![library.to_owned()]))
+    });
+    let playground = playground.transpose()?;
+    let has_playground = playground.is_some();
+    let mut profiles = ProfileFiles::new(paths);
     if let Some(loaded) = profiles.load_if_changed() {
         output::problems(&loaded.problems)?;
     }
-    let known = namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.clone()));
-    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(known).with_guardrails(start.guardrails.clone());
-    let sample = Sample::find(&snapshot, &opted_in(&namespaces));
+    let levels = namespaces::levels(&namespaces);
+    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(namespaces);
+    let snapshot = snapshot.with_guardrails(start.guardrails.clone());
+    let sample = Sample::find(&snapshot, &opted_in(&levels));
     folder.write_sample(&sample)?;
 
     let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
@@ -123,23 +142,26 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         switch: Switch::default(),
         readiness: readiness.clone(),
         registry,
+        pages: playground.map_or_else(Router::new, Playground::router),
         measure: start.metrics_settings(),
         settings,
         requests,
     })
     .await?;
-    let at_work = profiles.at_work();
-    let service = Service {
+    let told = Service {
         address: servers.address,
         metrics_address: servers.metrics_address,
-        profiles: &at_work,
+        has_playground,
+        profiles: snapshot.load().profiles(),
         paths: profiles.paths(),
-        namespaces: &namespaces,
+        library,
+        namespaces: &levels,
         folder: &folder,
         sample: &sample,
         program: &own_path::own(),
-    };
-    output::print(&service.text())?;
+    }
+    .text();
+    output::print(&told)?;
 
     let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
     tokio::spawn(controls.level.follow(detail, stop.clone()));
@@ -148,7 +170,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     }
     let _ends = stop.drop_guard();
     let mut serving = tokio::spawn(servers.run(drain.clone()));
-    let follow = Follow { profiles, snapshot, namespaces: &namespaces, folder: &folder };
+    let follow = Follow { profiles, snapshot, namespaces: &levels, folder: &folder };
     tokio::select! {
         signal = signals.next() => info!(signal, "asked to end"),
         ended = follow.run() => match ended {},
@@ -164,7 +186,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
 struct Follow<'f> {
     profiles: ProfileFiles,
     snapshot: Arc<ArcSwap<Snapshot>>,
-    namespaces: &'f Namespaces,
+    namespaces: &'f Levels,
     folder: &'f Folder,
 }
 
@@ -202,12 +224,22 @@ fn profile_paths(given: Vec<PathBuf>, folder: &Folder) -> anyhow::Result<Vec<Pat
     if !given.is_empty() {
         return Ok(given);
     }
+    if shown().join("profile.yaml").is_file() {
+        return Ok(vec![shown()]);
+    }
     let default = PathBuf::from(DEFAULT_FOLDER);
     if default.is_dir() { Ok(vec![default]) } else { Ok(vec![folder.write("nginx.yaml", EMBEDDED)?]) }
 }
 
-fn all_namespaces(given: &[NamespaceArg], file: Option<&Path>) -> anyhow::Result<Namespaces> {
-    let mut all = file.map(namespaces::from_file).transpose()?.unwrap_or_default();
+/// The profile of a library that is served if nobody says which.
+fn shown() -> PathBuf {
+    Path::new(DEFAULT_FOLDER).join(SHOWN)
+}
+
+fn all_namespaces(given: &[NamespaceArg], file: Option<&Path>, opt_in: &OptIn) -> anyhow::Result<Namespaces> {
+    let read = file.map(namespaces::from_file).transpose()?.unwrap_or_default();
+    let mut all: Namespaces =
+        read.into_iter().map(|(name, namespace)| (name, namespace.opting_in_by(opt_in))).collect();
     all.extend(given.iter().map(|given| (given.name.clone(), Namespace::opted_in(given.level))));
     if given.is_empty() && file.is_none() {
         let level = pillion_api::names::InjectionLevel::Enabled;
@@ -216,8 +248,8 @@ fn all_namespaces(given: &[NamespaceArg], file: Option<&Path>) -> anyhow::Result
     Ok(all)
 }
 
-fn opted_in(namespaces: &Namespaces) -> impl Iterator<Item = &str> + Clone {
-    namespaces.iter().filter(|(_, namespace)| namespace.level().is_some()).map(|(name, _)| &**name)
+fn opted_in(namespaces: &Levels) -> impl Iterator<Item = &str> + Clone {
+    namespaces.iter().filter(|(_, level)| level.is_some()).map(|(name, _)| &**name)
 }
 
 fn certificate(listen: SocketAddr, folder: &Folder) -> anyhow::Result<Arc<ServingCertificate>> {

@@ -12,6 +12,7 @@
 //! * [`namespaces`]: namespaces without a cluster.
 //! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told;
 //!   [`own_path`]: how they call this program.
+//! * [`playground`]: a page to try profiles on.
 
 mod announce;
 pub(crate) mod certificate;
@@ -23,6 +24,7 @@ mod folder;
 mod namespaces;
 mod operations;
 mod own_path;
+mod playground;
 mod profile_files;
 mod sample;
 mod self_made;

@@ -7,12 +7,16 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
+use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::Namespace;
 use serde::Deserialize;
 use serde_json::Value;
 
 /// Namespaces by name.
 pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
+
+/// How firmly each of them is opted in: what is told of them once they are in a snapshot, which alone holds them.
+pub(crate) type Levels = BTreeMap<Box<str>, Option<InjectionLevel>>;
 
 /// A namespace and how firmly it is opted in: `shop=required`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +62,11 @@ struct Metadata {
 #[derive(Deserialize)]
 struct Object {
     metadata: ObjectMeta,
+}
+
+/// The levels of all.
+pub(crate) fn levels(namespaces: &Namespaces) -> Levels {
+    namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.level())).collect()
 }
 
 /// Reads a file: a map of names, or Namespace objects, one a document, as a list, or as `kubectl get ns -o yaml` writes.
@@ -108,7 +117,7 @@ fn add_objects(namespaces: &mut Namespaces, objects: Vec<Value>) -> anyhow::Resu
             bail!("there is a {kind}: expected Namespace objects only");
         }
         let Object { metadata } = serde_json::from_value(object)?;
-        let (name, namespace) = pillion_control::namespaces::read(metadata);
+        let (name, namespace) = pillion_control::namespaces::read(metadata, &OptIn::default());
         if name.is_empty() {
             bail!("there is a Namespace without metadata.name");
         }

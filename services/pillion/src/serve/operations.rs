@@ -33,6 +33,11 @@ impl Operations {
         Ok(Self { listener, app: health::router(readiness, Arc::new(exposition)) })
     }
 
+    /// The same with more pages.
+    pub(crate) fn with(self, pages: Router) -> Self {
+        Self { app: self.app.merge(pages), ..self }
+    }
+
     /// Where it is: the port that was given, or the one that the system chose for port 0.
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
@@ -42,11 +47,14 @@ impl Operations {
     pub(crate) fn start(self, end: CancellationToken) -> anyhow::Result<oneshot::Receiver<io::Result<()>>> {
         let serve = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async {
+            let ended = runtime.block_on(async {
                 let listener = TcpListener::from_std(self.listener)?;
                 Server::plain(listener, self.app, ServerSettings::ops()).run(end).await;
                 Ok(())
-            })
+            });
+            // What a page of it still computes is nobody's any more: dropping the runtime would wait for that.
+            runtime.shutdown_background();
+            ended
         };
         let (ended, end) = oneshot::channel();
         let thread = std::thread::Builder::new().name("operations".to_owned());

@@ -5,14 +5,13 @@
 
 use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::Activation;
+use pillion_engine::creation::Creation;
 use pillion_engine::lookup::Answer;
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::report::Outcome;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::{Value, json};
-
-use crate::creation;
 
 /// How many pairs of profile and namespace are tried at most.
 const ATTEMPTS: usize = 256;
@@ -75,7 +74,8 @@ fn is_injected(sample: &Sample, snapshot: &Snapshot) -> bool {
 
 fn review(namespace: &str, pod: &Value) -> Value {
     let user = json!({"username": "sample", "groups": ["system:authenticated"]});
-    creation::review(pod, namespace, "00000000-0000-4000-8000-000000000001", &user)
+    let uid = "00000000-0000-4000-8000-000000000001";
+    Creation { object: pod, namespace, uid, user: &user, dry_run: true }.review()
 }
 
 #[cfg(test)]

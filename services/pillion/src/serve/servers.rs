@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use axum::Router;
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::first::once_ready;
@@ -36,6 +37,8 @@ pub(crate) struct Parts {
     pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
+    /// What the operations port serves beside probes and metrics.
+    pub(crate) pages: Router,
     pub(crate) measure: MetricsSettings,
     pub(crate) settings: ServerSettings,
     pub(crate) requests: RequestSettings,
@@ -60,7 +63,7 @@ impl Servers {
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
-        let Parts { clients, look_ups, policy, switch, mut registry, measure, settings, requests, .. } = parts;
+        let Parts { clients, look_ups, policy, switch, mut registry, pages, measure, settings, requests, .. } = parts;
         let tls = Tls::new(Arc::clone(&certificate), clients).context("TLS cannot be set up")?;
         descriptors::raise_limit(settings.max_connections);
         let metrics = Arc::new(Metrics::register_with(&mut registry, &measure));
@@ -74,7 +77,7 @@ impl Servers {
 
         let admission_port = operations::bind("--listen", listen).await?;
         let app = once_ready(router::router(admission), readiness.clone(), counted);
-        let operations = Operations::bind(metrics_listen, readiness, exposition).await?;
+        let operations = Operations::bind(metrics_listen, readiness, exposition).await?.with(pages);
         let admission = Server::tls(admission_port, tls, app, settings, connections);
         let (address, metrics_address) = (admission.local_addr()?, operations.address()?);
         Ok(Self { admission, operations, address, metrics_address })
@@ -112,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(10);
+    const LIMIT: Duration = Duration::from_mins(1);
 
     async fn servers() -> Servers {
         let any = "127.0.0.1:0".parse::<SocketAddr>().unwrap();
@@ -133,6 +136,7 @@ mod tests {
             switch: Switch::default(),
             readiness: Readiness::default(),
             registry: Registry::default(),
+            pages: Router::new(),
             measure: MetricsSettings::default(),
             settings,
             requests: RequestSettings::default(),

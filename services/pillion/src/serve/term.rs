@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
+use pillion_api::opt_in::OptIn;
 use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, condition};
 use pillion_control::canary::{Asker, Canary, CanaryMetrics};
 use pillion_control::clock::{self, Clock, ClockMetrics};
@@ -85,10 +86,13 @@ impl Term {
     pub(crate) async fn lead(self, claim: Claim) {
         let leading = claim.leading(self.client.clone(), Arc::clone(&self.release));
         let mut tasks = Tasks { running: JoinSet::new(), leading };
-        let accepting = revisions::run(tasks.leading(), revisions::Settings::default(), self.metrics.revisions.clone());
+        // What it says was checked when it was read.
+        let opt_in = self.policy.webhooks.labels().unwrap_or_default();
+        let settings = revisions::Settings { opt_in: opt_in.clone(), ..revisions::Settings::default() };
+        let accepting = revisions::run(tasks.leading(), settings, self.metrics.revisions.clone());
         tasks.spawn("the revisions of profiles", accepting);
-        let (snapshot, status) = tasks.cluster(&self.client);
-        tasks.audit(&self.client, &snapshot, status.clone(), &self.metrics);
+        let (snapshot, status) = tasks.cluster(&self.client, opt_in.clone());
+        tasks.audit(&self.client, &snapshot, status.clone(), &self.metrics, opt_in);
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
@@ -111,7 +115,10 @@ impl Term {
         let (expected, expects) = watch::channel(None);
         let (tells_found, found) = watch::channel(None);
         let probes = policy.certificates.probes();
-        tasks.spawn("the probes", probe::run(tasks.leading(), probes, metrics.probe, expects, tells_found));
+        tasks.spawn(
+            "the probes",
+            probe::run(tasks.leading(), probes, metrics.probe, clock.clone(), expects, tells_found),
+        );
 
         let (question, questions) = watch::channel(None);
         let (tells_answered, answered) = watch::channel(None);
@@ -129,7 +136,7 @@ impl Term {
 
         let off = tasks.switch(&client, &release, metrics.disabled);
         let known = wanted::Known { found: found.clone(), live: live.clone(), off };
-        tasks.held(known, policy.held_policies(&release), metrics.held);
+        tasks.held(known, policy.held_policies(&release), policy.held_releases(), metrics.held);
         let wires = Wires { rules, expected, found, question, answered, canary, target, live, clock };
         tasks.spawn("the rotation", rotator::run(tasks.leading(), policy.rotator(&release), wires, metrics.rotator));
     }
@@ -169,11 +176,11 @@ impl Tasks {
     }
 
     /// Profiles and namespaces.
-    fn cluster(&mut self, client: &kube::Client) -> (Arc<ArcSwap<Snapshot>>, watch::Receiver<Status>) {
+    fn cluster(&mut self, client: &kube::Client, opt_in: OptIn) -> (Arc<ArcSwap<Snapshot>>, watch::Receiver<Status>) {
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
         // As replicas serve them: what is only stored is nobody's yet.
         let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
-        let publisher = publisher.of_revisions();
+        let publisher = publisher.of_revisions().opting_in_by(opt_in);
         self.spawn("the watch of profiles and namespaces", publisher.run(client.clone(), self.stop()));
         (snapshot, status)
     }
@@ -196,14 +203,20 @@ impl Tasks {
     }
 
     /// Pods that wait to be decided about.
-    fn held(&mut self, known: wanted::Known, settings: policies::PolicySettings, metrics: HeldMetrics) {
+    fn held(
+        &mut self,
+        known: wanted::Known,
+        settings: policies::PolicySettings,
+        releases: ReleaseSettings,
+        metrics: HeldMetrics,
+    ) {
         let (told_wanted, wanted) = watch::channel(None);
         let (told_injection, injection) = watch::channel(Injection::Silent);
         let (judging, until) = (wanted::follow(known, told_wanted, told_injection), self.stop());
         self.spawn("what held namespaces wait for", async move { until.run_until_cancelled(judging).await });
         let keeping = policies::run(self.leading(), settings, wanted, metrics.clone());
         self.spawn("the policies of held namespaces", keeping);
-        let releasing = release::run(self.leading(), ReleaseSettings::default(), injection, metrics);
+        let releasing = release::run(self.leading(), releases, injection, metrics);
         self.spawn("the release of held pods", releasing);
     }
 
@@ -214,6 +227,7 @@ impl Tasks {
         snapshot: &Arc<ArcSwap<Snapshot>>,
         status: watch::Receiver<Status>,
         metrics: &LeaderMetrics,
+        opt_in: OptIn,
     ) {
         let (audited, found) = watch::channel(Audited::default());
         self.spawn("what the audit found", condition::run(self.leading(), found));
@@ -221,7 +235,10 @@ impl Tasks {
         let reads = audit::Reads { lookups: Some(lookups), cluster: None };
         let published = Arc::clone(snapshot);
         let parts = audit::Parts { published, status, reads, metrics: metrics.audit.clone(), audited };
-        self.spawn("the audit", audit::run(self.leading(), parts, AuditSettings::default()));
+        self.spawn(
+            "the audit",
+            audit::run(self.leading(), parts, AuditSettings { opt_in, ..AuditSettings::default() }),
+        );
     }
 }
 

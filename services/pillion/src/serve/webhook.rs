@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
+use axum::Router;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
 use pillion_control::live::LookupMetrics;
@@ -129,7 +130,7 @@ async fn serve(
     let known = readiness.component("the first lists of profiles and namespaces");
     let release = args.release.map(|release| (release, readiness.component("how the kill switch stands")));
     let mut registry = Registry::default();
-    let publisher = publisher.with_metrics(CacheMetrics::register(&mut registry));
+    let publisher = publisher.with_metrics(CacheMetrics::register(&mut registry)).opting_in_by(start.opt_in());
     let publisher = match args.profiles_from {
         ProfileSource::Revisions => publisher.of_revisions(),
         ProfileSource::Profiles => publisher,
@@ -138,7 +139,8 @@ async fn serve(
     let reloads = ReloadMetrics::register(&mut registry);
     let (switch, disabled) = (Switch::default(), pillion_control::switch::register(&mut registry));
     let remembered = start.lookup_settings();
-    let live = LiveNamespaces::new(client.clone(), LookupMetrics::register(&mut registry), remembered.answer_limit);
+    let asked = LookupMetrics::register(&mut registry);
+    let live = LiveNamespaces::new(client.clone(), asked, remembered.answer_limit, start.opt_in());
     let lookups =
         Lookups::with_settings(client.clone(), pillion_control::lookups::Metrics::register(&mut registry), remembered);
     controls.register(&mut registry);
@@ -158,6 +160,7 @@ async fn serve(
         switch: switch.clone(),
         readiness: readiness.clone(),
         registry,
+        pages: Router::new(),
         measure: start.metrics_settings(),
         settings,
         requests,

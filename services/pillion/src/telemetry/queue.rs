@@ -89,9 +89,17 @@ impl Queue {
     ) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the thread that sends traces")?;
-        let exporter = {
+        let made = {
             let _in_runtime = runtime.enter();
-            exporter()?
+            exporter()
+        };
+        let exporter = match made {
+            Ok(exporter) => exporter,
+            Err(error) => {
+                // The caller may be in a runtime itself, where one that is dropped would be a panic.
+                runtime.shutdown_background();
+                return Err(error);
+            }
         };
         let (spans, queue) = mpsc::sync_channel(WAITING);
         let (ends, ended) = mpsc::sync_channel(1);

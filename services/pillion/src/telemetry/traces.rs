@@ -138,8 +138,15 @@ impl Collector {
             exporter
         };
         let mut exporter = exporter.build().with_context(|| {
-            let authority = self.authority_file.as_ref().map(|file| format!(" with --otlp-ca {}", file.display()));
-            format!("traces cannot be sent to --otlp-endpoint {}{}", self.endpoint, authority.unwrap_or_default())
+            let authority = match &self.authority_file {
+                Some(file) => format!(" with --otlp-ca {}", file.display()),
+                // An image has no list of them.
+                None if self.endpoint.starts_with("https://") => {
+                    ", of which no --otlp-ca says who vouches for it, and the system may trust nobody".to_owned()
+                }
+                None => String::new(),
+            };
+            format!("traces cannot be sent to --otlp-endpoint {}{authority}", self.endpoint)
         })?;
         exporter.set_resource(resource);
         Ok(exporter)

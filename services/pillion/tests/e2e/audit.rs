@@ -103,11 +103,15 @@ impl Audit {
         .await
     }
 
-    fn metric(&self, line: &str) -> Result<()> {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
-        ensure!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
-        Ok(())
+    /// Waits until a line is among the metrics: a report may be older than the last pods.
+    async fn shows(&self, line: &str) -> Result<()> {
+        eventually(FOUND_WITHIN, "the metrics", async || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+            ensure!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
+            Ok(())
+        })
+        .await
     }
 }
 
@@ -118,7 +122,7 @@ fn told(finding: &Finding) -> (&str, &str, State, Cause) {
 /// `pillion status`: whether it ended well, and what it printed.
 async fn status(control_plane: &ControlPlane, arguments: &[&str]) -> Result<(Option<i32>, String, String)> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
-        .args(["status", "--kubeconfig"])
+        .args(["status", "--pods", "--kubeconfig"])
         .arg(control_plane.kubeconfig())
         .args(arguments)
         .output()
@@ -177,9 +181,9 @@ fn pods_that_nobody_called_the_webhook_for_are_found_with_their_cause() {
             ("lost", "single", State::Missing, Cause::WebhookAway),
         ];
         audit.finds("pods of the time without a webhook", &away).await?;
-        audit.metric("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2")?;
-        audit.metric("pillion_controller_audit_pods{state=\"opted_out\"} 1")?;
-        audit.metric("pillion_controller_audit_pods{state=\"not_asked\"} 1")?;
+        audit.shows("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2").await?;
+        audit.shows("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
+        audit.shows("pillion_controller_audit_pods{state=\"not_asked\"} 1").await?;
 
         // The namespace opts in after its pod was created.
         a_while().await;
@@ -218,12 +222,13 @@ fn pods_whose_profile_has_changed_since_are_found() {
         eventually(SOON, "both profiles are served", async || {
             let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
             ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
+            ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "{pod}");
             Ok(())
         })
         .await?;
         let injected = rig.create("team-a", &bare_pod("web")).await?;
         ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()), "{injected}");
-        eventually(SOON, "the pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pod is as its profiles say", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 0, "{report:?}");
             Ok(())
@@ -245,9 +250,16 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let pin = format!("single@{}", old.context("a revision")?);
         let mut pinning = bare_pod("pinning");
         pinning["metadata"]["annotations"]["pillion.dev/profiles"] = json!(pin);
+        // The replica has a quarter of a second to fetch it, and remembers it then.
+        eventually(SOON, "the pinned revision is at hand", async || {
+            let pod = rig.dry_run("team-a", &pinning).await?;
+            ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
+            Ok(())
+        })
+        .await?;
         let pinning = rig.create("team-a", &pinning).await?;
         ensure!(pinning["metadata"]["annotations"]["example.com/single"] == "1", "{pinning}");
-        eventually(SOON, "the pinning pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pinning pod is as its profiles say", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 1, "{report:?}");
             Ok(())

@@ -1,240 +1,27 @@
 //! Exported policies on a real API server decide as the engine does: the same objects are let pass and refused, with the
 //! same status.
 
+mod cases;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use axum::http::{Method, Request};
 use futures::{StreamExt, TryStreamExt};
+use pillion_api::opt_in::OptIn;
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_testkit::{ControlPlane, eventually, isolated};
 use serde_json::{Value as Json, json};
 
-const SOON: Duration = Duration::from_secs(30);
+use self::cases::{Case, Doing, cases, namespaces, profiles};
 
-/// The profiles, by name and spec. Each acts on config maps with its own label, so that all can be there at once; what says
-/// no target is for pods.
-#[expect(clippy::too_many_lines, reason = "a table")]
-fn profiles() -> Vec<(&'static str, Json)> {
-    let all = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]});
-    let with = |name: &str, more: Json| {
-        let mut spec =
-            json!({"target": all, "objectSelector": {"matchLabels": {"case": name}}, "activation": "Always"});
-        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        spec
-    };
-    let no_data = json!([{"expression": "object == null || !has(object.data)", "message": "no data"}]);
-    let validations = |list: Json| json!({"validations": list});
-    vec![
-        (
-            "plain",
-            with(
-                "plain",
-                validations(
-                    json!([{"expression": "object == null || object.?data.?size.orValue('') != 'XL'", "message": "too large"}]),
-                ),
-            ),
-        ),
-        (
-            "old",
-            with(
-                "old",
-                validations(json!([{
-                    "expression": "oldObject == null || object == null || oldObject.?data == object.?data",
-                    "message": "${request.operation} of ${object.metadata.name}", "reason": "Forbidden",
-                }])),
-            ),
-        ),
-        (
-            "deleted",
-            with(
-                "deleted",
-                validations(json!([{
-                    "expression": "request.operation != 'DELETE' || has(oldObject.data.free)", "code": 413, "message": "kept",
-                }])),
-            ),
-        ),
-        (
-            "faulty",
-            with("faulty", validations(json!([{"expression": "object == null || object.data.a.startsWith('a')"}]))),
-        ),
-        (
-            "strict",
-            with(
-                "strict",
-                json!({"onError": "Deny", "validations": [{"expression": "object == null || object.data.a.startsWith('a')"}]}),
-            ),
-        ),
-        (
-            "computed",
-            with(
-                "computed",
-                json!({
-                    "variables": [
-                        {"name": "last", "expression": "variables.words.map(w, w.lowerAscii()).filter(w, !(w in ['x', 'y']))"},
-                        {"name": "words", "expression": "object == null ? [] : object.?data[?'words'].orValue('').split(',')"},
-                    ],
-                    "matchConditions": [
-                        {"name": "has-words", "expression": "variables.words.size() > 1"},
-                        {"name": "not 1", "expression": "request.userInfo.username != 'nobody'"},
-                    ],
-                    "validations": [{"expression": "variables.last.exists(w, w == 'ok') && object.metadata.name.matches('^[a-z]+$')",
-                                     "message": "${variables.last.size()} words, ${toString}".replace("${toString}", "none ok")}],
-                }),
-            ),
-        ),
-        (
-            "asked",
-            with(
-                "asked",
-                json!({
-                    "activation": "Requested", "request": {"annotation": "example.com/check", "label": "example.com/check", "values": ["Deep"]},
-                    "validations": no_data,
-                }),
-            ),
-        ),
-        (
-            "declined",
-            with(
-                "declined",
-                json!({"onError": "Deny", "request": {"annotation": "example.com/decline"}, "validations": no_data}),
-            ),
-        ),
-        (
-            "forced",
-            with(
-                "forced",
-                json!({
-                    "activation": "Requested", "optOut": "Forbidden", "request": {"annotation": "example.com/forced"}, "validations": no_data,
-                }),
-            ),
-        ),
-        (
-            "elsewhere",
-            with("elsewhere", json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}, "validations": no_data})),
-        ),
-        (
-            "spaces",
-            with(
-                "spaces",
-                validations(json!([{
-                    "expression": "namespaceObject.metadata.name != 'team-b' && namespaceObject.metadata.?labels[?'tier'].orValue('') != 'tin'",
-                }])),
-            ),
-        ),
-        ("warned", with("warned", validations(json!([{"expression": "false", "action": "Warn"}])))),
-        (
-            "pods",
-            json!({"activation": "Always", "validations": [
-                {"expression": "object.spec.containers.all(c, !has(c.env) && !has(c.envFrom))", "message": "no env"},
-            ]}),
-        ),
-    ]
-}
-
-/// The namespaces, with their labels and annotations.
-fn namespaces() -> [(&'static str, Json, Json); 4] {
-    [
-        ("team-a", json!({"pillion.dev/injection": "enabled", "tier": "gold"}), json!({})),
-        (
-            "team-b",
-            json!({"pillion.dev/injection": "required"}),
-            json!({"example.com/check": "true", "example.com/forced": "on"}),
-        ),
-        (
-            "team-c",
-            json!({"pillion.dev/injection": "held", "tier": "tin"}),
-            json!({"pillion.dev/profiles": "asked,forced", "example.com/decline": "no"}),
-        ),
-        ("nobodys", json!({}), json!({})),
-    ]
-}
-
-/// What is done with an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    Create,
-    Update,
-    Delete,
-}
-
-struct Case {
-    profile: &'static str,
-    namespace: &'static str,
-    doing: Doing,
-    object: Json,
-    old: Json,
-}
-
-/// Config maps of every case with data, labels and annotations that matter to some profile, in every namespace.
-fn cases() -> Vec<Case> {
-    let data = [
-        Json::Null,
-        json!({"size": "XL"}),
-        json!({"a": "abc", "free": "yes"}),
-        json!({"a": "bcd", "words": "x,OK"}),
-        json!({"words": "a,b"}),
-    ];
-    let keys = [
-        (json!({}), json!({})),
-        (json!({"pillion.dev/inject": "false"}), json!({})),
-        (json!({"example.com/check": "no"}), json!({"example.com/check": "yes", "example.com/forced": "false"})),
-        (json!({}), json!({"example.com/check": "deep, other", "example.com/decline": " "})),
-        (json!({}), json!({"example.com/check": "ASKED", "example.com/decline": "declined"})),
-        (json!({}), json!({"pillion.dev/profiles": "asked, -declined,-forced,-plain"})),
-        (json!({}), json!({"pillion.dev/profiles": "-asked,forced", "example.com/decline": "OFF,0"})),
-    ];
-    let mut cases = Vec::new();
-    for (namespace, ..) in namespaces() {
-        for (case, _) in profiles() {
-            for (index, (labels, annotations)) in keys.iter().enumerate() {
-                for (place, data) in data.iter().enumerate() {
-                    let make = |name: &str, data: &Json| {
-                        let mut labels = labels.clone();
-                        labels["case"] = json!(case);
-                        let metadata =
-                            json!({"name": name, "namespace": namespace, "labels": labels, "annotations": annotations});
-                        let mut object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
-                        if !data.is_null() {
-                            object["data"] = data.clone();
-                        }
-                        object
-                    };
-                    // Each axis is gone through; not every combination of all, which would be thousands of requests more.
-                    if (index + place) % 2 == 0 || namespace == "team-a" {
-                        cases.push(Case {
-                            profile: case,
-                            namespace,
-                            doing: Doing::Create,
-                            object: make("fresh", data),
-                            old: Json::Null,
-                        });
-                    }
-                    if namespace == "team-a" && index < 2 {
-                        let old = make(&format!("{case}-{index}-old"), &json!({"free": "yes"}));
-                        let name = old["metadata"]["name"].as_str().unwrap().to_owned();
-                        cases.push(Case {
-                            profile: case,
-                            namespace,
-                            doing: Doing::Update,
-                            object: make(&name, data),
-                            old,
-                        });
-                        let old = make(&format!("{case}-{index}-{place}-gone"), data);
-                        cases.push(Case { profile: case, namespace, doing: Doing::Delete, object: Json::Null, old });
-                    }
-                }
-            }
-        }
-    }
-    cases
-}
+const SOON: Duration = Duration::from_mins(1);
 
 /// What the API server says: allowed or the status and message of its refusal.
-async fn ask(plane: &ControlPlane, case: &Case) -> Result<Option<(u16, String)>> {
+async fn ask(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>> {
     let (name, collection) = (name(case), format!("/api/v1/namespaces/{}/configmaps", case.namespace));
     let (method, path, body) = match case.doing {
         Doing::Create => (Method::POST, collection, case.object.to_string()),
@@ -243,16 +30,16 @@ async fn ask(plane: &ControlPlane, case: &Case) -> Result<Option<(u16, String)>>
     };
     let request = Request::builder().method(method).uri(format!("{path}?dryRun=All"));
     let request = request.header("content-type", "application/json").body(body.into_bytes())?;
-    match plane.client().request_text(request).await {
+    match client.request_text(request).await {
         Ok(_) => Ok(None),
         Err(kube::Error::Api(status)) => Ok(Some((status.code, status.message.clone()))),
         Err(error) => Err(error).context("the API server does not answer"),
     }
 }
 
-/// The same for many at once.
-async fn ask_all(plane: &ControlPlane, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
-    futures::stream::iter(cases.iter().map(|case| ask(plane, case))).buffered(16).try_collect().await
+/// The same for many at once, over few connections: making one for each takes longer than all answers.
+async fn ask_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
+    futures::stream::iter(cases.iter().map(|case| ask(client, case))).buffered(16).try_collect().await
 }
 
 fn name(case: &Case) -> &str {
@@ -340,12 +127,13 @@ fn exported_policies_decide_as_the_engine_does() {
     isolated(|| async {
         let (cases, snapshot) = (cases(), snapshot(profiles()));
         let plane = start(&cases, profiles()).await?;
+        let client = plane.client();
         // The API server reads policies anew now and then: the last one of them is at work when it refuses.
         let mut awaited: Vec<&str> =
             vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
         eventually(SOON, "the policies are at work", async || {
             let awaiting: Vec<_> = cases.iter().filter(|case| awaited.contains(&case.profile)).collect();
-            for (case, answer) in awaiting.iter().zip(ask_all(&plane, &awaiting).await?) {
+            for (case, answer) in awaiting.iter().zip(ask_all(&client, &awaiting).await?) {
                 awaited.retain(|name| answer.is_none() || *name != case.profile);
             }
             ensure!(awaited.is_empty(), "{awaited:?} refuse nothing");
@@ -354,7 +142,7 @@ fn exported_policies_decide_as_the_engine_does() {
         .await?;
         let (mut refused, mut differences) = (0, Vec::new());
         let all: Vec<_> = cases.iter().collect();
-        for (case, theirs) in cases.iter().zip(ask_all(&plane, &all).await?) {
+        for (case, theirs) in cases.iter().zip(ask_all(&client, &all).await?) {
             let ours = decide(&snapshot, case.namespace, "configmaps", case.doing, &case.object, &case.old)?;
             refused += usize::from(theirs.is_some());
             if theirs.as_ref().map(|(code, _)| code) != ours.as_ref().map(|(code, _)| code) {
@@ -385,6 +173,55 @@ fn exported_policies_decide_as_the_engine_does() {
             ensure!(theirs.is_ok() == passes && ours.is_none() == passes, "{pod}: {theirs:?}, {ours:?}");
         }
         Ok(())
+    });
+}
+
+/// With other labels to opt in by, the first that a namespace has decides, as it does for the webhooks.
+#[test]
+fn exported_policies_go_by_the_labels_that_they_are_told() {
+    isolated(|| async {
+        let plane = ControlPlane::start().await?;
+        let opt_in = OptIn::with(["mesh=on"])?;
+        let namespaces: [(&str, &[(&str, &str)]); 6] = [
+            ("own", &[("pillion.dev/injection", "held")]),
+            ("other", &[("mesh", "on")]),
+            ("both", &[("pillion.dev/injection", "enabled"), ("mesh", "off")]),
+            ("out", &[("pillion.dev/injection", "disabled"), ("mesh", "on")]),
+            ("off", &[("mesh", "off")]),
+            ("none", &[]),
+        ];
+        let objects = namespaces.iter().map(|(name, labels)| {
+            let labels: std::collections::BTreeMap<_, _> = labels.iter().copied().collect();
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        });
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects.collect::<Vec<_>>()});
+        plane.apply_yaml(&list.to_string()).await?;
+        let client = plane.client();
+        let folder = tempfile::tempdir()?;
+        let spec = json!({
+            "target": {"version": "v1", "resources": ["configmaps"], "operations": ["CREATE"]},
+            "activation": "Always", "optOut": "Forbidden", "validations": [{"expression": "false", "message": "no"}],
+        });
+        let profile = json!({"apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": "p"}, "spec": spec});
+        std::fs::write(folder.path().join("p.yaml"), profile.to_string())?;
+        let exported = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+            .args(["export", "--opt-in", "mesh=on"])
+            .arg(folder.path())
+            .output()?;
+        ensure!(exported.status.code() == Some(0), "{}", String::from_utf8_lossy(&exported.stderr));
+        plane.apply_yaml(std::str::from_utf8(&exported.stdout)?).await?;
+        // The API server reads policies anew now and then, and namespaces from a cache.
+        eventually(SOON, "the policy holds where a namespace is opted in, and nowhere else", async || {
+            for (name, labels) in &namespaces {
+                let ours = Namespace::new(labels.iter().copied(), []).opting_in_by(&opt_in).level().is_some();
+                let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fresh"}});
+                let (namespace, doing) = (*name, Doing::Create);
+                let theirs = ask(&client, &Case { profile: "p", namespace, doing, object, old: Json::Null }).await?;
+                ensure!(theirs.is_some() == ours, "{name}: {theirs:?}");
+            }
+            Ok(())
+        })
+        .await
     });
 }
 

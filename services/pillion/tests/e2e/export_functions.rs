@@ -21,6 +21,9 @@ const NAMES: [&str; 3] = ["object", "container", "params"];
 const TYPED: [&str; 2] =
     ["1 == 1.0 && 1 < 1.5 && [1, 2u] == [1.0, 2]", "optional.none().or(optional.ofNonZeroValue(0)).orValue('y')"];
 
+/// What goes through a map, whose members come in the order of the object here and in any order there.
+const UNORDERED: &str = "object.data.params.tags.map(";
+
 fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
     PAGE.split("\n```").skip(1).step_by(2).filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
 }
@@ -77,6 +80,11 @@ fn what_is_native_gives_there_what_it_gives_here() {
                 // A quantity is text only once it stands in an object.
                 if let (true, Some(text)) = (source.starts_with("quantity("), expected.as_str()) {
                     return json!({"expression": format!("{source} == quantity('{text}')"), "message": source});
+                }
+                if source.starts_with(UNORDERED) {
+                    let (list, other) = (format!("({source})"), format!("object.data.expected[{index}]"));
+                    let same = format!("size({list}) == size({other}) && {list}.all(x, x in {other})");
+                    return json!({"expression": same, "message": format!("{index}: {source}")});
                 }
                 // An optional is what it holds.
                 let value = format!("dyn({source})");

@@ -10,6 +10,7 @@ fn without_replicas_an_enabled_namespace_goes_on_and_a_required_one_refuses() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace("strict", Some("required")).await?;
+        rig.is_called("strict").await?;
         let injected = rig.create("strict", &bare_pod("before")).await?;
         ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()));
 

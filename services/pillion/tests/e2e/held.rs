@@ -1,177 +1,29 @@
-//! `held` namespaces: with every replica dead no pod is refused, and none can be scheduled without its sidecar; once they are
-//! back, all are injected. Pods are made by the real controllers.
+//! `held` namespaces with Pillion as it is installed: with every replica dead no pod is refused, and none can be scheduled
+//! without its sidecar; once they are back, the controller has all of them made anew, also if its leader dies meanwhile. Pods
+//! are made by the real controllers, and controllers and replicas may do what their service accounts may.
+
+mod cluster;
 
 use std::collections::BTreeMap;
-use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use pillion_api::held;
-use pillion_api::names::{INJECTION_GATE, InjectionLevel};
-use pillion_api::webhook_configuration::{self, Settings};
-use pillion_control::Leading;
-use pillion_control::held::{HeldMetrics, Injection, PolicySettings, ReleaseSettings, policies, release};
-use pillion_control::release::{DEFAULT_CLUSTER_DOMAIN, Release};
-use pillion_testkit::control_plane::client_of;
+use pillion_api::names::INJECTION_GATE;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, ControllerManager, Isolation, Replica, eventually, register_webhook, tools};
-use prometheus_client::registry::Registry;
+use pillion_testkit::{ControllerManager, Isolation, eventually};
 use serde_json::{Value as Json, json};
-use tokio::sync::watch;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::rig::{ASK, Rig, SOON, bare_pod, names};
+use self::cluster::{Cluster, Creations, Scheduler, TILL, bind, gates, is_gated, is_injected};
+use crate::load::tell;
+use crate::managed::RELEASE;
+use crate::rig::{ASK, PATIENCE, SOON, bare_pod, names};
 
 /// Pods that were created while nobody answered are injected so soon after somebody does.
 const RECOVERY: Duration = Duration::from_secs(30);
-
-/// The page that people read, whose commands are run.
-const PAGE: &str = include_str!("../../../../docs/held.md");
-
-/// What the controller may do, and no more than it needs here.
-const ROLE: &str = r#"
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: held}
-rules:
-- {apiGroups: [""], resources: [pods], verbs: [list, watch, patch, delete]}
-- {apiGroups: [""], resources: [namespaces], verbs: [get]}
-- {apiGroups: [events.k8s.io], resources: [events], verbs: [create, patch]}
-- apiGroups: [admissionregistration.k8s.io]
-  resources:
-  - mutatingadmissionpolicies
-  - mutatingadmissionpolicybindings
-  - validatingadmissionpolicies
-  - validatingadmissionpolicybindings
-  verbs: [get, list, watch, create, update, patch, delete]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: held}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: held}
-subjects: [{kind: ServiceAccount, name: pillion-controller, namespace: pillion-system}]
-"#;
-
-/// A cluster with the namespace `till`, which is held, and the controller's tasks.
-struct Cluster {
-    rig: Rig,
-    injection: watch::Sender<Injection>,
-    policies: watch::Sender<Option<bool>>,
-    metrics: Registry,
-    _running: DropGuard,
-}
-
-impl Cluster {
-    async fn start(replicas: u8) -> Result<Self> {
-        let rig = Rig::start_with(ControlPlane::builder(), &[], replicas).await?;
-        rig.namespace("till", Some("held")).await?;
-        rig.control_plane.apply_yaml(ROLE).await?;
-
-        let kubeconfig = rig.control_plane.kubeconfig_for_service_account(NAMESPACE, "pillion-controller").await?;
-        let stop = CancellationToken::new();
-        let release = Arc::new(Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?);
-        let leading = Leading { client: client_of(&kubeconfig).await?, release, stop: stop.clone() };
-        let mut registry = Registry::default();
-        let metrics = HeldMetrics::register(&mut registry);
-        let (injection, injecting) = watch::channel(Injection::Answering);
-        let (policies, wanted) = watch::channel(Some(true));
-        let policy = PolicySettings::new(held::Settings::new("pillion", NAMESPACE));
-        tokio::spawn(policies::run(leading.clone(), policy, wanted, metrics.clone()));
-        let settings = ReleaseSettings { recheck: Duration::from_secs(1), ..ReleaseSettings::default() };
-        tokio::spawn(release::run(leading, settings, injecting, metrics));
-        let cluster = Self { rig, injection, policies, metrics: registry, _running: stop.drop_guard() };
-        // Before anybody takes gates away, to see that they are added.
-        cluster.gates_pods().await?;
-        let client = cluster.rig.control_plane.client();
-        let levels = InjectionLevel::ALL.to_vec();
-        let settings = Settings { levels, ..Settings::new(NAMESPACE, cluster.rig.serving_authority.clone()) };
-        register_webhook(&client, &webhook_configuration::mutating(&settings)).await?;
-        cluster.rig.is_called("till").await?;
-        Ok(cluster)
-    }
-
-    /// Waits until pods that nobody decides about are gated.
-    async fn gates_pods(&self) -> Result<()> {
-        eventually(SOON, "the API server gates pods", async || {
-            let pod = self.rig.dry_run("till", &bare_pod("probe")).await?;
-            ensure!(is_gated(&pod), "not gated: {pod}");
-            Ok(())
-        })
-        .await
-    }
-
-    /// Kills every replica. From then on nothing answers.
-    async fn lose_every_replica(&mut self) -> Result<()> {
-        self.injection.send_replace(Injection::Silent);
-        for replica in &mut self.rig.replicas {
-            replica.kill()?;
-        }
-        self.gates_pods().await
-    }
-
-    async fn start_replicas_again(&mut self) -> Result<()> {
-        let count = u8::try_from(self.rig.replicas.len())?;
-        self.rig.replicas = Replica::start_many(&self.rig.spec, count).await?;
-        self.injection.send_replace(Injection::Answering);
-        Ok(())
-    }
-
-    async fn pods(&self) -> Result<Vec<Json>> {
-        let pods = self.rig.pods("till").list(&ListParams::default()).await?;
-        pods.items.into_iter().map(|pod| Ok(serde_json::to_value(pod)?)).collect()
-    }
-
-    /// A line of the metrics.
-    fn metric(&self, line: &str) -> Result<u64> {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.metrics)?;
-        let found =
-            text.lines().find_map(|each| each.strip_prefix(line)).with_context(|| format!("{line} in {text}"))?;
-        Ok(found.trim().parse()?)
-    }
-
-    /// Runs a command of the page as a person does, in a shell.
-    async fn shell(&self, line: &str) -> Result<String> {
-        let kubectl = tools::program("kubectl")?;
-        let path = format!("{}:{}", kubectl.parent().context("a folder")?.display(), std::env::var("PATH")?);
-        let kubeconfig = self.rig.control_plane.kubeconfig();
-        let line = line.to_owned();
-        let output = tokio::task::spawn_blocking(move || {
-            let mut command = Command::new("bash");
-            command.args(["-euo", "pipefail", "-c", &line]).env("PATH", path).env("KUBECONFIG", kubeconfig);
-            command.env("KUBERC", "off").output()
-        })
-        .await??;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8(output.stdout)?)
-    }
-
-    /// Runs the commands of the page's block that begins with a comment.
-    async fn page(&self, comment: &str) -> Result<String> {
-        let mut blocks = PAGE.split("```").skip(1).step_by(2);
-        let block = blocks.find_map(|block| block.strip_prefix("sh\n").filter(|block| block.starts_with(comment)));
-        self.shell(block.with_context(|| format!("a block that begins with {comment:?} in docs/held.md"))?).await
-    }
-}
-
-fn gates(pod: &Json) -> Vec<&str> {
-    let gates = pod["spec"]["schedulingGates"].as_array();
-    gates.into_iter().flatten().map(|gate| gate["name"].as_str().unwrap()).collect()
-}
-
-/// Whether it waits: with the gate, the scheduler leaves it alone, and nobody else can bind it.
-fn is_gated(pod: &Json) -> bool {
-    gates(pod).contains(&INJECTION_GATE) && pod["spec"].get("nodeName").is_none()
-}
-
-fn is_injected(pod: &Json) -> bool {
-    names(pod).contains(&"sidecar-nginx".to_owned()) && gates(pod).is_empty()
-}
 
 fn owner(pod: &Json) -> String {
     let owner = &pod["metadata"]["ownerReferences"][0];
@@ -205,7 +57,7 @@ fn workloads() -> String {
     let selector = json!({"matchLabels": {"app": "x"}});
     let plain = template(&json!({}));
     let never = template(&json!({"restartPolicy": "Never"}));
-    let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": "till"}, "spec": spec});
+    let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": TILL}, "spec": spec});
     let with = |name: &str, mut spec: Json| {
         // Each with labels of its own, as owners by label must have.
         if spec["selector"].is_object() {
@@ -223,12 +75,7 @@ fn workloads() -> String {
     };
     let policy = json!({"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}]});
     let objects = [
-        object(
-            "apps/v1",
-            "Deployment",
-            "web",
-            with("web", json!({"replicas": WEB, "selector": selector, "template": plain})),
-        ),
+        deployment("web"),
         object(
             "apps/v1",
             "StatefulSet",
@@ -253,117 +100,195 @@ fn workloads() -> String {
     objects.map(|object| object.to_string()).join("\n---\n")
 }
 
-/// Replicas of the Deployment: more than are released at once.
+/// Replicas of each Deployment: more than are released at once.
 const WEB: usize = 60;
 
 /// What there is to be of each owner's.
-const EXPECTED: [(&str, usize); 8] =
-    [("agent", 2), ("db", 2), ("indexed", 2), ("later", 1), ("nobody", 1), ("once", 1), ("strict", 1), ("web", WEB)];
+const EXPECTED: [(&str, usize); 9] = [
+    ("agent", 2),
+    ("db", 2),
+    ("early", WEB),
+    ("indexed", 2),
+    ("later", 1),
+    ("nobody", 1),
+    ("once", 1),
+    ("strict", 1),
+    ("web", WEB),
+];
+
+/// A Deployment whose pods are being created when the replicas die.
+fn deployment(name: &str) -> Json {
+    let mut template = template(&json!({}));
+    template["metadata"]["labels"]["app"] = json!(name);
+    let spec = json!({"replicas": WEB, "selector": {"matchLabels": {"app": name}}, "template": template});
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": TILL}, "spec": spec})
+}
 
 #[test]
 fn with_every_replica_dead_pods_wait_and_after_recovery_all_are_injected() {
-    Isolation::new().time_limit(Duration::from_mins(6)).run(|| async {
-        let mut cluster = Cluster::start(2).await?;
-        let _controllers = ControllerManager::start(&cluster.rig.control_plane).await?;
+    Isolation::new().time_limit(Duration::from_mins(12)).run(|| async {
+        let mut cluster = Cluster::start(3, 2).await?;
+        let client = cluster.rig().control_plane.client();
+        let _owners = ControllerManager::start(&cluster.rig().control_plane).await?;
         for node in ["one", "two"] {
-            cluster
-                .rig
-                .control_plane
-                .apply_yaml(&format!("{{apiVersion: v1, kind: Node, metadata: {{name: {node}}}}}"))
-                .await?;
+            let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: {node}}}}}");
+            cluster.rig().control_plane.apply_yaml(&node).await?;
         }
+        let (scheduler, creations) = (Scheduler::start(cluster.rig()), Creations::start(cluster.rig()));
+
+        // All replicas die while pods are being created.
+        cluster.rig().control_plane.apply_yaml(&deployment("early").to_string()).await?;
+        eventually(PATIENCE, "the first pods are injected", async || {
+            // Not as the scheduler has seen it, which is behind while it binds: some have to be made yet.
+            let injected = cluster.pods().await?.iter().filter(|pod| is_injected(pod)).count();
+            ensure!(injected >= 10, "{injected} so far");
+            Ok(())
+        })
+        .await?;
         cluster.lose_every_replica().await?;
 
         // Everything is created, and everything waits.
-        cluster.rig.control_plane.apply_yaml(&workloads()).await?;
-        cluster.rig.create("till", &bare_pod("bare")).await?;
-        let jobs: Api<Job> = Api::namespaced(cluster.rig.control_plane.client(), "till");
+        cluster.rig().control_plane.apply_yaml(&workloads()).await?;
+        cluster.rig().create(TILL, &bare_pod("bare")).await?;
+        let jobs: Api<Job> = Api::namespaced(client.clone(), TILL);
         let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
         jobs.patch("later", &PatchParams::default(), &resume).await?;
-        let waiting = eventually(SOON, "all pods are there", async || {
+        let all = eventually(PATIENCE, "all pods are there", async || {
             let pods = cluster.pods().await?;
             let found = count_by_owner(&pods);
             ensure!(found == counts(&EXPECTED), "{found:?}");
             Ok(pods)
         })
         .await?;
-        let ungated: Vec<_> = waiting.iter().filter(|pod| !is_gated(pod)).collect();
-        ensure!(ungated.is_empty(), "pods that could run without their sidecar: {ungated:?}");
+        let (waiting, before): (Vec<Json>, Vec<Json>) = all.into_iter().partition(is_gated);
+        ensure!(before.iter().all(|pod| is_injected(pod) && owner(pod) == "early"), "{:?}", count_by_owner(&before));
+        ensure!(before.len() < WEB, "the replicas died when all pods were there");
         ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "nobody was there to inject");
-        let events: Api<Event> = Api::namespaced(cluster.rig.control_plane.client(), "till");
-        let refused = events.list(&ListParams::default().fields("reason=FailedCreate")).await?;
-        ensure!(refused.items.is_empty(), "creations that were refused: {:?}", refused.items);
 
-        // Not even somebody who binds it by hand makes it run.
-        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "bare"},
-                             "target": {"apiVersion": "v1", "kind": "Node", "name": "one"}});
-        let request =
-            http::Request::post("/api/v1/namespaces/till/pods/bare/binding").body(serde_json::to_vec(&binding)?)?;
-        let bound = cluster.rig.control_plane.client().request_text(request).await;
+        // Not even somebody who binds one by hand makes it run.
+        let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
-        // Nothing is touched while nobody answers.
-        let uids = |pods: &[Json]| pods.iter().map(|pod| pod["metadata"]["uid"].to_string()).collect::<Vec<_>>();
-        ensure!(uids(&cluster.pods().await?) == uids(&waiting), "pods were replaced while nobody answered");
         eventually(SOON, "the controller knows of them", async || {
-            ensure!(cluster.metric("pillion_controller_held_pods{owner=\"job\"}")? == 5, "not yet");
+            ensure!(cluster.metric("pillion_controller_held_pods{owner=\"job\"}").await? == 5, "not yet");
             Ok(())
         })
         .await?;
+        // Nothing is touched while nobody answers.
+        let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
+        ensure!(ids(&still) == ids(&waiting), "pods were replaced while nobody answered");
 
         // As a controller leaves a Job's pod that ends between its two steps.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
         let name = indexed["metadata"]["name"].as_str().context("a name")?;
-        cluster.rig.patch("till", name, &json!({"metadata": {"finalizers": null}})).await?;
+        cluster.rig().patch(TILL, name, &json!({"metadata": {"finalizers": null}})).await?;
 
         cluster.start_replicas_again().await?;
         let began = Instant::now();
-        eventually(RECOVERY, "all pods with an owner are injected", async || {
-            let pods = cluster.pods().await?;
-            let found = count_by_owner(&pods);
-            ensure!(found == counts(&EXPECTED), "{found:?}");
-            let without: Vec<_> = pods.iter().filter(|pod| owner(pod) != "nobody" && !is_injected(pod)).collect();
-            ensure!(without.is_empty(), "{:?}", count_by_owner(without));
-            Ok(())
-        })
-        .await?;
-        eprintln!("all were injected after {:?}", began.elapsed());
-        ensure!(cluster.metric("pillion_controller_held_pods_released_total{result=\"recreated\"}")? == WEB as u64 + 9);
+        let release = the_leader_dies_in_the_middle_of_the_release(&mut cluster, began).await?;
 
-        // No Job counts what was never run, and each goes on to its end.
-        for name in ["once", "indexed", "strict", "later"] {
-            let status = jobs.get(name).await?.status.unwrap_or_default();
-            ensure!(status.failed.unwrap_or(0) == 0, "{name}: {status:?}");
-            let conditions = status.conditions.unwrap_or_default();
-            ensure!(conditions.iter().all(|each| !each.type_.starts_with("Fail")), "{name}: {conditions:?}");
-        }
-        finish_jobs(&cluster).await?;
-        eventually(SOON, "all Jobs are complete", async || {
-            for job in jobs.list(&ListParams::default()).await? {
-                let name = job.metadata.name.unwrap_or_default();
-                let conditions = job.status.and_then(|status| status.conditions).unwrap_or_default();
-                let complete = conditions.iter().any(|each| each.type_ == "Complete" && each.status == "True");
-                ensure!(complete, "{name}: {conditions:?}");
-            }
-            Ok(())
-        })
-        .await?;
+        // None was refused to its owner, and none that was injected before was touched.
+        let events: Api<Event> = Api::namespaced(client.clone(), TILL);
+        let refused = events.list(&ListParams::default().fields("reason=FailedCreate")).await?;
+        ensure!(refused.items.is_empty(), "creations that were refused: {:?}", refused.items);
+        let now = ids(&cluster.pods().await?);
+        ensure!(ids(&before).iter().all(|id| now.contains(id)), "a pod with its sidecar was replaced");
+        tell(&format!(
+            "{} pods: {} injected before all three replicas died, {} waited. {release}",
+            before.len() + waiting.len(),
+            before.len(),
+            waiting.len(),
+        ));
 
-        // What nobody makes again is told of, waits, and is injected when a person does as the page says.
-        let bare = serde_json::to_value(cluster.rig.pods("till").get("bare").await?)?;
-        ensure!(is_gated(&bare), "{bare}");
-        eventually(SOON, "the bare pod is told of", async || {
-            let told = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
-            ensure!(told.items.iter().any(|event| event.involved_object.name.as_deref() == Some("bare")), "not yet");
-            Ok(())
-        })
-        .await?;
-        let listed = cluster.page("# Which pods wait").await?;
-        ensure!(listed.contains("bare") && !listed.contains("web-"), "{listed}");
-        cluster.page("# A pod without an owner").await?;
-        let bare = serde_json::to_value(cluster.rig.pods("till").get("bare").await?)?;
-        ensure!(is_injected(&bare), "{bare}");
-        Ok(())
+        jobs_go_on(&cluster).await?;
+        what_nobody_makes_again_waits(&cluster).await?;
+
+        // In none of its states could any pod run without, and no creation failed meanwhile.
+        let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
+        tell(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
+        stored.nobody_is_lost()?;
+        dry.nobody_is_lost()?;
+        ensure!(!dry.injected.is_empty() && !dry.waited.is_empty(), "{dry}");
+        cluster.nobody_was_forbidden()
     });
+}
+
+/// How a release went whose leader died. It ends when all pods with an owner are injected.
+async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
+    let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
+    let by_the_first = eventually(RECOVERY, "the release has begun", async || {
+        let count = cluster.metric(released).await?;
+        ensure!(count >= 20, "{count} so far");
+        Ok(count)
+    })
+    .await?;
+    let (began_after, leader) = (began.elapsed(), cluster.managed.leader().await?);
+    cluster.lose_the_leader().await?;
+    let left = cluster.pods().await?.iter().filter(|pod| is_gated(pod)).count();
+    ensure!(left > 10, "the leader died when all was done: {left} wait");
+    eventually(RECOVERY.saturating_sub(began.elapsed()), "all pods with an owner are injected", async || {
+        let pods = cluster.pods().await?;
+        cluster.end_what_was_cut_off(&pods).await?;
+        let found = count_by_owner(&pods);
+        ensure!(found == counts(&EXPECTED), "{found:?}");
+        let without: Vec<_> = pods.iter().filter(|pod| owner(pod) != "nobody" && !is_injected(pod)).collect();
+        ensure!(without.is_empty(), "{:?}", count_by_owner(without));
+        Ok(())
+    })
+    .await?;
+    let through = began.elapsed();
+    let next = cluster.managed.leader().await?;
+    ensure!(next != leader, "{leader} leads still");
+    let by_the_next = cluster.metric(released).await?;
+    ensure!(by_the_next > 0, "somebody else made them anew");
+    Ok(format!(
+        "The release began {began_after:.1?} after recovery, its leader died after {by_the_first} pods with {left} still \
+         waiting, the next made {by_the_next} anew, and all were injected {through:.1?} after recovery"
+    ))
+}
+
+/// No Job counts what was never run, and each goes on to its end.
+async fn jobs_go_on(cluster: &Cluster) -> Result<()> {
+    let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
+    for name in ["once", "indexed", "strict", "later"] {
+        let status = jobs.get(name).await?.status.unwrap_or_default();
+        ensure!(status.failed.unwrap_or(0) == 0, "{name}: {status:?}");
+        let conditions = status.conditions.unwrap_or_default();
+        ensure!(conditions.iter().all(|each| !each.type_.starts_with("Fail")), "{name}: {conditions:?}");
+    }
+    finish_jobs(cluster).await?;
+    eventually(PATIENCE, "all Jobs are complete", async || {
+        for job in jobs.list(&ListParams::default()).await? {
+            let name = job.metadata.name.unwrap_or_default();
+            let conditions = job.status.and_then(|status| status.conditions).unwrap_or_default();
+            let complete = conditions.iter().any(|each| each.type_ == "Complete" && each.status == "True");
+            ensure!(complete, "{name}: {conditions:?}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// What nobody makes again is told of, waits, and is injected when a person does as the page says.
+async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
+    let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
+    let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
+    ensure!(is_gated(&bare), "{bare}");
+    eventually(SOON, "the bare pod is told of", async || {
+        let told = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
+        ensure!(told.items.iter().any(|event| event.involved_object.name.as_deref() == Some("bare")), "not yet");
+        Ok(())
+    })
+    .await?;
+    let listed = cluster.page("# Which pods wait").await?;
+    ensure!(listed.contains("bare") && !listed.contains("web-"), "{listed}");
+    cluster.page("# A pod without an owner").await?;
+    let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
+    ensure!(is_injected(&bare), "{bare}");
+    Ok(())
+}
+
+fn ids(pods: &[Json]) -> Vec<String> {
+    pods.iter().map(|pod| pod["metadata"]["uid"].to_string()).collect()
 }
 
 /// What a kubelet says of pods whose containers have ended well.
@@ -372,7 +297,7 @@ async fn finish_jobs(cluster: &Cluster) -> Result<()> {
         if pod["metadata"]["ownerReferences"][0]["kind"] == "Job" {
             let name = pod["metadata"]["name"].as_str().context("a name")?;
             let status = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
-            cluster.rig.pods("till").patch_status(name, &PatchParams::default(), &status).await?;
+            cluster.rig().pods(TILL).patch_status(name, &PatchParams::default(), &status).await?;
         }
     }
     Ok(())
@@ -380,40 +305,40 @@ async fn finish_jobs(cluster: &Cluster) -> Result<()> {
 
 #[test]
 fn nobody_takes_the_gate_away_until_the_label_is_off() {
-    Isolation::new().time_limit(Duration::from_mins(4)).run(|| async {
-        let mut cluster = Cluster::start(1).await?;
-        let client = cluster.rig.control_plane.client();
-        let pods: Api<Pod> = cluster.rig.pods("till");
+    Isolation::new().run(|| async {
+        let mut cluster = Cluster::start(1, 1).await?;
+        let client = cluster.rig().control_plane.client();
+        let pods: Api<Pod> = cluster.rig().pods(TILL);
 
         // While replicas answer, gates of others stay, and a pod that names its node is injected.
         let mut pod = bare_pod("others");
         pod["spec"]["schedulingGates"] = json!([{"name": "a"}, {"name": INJECTION_GATE}, {"name": "b"}]);
-        let created = cluster.rig.create("till", &pod).await?;
+        let created = cluster.rig().create(TILL, &pod).await?;
         ensure!(gates(&created) == ["a", "b"] && names(&created).len() == 2, "{created}");
         let mut bound = bare_pod("bound");
         bound["spec"]["nodeName"] = json!("one");
-        ensure!(is_injected(&cluster.rig.create("till", &bound).await?));
+        ensure!(is_injected(&cluster.rig().create(TILL, &bound).await?));
         let unasked = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unasked"},
                              "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
-        let unasked = cluster.rig.create("till", &unasked).await?;
+        let unasked = cluster.rig().create(TILL, &unasked).await?;
         ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "nothing asks for it: {unasked}");
 
         cluster.lose_every_replica().await?;
         let mut forged = bare_pod("forged");
         forged["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":1,\"profiles\":[]}");
-        ensure!(is_gated(&cluster.rig.create("till", &forged).await?), "whatever its author writes into it");
-        cluster.rig.create("till", &bare_pod("bare")).await?;
+        ensure!(is_gated(&cluster.rig().create(TILL, &forged).await?), "whatever its author writes into it");
+        cluster.rig().create(TILL, &bare_pod("bare")).await?;
         bound["metadata"]["name"] = json!("bound-too");
-        let refused = cluster.rig.create("till", &bound).await;
+        let refused = cluster.rig().create(TILL, &bound).await;
         ensure!(refused.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{refused:?}");
 
         // A kubelet's mirror of a pod that runs already; and anybody else who calls a pod so.
         let mut mirror = bound.clone();
         mirror["metadata"] = json!({"name": "mirror", "annotations": {"kubernetes.io/config.mirror": "hash"}});
-        let kubelet = cluster.rig.control_plane.client_as("system:node:one", &["system:masters"]).await?;
+        let kubelet = cluster.rig().control_plane.client_as("system:node:one", &["system:masters"]).await?;
         let create = |client, pod: &Json| {
             let (pod, parameters) = (serde_json::from_value::<Pod>(pod.clone()), PostParams::default());
-            async move { anyhow::Ok(Api::<Pod>::namespaced(client, "till").create(&parameters, &pod?).await?) }
+            async move { anyhow::Ok(Api::<Pod>::namespaced(client, TILL).create(&parameters, &pod?).await?) }
         };
         ensure!(create(client.clone(), &mirror).await.is_err(), "anybody gets by with the annotation");
         let mirror = serde_json::to_value(create(kubelet, &mirror).await?)?;
@@ -421,10 +346,16 @@ fn nobody_takes_the_gate_away_until_the_label_is_off() {
 
         // Nobody takes it away, not even an administrator; anything else may be changed.
         let without = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
+        // It is another policy than the one by which pods are gated, and each is learned of on its own.
+        eventually(SOON, "the gate is guarded", async || {
+            let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
+            tried.err().context("it could be taken away").map(drop)
+        })
+        .await?;
         let error = pods.patch("bare", &PatchParams::default(), &without).await.err().context("it was taken away")?;
         ensure!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error}");
         ensure!(error.to_string().contains("is taken away by Pillion alone"), "{error}");
-        cluster.rig.patch("till", "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
+        cluster.rig().patch(TILL, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
 
         // What others make of the policies does not last.
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
@@ -434,7 +365,7 @@ fn nobody_takes_the_gate_away_until_the_label_is_off() {
         let strategic = Patch::Strategic(never);
         policies.patch("pillion-held", &PatchParams::apply("somebody"), &strategic).await?;
         let began = Instant::now();
-        eventually(Duration::from_secs(5), "the policies are as they were", async || {
+        eventually(SOON, "the policies are as they were", async || {
             bindings.get("pillion-held").await?;
             let conditions = policies.get("pillion-held").await?.spec.unwrap_or_default().match_conditions;
             let names: Vec<_> = conditions.into_iter().flatten().map(|condition| condition.name).collect();
@@ -446,7 +377,7 @@ fn nobody_takes_the_gate_away_until_the_label_is_off() {
 
         // The label off, with every replica dead: pods run without, at once.
         cluster.page("# Free a namespace").await?;
-        eventually(SOON, "the pods are let go", async || {
+        eventually(PATIENCE, "the pods are let go", async || {
             for name in ["bare", "forged"] {
                 let pod = serde_json::to_value(pods.get(name).await?)?;
                 ensure!(gates(&pod).is_empty(), "{name} waits");
@@ -456,23 +387,14 @@ fn nobody_takes_the_gate_away_until_the_label_is_off() {
         .await?;
 
         // The same without a controller.
-        cluster.rig.label_namespace("till", "pillion.dev/injection", "held").await?;
+        cluster.rig().label_namespace(TILL, "pillion.dev/injection", "held").await?;
         cluster.gates_pods().await?;
-        let Cluster { _running: running, rig, .. } = cluster;
-        drop(running);
-        rig.create("till", &bare_pod("stuck")).await?;
-        let (injection, policies_wanted) = (watch::channel(Injection::Silent).0, watch::channel(Some(true)).0);
-        let cluster = Cluster {
-            rig,
-            injection,
-            policies: policies_wanted,
-            metrics: Registry::default(),
-            _running: CancellationToken::new().drop_guard(),
-        };
+        cluster.lose_the_leader().await?;
+        cluster.rig().create(TILL, &bare_pod("stuck")).await?;
         cluster.page("# Free a namespace").await?;
-        eventually(SOON, "the page's command frees them", async || {
+        eventually(PATIENCE, "the page's command frees them", async || {
             cluster.page("# Take the gate off").await?;
-            let pod = serde_json::to_value(cluster.rig.pods("till").get("stuck").await?)?;
+            let pod = serde_json::to_value(cluster.rig().pods(TILL).get("stuck").await?)?;
             ensure!(gates(&pod).is_empty(), "it waits");
             Ok(())
         })
@@ -481,28 +403,39 @@ fn nobody_takes_the_gate_away_until_the_label_is_off() {
     });
 }
 
+/// Moves the kill switch, as a person does.
+async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.rig().control_plane.client(), NAMESPACE);
+    // It is made once API servers reach replicas, or after half a minute.
+    eventually(Duration::from_mins(1), "the switch is there", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
+    let patch = Patch::Merge(json!({"data": {"injection": word}}));
+    maps.patch(RELEASE, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
 #[test]
 fn switched_off_no_policy_is_left_and_nobody_waits() {
-    Isolation::new().time_limit(Duration::from_mins(4)).run(|| async {
-        let mut cluster = Cluster::start(1).await?;
+    Isolation::new().run(|| async {
+        let mut cluster = Cluster::start(1, 1).await?;
         cluster.lose_every_replica().await?;
-        cluster.rig.create("till", &bare_pod("bare")).await?;
-        cluster.injection.send_replace(Injection::SwitchedOff);
-        cluster.policies.send_replace(Some(false));
-        eventually(SOON, "nobody waits and nothing is left", async || {
-            let bare = serde_json::to_value(cluster.rig.pods("till").get("bare").await?)?;
+        cluster.rig().create(TILL, &bare_pod("bare")).await?;
+        switch(&cluster, "disabled").await?;
+        eventually(PATIENCE, "nobody waits and nothing is left", async || {
+            let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
             ensure!(gates(&bare).is_empty(), "it waits");
             let kinds = "mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,\
                          validatingadmissionpolicybindings";
-            let left = cluster.rig.control_plane.kubectl_ok(&["get", kinds, "-o", "name"]).await?;
-            if left.contains("pillion") {
-                bail!("{left}");
-            }
-            let fresh = cluster.rig.dry_run("till", &bare_pod("fresh")).await?;
+            let left = cluster.rig().control_plane.kubectl_ok(&["get", kinds, "-o", "name"]).await?;
+            ensure!(!left.contains(RELEASE), "{left}");
+            let fresh = cluster.rig().dry_run(TILL, &bare_pod("fresh")).await?;
             ensure!(gates(&fresh).is_empty(), "the API server adds the gate still");
-            ensure!(cluster.metric("pillion_controller_held_policies{state=\"off\"}")? == 1);
+            ensure!(cluster.metric("pillion_controller_held_policies{state=\"off\"}").await? == 1);
             Ok(())
         })
-        .await
+        .await?;
+        // And on again: pods wait, for nobody answers still.
+        switch(&cluster, "enabled").await?;
+        cluster.gates_pods().await?;
+        cluster.nobody_was_forbidden()
     });
 }

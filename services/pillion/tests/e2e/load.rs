@@ -117,7 +117,7 @@ impl Load {
     /// Waits until so many more pods have been answered.
     pub(crate) async fn answers(&self, more: u64) -> Result<()> {
         let goal = self.answered.load(Ordering::Relaxed) + more;
-        eventually(Duration::from_mins(1), "more pods are answered", async || {
+        eventually(Duration::from_mins(3), "more pods are answered", async || {
             let answered = self.answered.load(Ordering::Relaxed);
             anyhow::ensure!(answered >= goal, "{answered} of {goal}");
             Ok(())

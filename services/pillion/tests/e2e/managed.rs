@@ -10,14 +10,16 @@ use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebho
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use pillion_control::Release;
+use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::control_plane::Builder;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::replica::Role;
-use pillion_testkit::{Replica, ReplicaSpec, TestCa, eventually, namespace, register_service};
+use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, TestCa, eventually, namespace, register_service};
 use serde_json::json;
 
 use crate::rbac::{CONTROLLER, WEBHOOK, kubeconfig};
-use crate::rig::{NGINX, Rig, SOON, bare_pod, install_definitions, names};
+use crate::rig::{NGINX, PATIENCE, Rig, bare_pod, install_definitions, names};
 use crate::rotation::Damage;
 
 /// The name of the release, and of most of its objects.
@@ -54,6 +56,8 @@ impl Managed {
         let managed = Self::start_uncalled(control_plane, policy, replicas, controllers).await?;
         managed.rig.namespace("team-a", Some("enabled")).await?;
         managed.rig.is_called("team-a").await?;
+        // They are ready before there is a revision, and learn of it each on its own.
+        managed.rig.all_serve(1).await?;
         Ok(managed)
     }
 
@@ -96,6 +100,21 @@ impl Managed {
         Ok(Self { rig, controllers: running, spec })
     }
 
+    /// One of each in a cluster whose namespaces opt in by this label too, as both policies say; none of them does yet.
+    pub(crate) async fn start_opting_in_by(label: &str) -> Result<Self> {
+        let policy = format!("{QUICK}webhooks: {{optIn: [{label}]}}\n");
+        let mut managed = Self::start_uncalled(ControlPlane::builder(), &policy, 1, 1).await?;
+        let policy =
+            format!("apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\nnamespaces: {{optIn: [{label}]}}\n");
+        let rig = &mut managed.rig;
+        let file = rig.control_plane.directory().join("webhook.yaml");
+        std::fs::write(&file, policy)?;
+        rig.spec.args.extend(["--config".to_owned(), file.to_str().context("a path")?.to_owned()]);
+        rig.replicas.clear();
+        rig.replicas = Replica::start_many(&rig.spec, 1).await?;
+        Ok(managed)
+    }
+
     /// The webhook configuration.
     pub(crate) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
         Api::all(self.rig.control_plane.client())
@@ -108,11 +127,16 @@ impl Managed {
 
     /// How far the rotation is, as the record says: the phase, and the number of the authority that signs.
     pub(crate) async fn rotation(&self) -> Result<(String, u64)> {
-        let secret = self.secrets().get(&format!("{RELEASE}-authority")).await?;
-        let record = secret.data.context("data")?.remove("record").context("a record")?;
-        let record: serde_json::Value = serde_json::from_slice(&record.0)?;
+        let record = self.record().await?;
         let phase = record["phase"].as_str().context("a phase")?.to_owned();
         Ok((phase, record["active"]["generation"].as_u64().unwrap_or_default()))
+    }
+
+    /// The rotation's record, as it stands in its Secret.
+    pub(crate) async fn record(&self) -> Result<serde_json::Value> {
+        let secret = self.secrets().get(&format!("{RELEASE}-authority")).await?;
+        let record = secret.data.context("data")?.remove("record").context("a record")?;
+        Ok(serde_json::from_slice(&record.0)?)
     }
 
     /// Waits until there is one authority, with this number or a higher one.
@@ -148,7 +172,7 @@ impl Managed {
     /// The address of the controller that leads.
     pub(crate) async fn leader(&self) -> Result<IpAddr> {
         let leases: Api<Lease> = Api::namespaced(self.rig.control_plane.client(), NAMESPACE);
-        eventually(SOON, "somebody leads", async || {
+        eventually(PATIENCE, "somebody leads", async || {
             let lease = leases.get(&format!("{RELEASE}-controller")).await?;
             let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
             let holder = holder.context("nobody")?;
@@ -161,7 +185,7 @@ impl Managed {
     /// Waits until an API server calls the webhook, seen through a client of its own.
     pub(crate) async fn is_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        eventually(SOON, "the API server calls the webhook", async || {
+        eventually(PATIENCE, "the API server calls the webhook", async || {
             let parameters = PostParams { dry_run: true, ..PostParams::default() };
             let pod = pods.create(&parameters, &serde_json::from_value(bare_pod("probe"))?).await?;
             let pod = serde_json::to_value(pod)?;
@@ -230,16 +254,12 @@ impl Managed {
 pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Replica> {
     let mut spec = spec.clone();
     spec.args.extend(["--identity".to_owned(), format!("controller-{address}")]);
-    spec.ready_within = SOON;
     Replica::start(&spec, address).await
 }
 
 /// The Service in front of the canary. Its endpoints are the leader's affair.
 async fn canary_service(client: &kube::Client) -> Result<()> {
-    let service: Service = serde_json::from_value(json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{RELEASE}-canary")},
-        "spec": {"ports": [{"name": "https", "port": 443, "targetPort": "https"}]},
-    }))?;
+    let service = pillion_control::canary::service(&Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?)?;
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     services.patch(&format!("{RELEASE}-canary"), &PatchParams::apply("test"), &Patch::Apply(&service)).await?;
     Ok(())

@@ -69,6 +69,15 @@ fn value(metrics: &str, series: &str) -> Result<f64> {
 
 const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
 
+/// Waits until somebody without a certificate is counted.
+async fn is_counted(replica: &Replica) -> Result<()> {
+    eventually(SOON, "who shows none is counted", async || {
+        ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5, "not yet");
+        Ok(())
+    })
+    .await
+}
+
 #[test]
 fn the_api_server_is_known_by_its_certificate_and_nobody_else_is_answered() {
     isolated(|| async {
@@ -92,7 +101,7 @@ fn the_api_server_is_known_by_its_certificate_and_nobody_else_is_answered() {
         let root = rig.control_plane.directory().join("serving-ca.crt");
         std::fs::write(&root, &rig.serving_authority)?;
         ensure!(forged(replica, &root).await? == 401);
-        ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5);
+        is_counted(replica).await?;
         // Probes show no certificate, and need none.
         ensure!(replica.get("/readyz").await?.0.is_success());
         Ok(())
@@ -116,8 +125,11 @@ fn an_api_server_without_a_certificate_is_told_that_it_needs_one() {
         })
         .await?;
         let replica = &rig.replicas[0];
-        ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5);
-        ensure!(replica.log_text()?.contains("--admission-control-config-file"), "{}", replica.log_text()?);
-        Ok(())
+        is_counted(replica).await?;
+        eventually(SOON, "the log says what is missing", async || {
+            ensure!(replica.log_text()?.contains("--admission-control-config-file"), "{}", replica.log_text()?);
+            Ok(())
+        })
+        .await
     });
 }

@@ -93,8 +93,8 @@ fn an_authors_overlay_is_told_apart_from_what_a_limit_range_adds() {
         let other = rig.dry_run("meshed", &pod("other", false)).await?;
         let names: Vec<_> =
             other["spec"]["containers"].as_array().unwrap().iter().map(|container| container["name"].clone()).collect();
-        assert_eq!(names, [json!("app"), json!("proxy")], "what is there never moves");
-        let proxy = &other["spec"]["containers"][1];
+        assert_eq!(names, [json!("proxy"), json!("app")], "the overlay stands where the profile wants its container");
+        let proxy = &other["spec"]["containers"][0];
         assert_eq!(proxy["resources"]["limits"], json!({"cpu": "2", "memory": "2Gi"}));
         assert_eq!(proxy["image"], "proxy:1");
         assert!(other["spec"]["initContainers"].is_null(), "{other}");

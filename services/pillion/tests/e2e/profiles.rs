@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
 use serde_json::Value as Json;
 
-use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
+use crate::rig::{NGINX, PATIENCE, Rig, SOON, bare_pod, names};
 
 /// The image of the sidecar that a pod would get now.
 async fn image(rig: &Rig) -> Result<Json> {
@@ -40,11 +40,11 @@ fn an_edited_profile_changes_the_next_pod_and_a_broken_one_changes_nothing() {
         .await?;
         ensure!(told.contains("nginx") && told.contains("needs an image"), "{told}");
         ensure!(image(&rig).await? == "nginx:1.30", "the last good one stays at work");
-        ensure!(rig.replicas[0].metrics_text().await?.contains("pillion_broken_profiles 1"));
+        rig.broken_become(1).await?;
 
         rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.32")).await?;
         image_becomes(&rig, "nginx:1.32").await?;
-        ensure!(rig.replicas[0].metrics_text().await?.contains("pillion_broken_profiles 0"));
+        rig.broken_become(0).await?;
 
         rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
         eventually(SOON, "a deleted profile is no longer applied", async || {
@@ -80,13 +80,13 @@ fn a_tenants_profile_acts_in_its_own_namespace_only() {
 fn the_definitions_show_and_refuse_what_they_can() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
-        let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
-        ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
-        let all = rig.control_plane.kubectl_ok(&["get", "pillion", "-A"]).await?;
-        ensure!(all.contains("clusterinjectionprofile.pillion.dev/nginx"), "{all}");
-        ensure!(rig.control_plane.kubectl_ok(&["get", "iprof", "-A"]).await?.is_empty());
         // Discovery and the schema come a moment after the definitions.
-        eventually(SOON, "the definitions are explained", async || {
+        eventually(PATIENCE, "the definitions are shown and explained", async || {
+            let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
+            ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
+            let all = rig.control_plane.kubectl_ok(&["get", "pillion", "-A"]).await?;
+            ensure!(all.contains("clusterinjectionprofile.pillion.dev/nginx"), "{all}");
+            ensure!(rig.control_plane.kubectl_ok(&["get", "iprof", "-A"]).await?.is_empty());
             let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.request.truthy"]).await?;
             ensure!(explained.contains("Words that ask for the default profile"), "{explained}");
             Ok(())

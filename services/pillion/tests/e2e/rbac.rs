@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
@@ -25,7 +26,10 @@ use pillion_testkit::{
 use serde_json::json;
 
 use crate::audit::Audit;
-use crate::rig::{NGINX, SOON, bare_pod, names};
+use crate::rig::{NGINX, PATIENCE, bare_pod, names};
+
+/// How long a finding of the audit may take.
+const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.yaml");
 pub(crate) const CONTROLLER: &str = include_str!("../../../../deploy/rbac/controller.yaml");
@@ -39,9 +43,9 @@ apps statefulsets: get
 batch cronjobs: get
 batch jobs: get
 namespaces: get list watch
-pillion.dev clusterprofilerevisions: get list watch
+pillion.dev clusterprofilerevisions: get
 pillion.dev clusterinjectionprofiles: get list watch
-pillion.dev profilerevisions: get list watch
+pillion.dev profilerevisions: get
 pillion.dev injectionprofiles: list watch
 replicationcontrollers: get
 serviceaccounts: get
@@ -56,11 +60,11 @@ secrets pillion-serving: get list watch
 const CONTROLLER_ELSEWHERE: &str = "\
 admissionregistration.k8s.io mutatingadmissionpolicies pillion-held: create delete get list patch update watch
 admissionregistration.k8s.io mutatingadmissionpolicybindings pillion-held: create delete get list patch update watch
-admissionregistration.k8s.io mutatingwebhookconfigurations pillion: delete get list patch update watch
+admissionregistration.k8s.io mutatingwebhookconfigurations pillion: delete get list update watch
 admissionregistration.k8s.io mutatingwebhookconfigurations: create
 admissionregistration.k8s.io validatingadmissionpolicies pillion-held: create delete get list patch update watch
 admissionregistration.k8s.io validatingadmissionpolicybindings pillion-held: create delete get list patch update watch
-admissionregistration.k8s.io validatingwebhookconfigurations pillion: delete get list patch update watch
+admissionregistration.k8s.io validatingwebhookconfigurations pillion: delete get list update watch
 admissionregistration.k8s.io validatingwebhookconfigurations: create
 apps daemonsets: get
 apps deployments: get
@@ -85,13 +89,14 @@ serviceaccounts: get
 const CONTROLLER_AT_HOME: &str = "\
 configmaps pillion: get list watch
 configmaps: create
-coordination.k8s.io leases pillion-controller: get list patch update watch
+coordination.k8s.io leases pillion-controller: get list update watch
 coordination.k8s.io leases: create
 discovery.k8s.io endpointslices pillion-canary: create delete patch
-discovery.k8s.io endpointslices: get list watch
-secrets pillion-authority: get list patch update watch
-secrets pillion-serving: get list patch update watch
+discovery.k8s.io endpointslices: list
+secrets pillion-authority: get list update watch
+secrets pillion-serving: get list update watch
 secrets: create
+services pillion: get
 ";
 
 /// In the namespace of the API servers' own endpoints, and in that of their Leases.
@@ -146,6 +151,7 @@ const CASES: &[Case] = &[
     ("controller", "create", "/pods", "team-a", "", false),
     ("controller", "create", "/pods/exec", "team-a", "a", false),
     ("controller", "list", "discovery.k8s.io/endpointslices", "default", "", true),
+    ("controller", "list", "coordination.k8s.io/leases", "kube-system", "", true),
     ("controller", "patch", "discovery.k8s.io/endpointslices", NAMESPACE, "pillion-canary", true),
     ("controller", "patch", "discovery.k8s.io/endpointslices", NAMESPACE, "pillion-abcde", false),
     ("controller", "create", "discovery.k8s.io/endpointslices", NAMESPACE, "", false),
@@ -229,7 +235,7 @@ fn each_service_account_may_do_what_is_listed_and_nothing_else() {
             ("controller", NAMESPACE, &[CONTROLLER_ELSEWHERE, CONTROLLER_AT_HOME]),
         ] {
             let expected = lines(expected);
-            eventually(SOON, "the roles are at work", async || {
+            eventually(PATIENCE, "the roles are at work", async || {
                 let found = rules(&control_plane, account, namespace).await?;
                 let more: Vec<_> = found.difference(&expected).collect();
                 let less: Vec<_> = expected.difference(&found).collect();
@@ -238,8 +244,9 @@ fn each_service_account_may_do_what_is_listed_and_nothing_else() {
             })
             .await?;
         }
+        let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
         for (account, verb, resource, namespace, name, may) in CASES {
-            let allowed = may_do(&control_plane, account, verb, resource, namespace, name).await?;
+            let allowed = may_do(&reviews, account, verb, resource, namespace, name).await?;
             ensure!(allowed == *may, "{account}: {verb} {resource} {namespace}/{name}: {allowed}");
         }
         Ok(())
@@ -247,7 +254,7 @@ fn each_service_account_may_do_what_is_listed_and_nothing_else() {
 }
 
 async fn may_do(
-    control_plane: &ControlPlane,
+    reviews: &Api<SubjectAccessReview>,
     account: &str,
     verb: &str,
     resource: &str,
@@ -275,9 +282,8 @@ async fn may_do(
         resource_attributes: Some(attributes),
         ..SubjectAccessReviewSpec::default()
     };
-    let api: Api<SubjectAccessReview> = Api::all(control_plane.client());
     let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-    Ok(api.create(&PostParams::default(), &review).await?.status.context("an answer")?.allowed)
+    Ok(reviews.create(&PostParams::default(), &review).await?.status.context("an answer")?.allowed)
 }
 
 /// Lines of a log that tell of something that was refused.
@@ -286,8 +292,19 @@ pub(crate) fn refusals(log: &str) -> Vec<&str> {
     log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect()
 }
 
-/// The kubeconfig of one of the two accounts.
+/// The kubeconfig of one of the two accounts, whose roles are there. The API server learns of roles by watching, a moment after
+/// they are stored: who was started before it would be refused something, and say so.
 pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> Result<PathBuf> {
+    let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
+    let may = |case: &&Case| case.0 == account && case.5;
+    eventually(PATIENCE, "the roles are at work", async || {
+        for (account, verb, resource, namespace, name, _) in CASES.iter().filter(may) {
+            let allowed = may_do(&reviews, account, verb, resource, namespace, name).await?;
+            ensure!(allowed, "{account} may not {verb} {resource} {namespace}/{name} yet");
+        }
+        Ok(())
+    })
+    .await?;
     control_plane.kubeconfig_for_service_account(NAMESPACE, &format!("pillion-{account}")).await
 }
 
@@ -331,7 +348,7 @@ fn a_replica_with_its_own_service_account_becomes_ready_and_injects() {
         pod["metadata"]["ownerReferences"] = serde_json::json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "backup",
             "controller": true, "uid": "029dc23e-3de8-41af-ab3c-a95b34b82bf3"}]);
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
-        eventually(SOON, "pods are injected", async || {
+        eventually(PATIENCE, "pods are injected", async || {
             let created = pods.create(&parameters, &serde_json::from_value(pod.clone())?).await?;
             let created = serde_json::to_value(created)?;
             ensure!(names(&created).contains(&"sidecar-nginx".to_owned()), "{created}");
@@ -357,7 +374,7 @@ fn names_in_roles_hold_for_lists_watches_and_what_is_applied() {
         let control_plane = control_plane().await?;
         let webhook = client_of(&kubeconfig(&control_plane, "webhook").await?).await?;
         let secrets: Api<Secret> = Api::namespaced(webhook, NAMESPACE);
-        eventually(SOON, "the roles are at work", async || {
+        eventually(PATIENCE, "the roles are at work", async || {
             secrets.list(&ListParams::default().fields("metadata.name=pillion-serving")).await?;
             Ok(())
         })
@@ -399,7 +416,7 @@ fn the_audit_with_the_controllers_service_account_finds_a_pod() {
         let audit = Audit::start(client_of(&kubeconfig(&control_plane, "controller").await?).await?)?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.create(&PostParams::default(), &serde_json::from_value(bare_pod("lost"))?).await?;
-        eventually(SOON, "the pod is found, also by what has to be looked up", async || {
+        eventually(FOUND_WITHIN, "the pod is found, also by what has to be looked up", async || {
             let report = audit.audited.borrow().report.clone();
             let found: Vec<_> = report.findings.iter().map(|finding| (&*finding.profile, finding.state)).collect();
             ensure!(

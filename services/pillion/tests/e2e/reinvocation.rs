@@ -84,10 +84,13 @@ fn what_we_did_stands_once_when_the_api_server_calls_again() {
         assert_eq!(record.matches("/spec/volumes/nginx-conf").count(), 1, "{record}");
 
         // It was a second call: the first of the two injected all, the second what had gone.
-        let log = rig.replicas[0].log_text()?;
-        let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));
-        ensure!(calls.clone().next_back().is_some_and(|line| line.contains("injected")), "{log}");
-        ensure!(calls.count() >= 3, "{log}");
-        Ok(())
+        eventually(SOON, "all calls are in the log", async || {
+            let log = rig.replicas[0].log_text()?;
+            let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));
+            ensure!(calls.clone().next_back().is_some_and(|line| line.contains("injected")), "{log}");
+            ensure!(calls.count() >= 3, "{log}");
+            Ok(())
+        })
+        .await
     });
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
@@ -13,8 +13,16 @@ use pillion_testkit::{
 };
 use serde_json::{Value as Json, json};
 
+use crate::direct::metric;
+use crate::load::tell;
+
 /// How long the cluster may take to show what was asked of it.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// How long it may take where nothing is said of how long it takes: processes start, several wait for one another.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// How often is tried what has to be quick.
+pub(crate) const TRIES: usize = 3;
 
 /// The annotation that asks for the first profile, and the one that says it is there.
 pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
@@ -87,9 +95,32 @@ impl Rig {
 
     /// Waits until the API server calls the webhook: it learns of a configuration and of a namespace by watching.
     pub(crate) async fn is_called(&self, namespace: &str) -> Result<()> {
-        eventually(SOON, "the API server calls the webhook", async || {
+        eventually(PATIENCE, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until each replica serves so many profiles at least: that one does says nothing of the others, and that one
+    /// profile acts nothing of those that were stored after it.
+    pub(crate) async fn all_serve(&self, profiles: u32) -> Result<()> {
+        eventually(PATIENCE, "each replica serves the profiles", async || {
+            for replica in &self.replicas {
+                let served = metric(replica, "pillion_profiles ").await?;
+                ensure!(served >= f64::from(profiles), "{}: {served} of {profiles}", replica.address());
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until the first replica tells that so many profiles are broken, which follows what is served.
+    pub(crate) async fn broken_become(&self, count: u32) -> Result<()> {
+        eventually(SOON, "broken profiles are counted", async || {
+            let broken = metric(&self.replicas[0], "pillion_broken_profiles ").await?;
+            ensure!((broken - f64::from(count)).abs() < 0.5, "{broken}");
             Ok(())
         })
         .await
@@ -203,4 +234,39 @@ pub(crate) fn annotation<'p>(pod: &'p Json, key: &str) -> Option<&'p str> {
 pub(crate) fn is_untouched(pod: &Json) -> bool {
     let text = pod.to_string();
     !text.contains("sidecar-nginx") && !text.contains("nginx-conf") && !text.contains("pillion.dev/injected")
+}
+
+/// The status with which the API server refused something. An error if it did not.
+pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
+    match result {
+        Ok(object) => bail!("it was not refused: {object}"),
+        Err(error) => match error.downcast::<kube::Error>()? {
+            kube::Error::Api(status) => Ok(serde_json::to_value(status)?),
+            error => Err(error.into()),
+        },
+    }
+}
+
+/// As it stands in JSON.
+pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+/// The quickest of a few tries, which has to be within the bar: a busy machine may be late once, and who is too slow is so
+/// each time.
+pub(crate) async fn quickest(
+    bar: Duration,
+    what: &str,
+    mut once: impl AsyncFnMut() -> Result<Duration>,
+) -> Result<Duration> {
+    let mut quickest = Duration::MAX;
+    for _ in 0..TRIES {
+        quickest = quickest.min(once().await?);
+        if quickest < bar {
+            tell(&format!("{what}: after {quickest:?}"));
+            return Ok(quickest);
+        }
+    }
+    bail!("{what}: after {quickest:?}, and not within {bar:?}")
 }

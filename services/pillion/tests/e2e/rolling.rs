@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use pillion_testkit::{Isolation, RegisteredService, Replica, ReplicaSpec, namespace};
 
 use crate::load::{Created, Ended, Load, Outcomes, alone, count_from, tell};
-use crate::rig::{NGINX, Rig, SOON};
+use crate::rig::{NGINX, PATIENCE, Rig};
 
 const REPLICAS: u8 = 3;
 /// Restarts of all replicas, unless `PILLION_ROLLS` says otherwise.
@@ -69,7 +69,7 @@ impl Fleet {
     async fn all_end(mut self) -> Result<()> {
         for replica in &mut self.draining {
             let address = replica.address();
-            let status = replica.process().wait(SOON).await?;
+            let status = replica.process().wait(PATIENCE).await?;
             ensure!(status.success(), "the replica at {address} ended with {status}");
             let log = replica.log_text()?;
             ensure!(!log.contains("connections were cut") && log.contains("ended"), "{address}: {log}");
@@ -92,7 +92,7 @@ async fn injected_by(replica: &Replica) -> Result<u64> {
 fn rolling_restarts_lose_no_pod() {
     let rolls = count_from("PILLION_ROLLS", ROLLS, 1..=80).unwrap();
     let _alone = alone();
-    let limit = Duration::from_secs(120 + 30 * rolls);
+    let limit = Duration::from_secs(600 + 30 * rolls);
     Isolation::new().time_limit(limit).run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let mut fleet = Fleet::of(&mut rig);

@@ -26,7 +26,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::net::TcpStream;
 
 use crate::direct::metric;
-use crate::rig::{NGINX, SOON, bare_pod, names};
+use crate::rig::{NGINX, SOON, bare_pod, names, quickest};
 
 /// How soon a new certificate has to be served.
 const SWAPPED_WITHIN: Duration = Duration::from_secs(2);
@@ -230,9 +230,12 @@ fn the_certificate_follows_its_secret_and_never_to_a_worse_one() {
             Ok(())
         })
         .await?;
-        let began = Instant::now();
-        let refused = shown(&replica).await.err().context("there is nothing to show")?;
-        ensure!(began.elapsed() < Duration::from_secs(1), "{refused:#} after {:?}", began.elapsed());
+        quickest(Duration::from_secs(1), "told", async || {
+            let began = Instant::now();
+            shown(&replica).await.err().context("there is nothing to show")?;
+            Ok(began.elapsed())
+        })
+        .await?;
         ensure!(replica.get("/livez").await?.0.is_success());
         counted(&replica, "unreadable", 1.0).await?;
 
@@ -246,7 +249,6 @@ fn the_certificate_follows_its_secret_and_never_to_a_worse_one() {
         let first = controller.leaf(Timestamp::now(), &names_of_release)?;
         controller.serve(&first, 1).await?;
         let took = swapped(&replica, &first).await?;
-        ensure!(took < SWAPPED_WITHIN, "the first after {took:?}");
         replica.ready().await?;
 
         // The API server verifies it by rules of its own.
@@ -266,16 +268,16 @@ fn the_certificate_follows_its_secret_and_never_to_a_worse_one() {
         eventually(SOON, "the API server calls the webhook", injected).await?;
 
         // Ten new ones, each within two seconds.
-        let mut slowest = Duration::ZERO;
+        let mut all = vec![took];
         let mut served = first;
         for epoch in 2..12 {
             served = controller.leaf(Timestamp::now(), &names_of_release)?;
             controller.serve(&served, epoch).await?;
-            slowest = slowest.max(swapped(&replica, &served).await?);
+            all.push(swapped(&replica, &served).await?);
             injected().await?;
         }
-        println!("the slowest of 10 swaps: {slowest:?}");
-        ensure!(slowest < SWAPPED_WITHIN, "{slowest:?}");
+        println!("the first, and 10 swaps: {all:?}");
+        ensure!(all.iter().all(|took| *took < SWAPPED_WITHIN), "{all:?}");
         counted(&replica, "served", 11.0).await?;
 
         // Worse ones: the old one stays, and each is counted.
@@ -329,7 +331,7 @@ fn a_replica_that_may_not_read_its_secret_says_what_it_needs() {
         let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;
         eventually(SOON, "it is said", async || {
             let log = replica.log_text()?;
-            ensure!(log.contains("get, list and watch for this one Secret, by its name"), "{log}");
+            ensure!(log.contains("get, list and watch for this object, by its name"), "{log}");
             Ok(())
         })
         .await?;

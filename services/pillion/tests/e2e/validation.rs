@@ -1,7 +1,7 @@
 //! Validations through the API server: on what will be stored, on updates and on sub-resources, with what was injected told
 //! apart from what the author wrote.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use axum::http::Request;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use kube::api::{Api, PostParams};
@@ -11,7 +11,7 @@ use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{eventually, isolated};
 use serde_json::{Value as Json, json};
 
-use crate::rig::{Rig, SOON, bare_pod, names};
+use crate::rig::{Rig, SOON, bare_pod, names, refusal};
 
 /// No environment variables but those that are injected.
 fn deny_env() -> Json {
@@ -62,15 +62,6 @@ fn with_env(name: &str) -> Json {
     let mut pod = bare_pod(name);
     pod["spec"]["containers"][0]["env"] = json!([{"name": "A", "value": "b"}]);
     pod
-}
-
-/// The status of a refusal.
-fn refusal<T>(result: Result<T>) -> Result<Json> {
-    let Err(error) = result else { bail!("it was not refused") };
-    match error.downcast::<kube::Error>()? {
-        kube::Error::Api(status) => Ok(serde_json::to_value(status)?),
-        error => Err(error.into()),
-    }
 }
 
 #[test]

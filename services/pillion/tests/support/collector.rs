@@ -1,12 +1,13 @@
 //! A collector of traces for what the real one cannot show: what has come is looked at in this process, with its headers,
 //! and it can stop answering.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::trace::v1::Span;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 /// Keeps what it is sent.
@@ -34,9 +35,14 @@ impl FakeCollector {
     /// A collector on a loopback port, for as long as the runtime lives.
     pub(crate) fn start(runtime: &tokio::runtime::Runtime) -> (Self, SocketAddr) {
         let collector = Self::default();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Bound from here on, so that nobody else is given the port before it serves.
+        let incoming = {
+            let _inside = runtime.enter();
+            TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap()
+        };
+        let address = incoming.local_addr().unwrap();
         let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(collector.clone()));
-        runtime.spawn(server.serve(address));
+        runtime.spawn(server.serve_with_incoming(incoming));
         (collector, address)
     }
 

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
 pub(crate) mod collector;
+pub(crate) mod dashboards;
 pub(crate) mod metrics_page;
+pub(crate) mod prometheus;
 pub(crate) mod replicas;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,6 +14,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::pem::PemObject;
@@ -19,8 +22,8 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
-/// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(20);
+/// How long anything may take, on a machine that has much else to do.
+const LIMIT: Duration = Duration::from_mins(1);
 /// How long to rest between two looks.
 const REST: Duration = Duration::from_millis(25);
 
@@ -41,6 +44,8 @@ pub(crate) struct Program {
     child: Child,
     stdout: Arc<Mutex<String>>,
     stderr: Arc<Mutex<String>>,
+    /// Who reads what it says, until it says no more.
+    readers: [JoinHandle<()>; 2],
 }
 
 impl Program {
@@ -63,14 +68,17 @@ impl Program {
     fn spawn(command: &mut Command, folder: &Path) -> Self {
         let mut child = command
             .current_dir(folder)
+            // By which a cluster is found: none but the one that a test names.
+            .env_remove("KUBECONFIG")
+            .env_remove("KUBERNETES_SERVICE_HOST")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let stdout = collect(child.stdout.take().unwrap());
-        let stderr = collect(child.stderr.take().unwrap());
-        Self { child, stdout, stderr }
+        let (stdout, of_stdout) = collect(child.stdout.take().unwrap());
+        let (stderr, of_stderr) = collect(child.stderr.take().unwrap());
+        Self { child, stdout, stderr, readers: [of_stdout, of_stderr] }
     }
 
     pub(crate) fn stdout(&self) -> String {
@@ -103,6 +111,21 @@ impl Program {
         self.child.id()
     }
 
+    /// KiB of memory that belong to the process alone.
+    pub(crate) fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    /// How long it has computed, in hundredths of a second.
+    pub(crate) fn cpu_ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // Behind the name, which may have spaces: the state, then numbers.
+        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+        fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    }
+
     pub(crate) fn terminate(&self) {
         let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
         assert!(killed.success());
@@ -110,7 +133,10 @@ impl Program {
 
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let child = &mut self.child;
-        eventually("the process has ended", || child.try_wait().unwrap())
+        let status = eventually("the process has ended", || child.try_wait().unwrap());
+        // What it said last may still be on its way.
+        eventually("all that it said has come", || self.readers.iter().all(JoinHandle::is_finished).then_some(()));
+        status
     }
 }
 
@@ -121,17 +147,17 @@ impl Drop for Program {
     }
 }
 
-fn collect(stream: impl Read + Send + 'static) -> Arc<Mutex<String>> {
+fn collect(stream: impl Read + Send + 'static) -> (Arc<Mutex<String>>, JoinHandle<()>) {
     let text = Arc::new(Mutex::new(String::new()));
     let into = Arc::clone(&text);
-    std::thread::spawn(move || {
+    let reader = std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             let mut text = into.lock().unwrap();
             text.push_str(&line);
             text.push('\n');
         }
     });
-    text
+    (text, reader)
 }
 
 /// An HTTP answer.

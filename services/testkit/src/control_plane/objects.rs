@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use http::Request;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use serde_json::Value;
 
 use super::ControlPlane;
 use crate::eventually::eventually;
@@ -16,7 +17,9 @@ use crate::eventually::eventually;
 pub(crate) const MANAGER: &str = "pillion-testkit";
 
 /// How long a custom resource may take to be served.
-const CRD_LIMIT: Duration = Duration::from_secs(30);
+const CRD_LIMIT: Duration = Duration::from_mins(1);
+/// How kubectl asks what kinds there are.
+const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ControlPlane {
     /// Creates a namespace with labels; it may exist already with the same ones.
@@ -30,7 +33,7 @@ impl ControlPlane {
     /// Applies custom resource definitions and waits until the API server serves every version of them.
     ///
     /// # Errors
-    /// The API server refuses one, or does not serve it within half a minute; with its conditions.
+    /// The API server refuses one, or does not serve it within a minute; with its conditions.
     pub async fn apply_crds(&self, crds: &[CustomResourceDefinition]) -> anyhow::Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         let params = PatchParams::apply(MANAGER).force();
@@ -48,7 +51,7 @@ impl ControlPlane {
     /// Waits until custom resources that were applied by other means are served.
     ///
     /// # Errors
-    /// One is not served within half a minute; with its conditions.
+    /// One is not served within a minute; with its conditions.
     pub async fn wait_for_crds(&self, names: &[&str]) -> anyhow::Result<()> {
         let client = self.client();
         let api: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -60,8 +63,12 @@ impl ControlPlane {
                 if !conditions.iter().any(|each| each.type_ == "Established" && each.status == "True") {
                     bail!("it is not established; its conditions: {conditions:?}");
                 }
-                // Established comes a moment before the path answers.
+                // Established comes a moment before the path answers, and either may come before kubectl is told of the kind.
+                let kinds = Request::get("/apis").header("accept", DISCOVERY).body(Vec::new())?;
+                let kinds: Value = client.request(kinds).await?;
                 for version in crd.spec.versions.iter().filter(|version| version.served) {
+                    let is_told = tells_of(&kinds, &crd.spec.group, &version.name, &crd.spec.names.plural);
+                    ensure!(is_told, "{} is not among the kinds that there are", version.name);
                     let path = format!("/apis/{}/{}/{}", crd.spec.group, version.name, crd.spec.names.plural);
                     client.request_text(Request::get(format!("{path}?limit=1")).body(Vec::new())?).await?;
                 }
@@ -71,6 +78,17 @@ impl ControlPlane {
         }
         Ok(())
     }
+}
+
+/// Whether a list of all kinds has this one. What is no such list is asked for nothing.
+fn tells_of(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
+    let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
+    let Some(groups) = list(kinds, "items") else { return true };
+    let groups = groups.iter().filter(|each| each.pointer("/metadata/name").is_some_and(|name| name == group));
+    let versions = groups.flat_map(|each| list(each, "versions").unwrap_or_default());
+    let versions = versions.filter(|each| each.get("version").is_some_and(|name| name == version));
+    let mut resources = versions.flat_map(|each| list(&each, "resources").unwrap_or_default());
+    resources.any(|each| each.get("resource").is_some_and(|name| name == plural))
 }
 
 pub(crate) async fn create_namespace(client: &Client, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {

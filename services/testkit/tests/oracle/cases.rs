@@ -47,7 +47,7 @@ struct Tally {
 
 /// How long a run may take: many times what it needs.
 pub(crate) fn time_limit() -> Duration {
-    Duration::from_mins(2) + Duration::from_millis(wanted().unwrap_or_default().saturating_mul(50))
+    Duration::from_mins(5) + Duration::from_millis(wanted().unwrap_or_default().saturating_mul(100))
 }
 
 fn wanted() -> Result<u64> {

@@ -155,10 +155,10 @@ mod tests {
         assert!(value("process_threads") >= 1.0);
 
         let before = value("process_open_fds");
-        let held: Vec<_> = (0..20).map(|_| std::fs::File::open("/proc/self/stat").unwrap()).collect();
+        let held: Vec<_> = (0..100).map(|_| std::fs::File::open("/proc/self/stat").unwrap()).collect();
         let more = value("process_open_fds");
         // Other tests open and close files at the same time.
-        assert!(more >= before + 10.0 && more < value("process_max_fds"), "{before}, then {more}");
+        assert!(more >= before + 50.0 && more < value("process_max_fds"), "{before}, then {more}");
         drop(held);
 
         let (before, end) = (value("process_cpu_seconds_total"), Instant::now() + Duration::from_secs(20));

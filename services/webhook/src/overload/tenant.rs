@@ -54,18 +54,15 @@ impl<'b> Glance<'b> {
     fn string(&mut self) -> Option<&'b [u8]> {
         self.token(b'"')?;
         let text = self.0;
-        let mut escaped = false;
-        let end = text.iter().position(|byte| match byte {
-            _ if escaped => {
-                escaped = false;
-                false
+        let mut end = 0;
+        loop {
+            end += text.get(end..)?.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
+            if text.get(end) == Some(&b'"') {
+                break;
             }
-            b'\\' => {
-                escaped = true;
-                false
-            }
-            byte => *byte == b'"',
-        })?;
+            // Whatever is behind a backslash does not end it.
+            end += 2;
+        }
         self.0 = text.get(end + 1..)?;
         text.get(..end)
     }

@@ -11,7 +11,7 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value as Json, json};
 
 use crate::support::{KNOWN, anonymous_memory, review, sidecar};
-use crate::table::{Expected, Injected, Row, good, run};
+use crate::table::{ALONE, Expected, Injected, Row, good, run};
 
 fn compiled(name: &ProfileName, spec: &Json) -> Arc<CompiledProfile> {
     Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())
@@ -86,6 +86,7 @@ fn a_profile_of_a_namespace_acts_on_no_pod_of_another() {
 #[test]
 fn ten_thousand_profiles_in_a_namespace_are_served() {
     const COUNT: usize = 10_000;
+    let _alone = ALONE.blocking_lock();
     let before = anonymous_memory();
     let profiles = (0..COUNT).map(|number| {
         let mut spec = sidecar();

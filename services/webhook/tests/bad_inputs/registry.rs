@@ -79,15 +79,15 @@ const TESTS: &[(u8, &str, &str, &str)] = &[
         "a_parent_that_is_broken_or_gone_leaves_its_children_at_work",
     ),
     (55, ENGINE_TESTS, "untouched.rs", "profiles_come_in_their_own_order"),
-    (55, ENGINE, "review/tests.rs", "one_profiles_conflict_leaves_the_others_in_force"),
+    (55, ENGINE, "review/tests/templates.rs", "one_profiles_conflict_leaves_the_others_in_force"),
     (56, HERE, "profiles.rs", "a_profile_of_a_namespace_acts_on_no_pod_of_another"),
     (56, ENGINE, "profile/tenant.rs", "what_reaches_beyond_the_namespaces_own_pods_is_refused"),
     (57, ENGINE_TESTS, "expressions/limits.rs", "regular_expressions_are_bounded"),
     (58, HERE, "profiles.rs", "ten_thousand_profiles_in_a_namespace_are_served"),
-    (59, ENGINE, "review/tests.rs", "fields_that_nobody_knows_stay_as_they_are"),
+    (59, ENGINE, "review/tests/templates.rs", "fields_that_nobody_knows_stay_as_they_are"),
     // By `$sidecar`: a native sidecar or an ordinary container, as the profile finds the cluster to be.
     (60, ENGINE_TESTS, "cases.rs", "every_case_is_as_it_says"),
-    (61, ENGINE, "review/tests.rs", "a_pod_for_windows_gets_no_linux_container"),
+    (61, ENGINE, "review/tests/templates.rs", "a_pod_for_windows_gets_no_linux_container"),
     (63, CLIENTS, "", "without_a_certificate_it_is_401_before_the_body_is_read"),
     (63, E2E, "mtls.rs", "the_api_server_is_known_by_its_certificate_and_nobody_else_is_answered"),
     // No token is looked at: a client is known by its certificate, or it is answered 401 whatever it brings.

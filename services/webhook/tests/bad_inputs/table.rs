@@ -260,12 +260,13 @@ impl Row {
     }
 }
 
+/// One at a time of those that take much memory: they share a process, whose memory is looked at.
+pub(crate) static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// Tries all rows by both ways.
 pub(crate) async fn run(rows: Vec<Row>) {
     // More than all bodies of one row at a time, and what the allocator keeps of them.
     const SLACK: usize = 96 * 1024 * 1024;
-    // One group at a time: they share a process, whose memory is looked at.
-    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _alone = ALONE.lock().await;
     let before = anonymous_memory();
     for row in &rows {

@@ -1,6 +1,13 @@
 //! What the tests of this crate share: a review, a server on a loopback port, and clients that can misbehave.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary compiles this module, and uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    reason = "each test binary compiles this module, and uses a part of it"
+)]
+
+mod tls;
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,21 +26,18 @@ use pillion_webhook::policy::Policy;
 use pillion_webhook::router::{Admission, LiveNamespace, LookUps, RequestSettings, router};
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
 use pillion_webhook::switch::Switch;
-use pillion_webhook::tls::{PemText, ServingCertificate, Tls};
+use pillion_webhook::tls::{ServingCertificate, Tls};
 use prometheus_client::registry::Registry;
-use rustls::crypto::aws_lc_rs;
-use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+pub use self::tls::{Authority, ClientTls, Purpose, cert_text, certificate, client_hello, connect, key_text};
+
 /// Longer than anything takes that does not hang.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 /// The name in the test certificates.
 pub const NAME: &str = "pillion.test";
 /// Opted in, and known to the snapshot of the tests.
@@ -221,12 +225,6 @@ fn value(registry: &Registry, series: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// A certificate that is its own authority, and its key.
-pub fn certificate() -> (String, String) {
-    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]).unwrap();
-    (made.cert.pem(), made.signing_key.serialize_pem())
-}
-
 /// A server of `app` over TLS on a loopback port.
 pub struct Running {
     pub address: SocketAddr,
@@ -292,131 +290,6 @@ impl Running {
     }
 }
 
-pub fn cert_text(text: &str) -> PemText<'_> {
-    PemText { source: "tls.crt", text: text.as_bytes() }
-}
-
-pub fn key_text(text: &str) -> PemText<'_> {
-    PemText { source: "tls.key", text: text.as_bytes() }
-}
-
-/// How a client of a test speaks TLS.
-#[derive(Clone, Debug)]
-pub struct ClientTls<'c> {
-    /// Whom it trusts.
-    pub root: &'c str,
-    /// What it offers by ALPN.
-    pub protocols: &'c [&'c str],
-    pub versions: &'c [&'static SupportedProtocolVersion],
-    /// Its certificate and key, if it has one.
-    pub identity: Option<&'c (String, String)>,
-    /// The server's name as it says it; `None` for an IP address, which is not said.
-    pub name: Option<&'c str>,
-}
-
-impl<'c> ClientTls<'c> {
-    /// HTTP/1.1, both versions of TLS, no certificate.
-    pub fn new(root: &'c str) -> Self {
-        Self { root, protocols: &["http/1.1"], versions: rustls::ALL_VERSIONS, identity: None, name: Some(NAME) }
-    }
-
-    fn config(&self) -> Arc<ClientConfig> {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.root.as_bytes()).unwrap()).unwrap();
-        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_protocol_versions(self.versions)
-            .unwrap()
-            .with_root_certificates(roots);
-        let mut config = match self.identity {
-            None => builder.with_no_client_auth(),
-            Some((certificate, key)) => builder
-                .with_client_auth_cert(
-                    CertificateDer::pem_slice_iter(certificate.as_bytes()).map(Result::unwrap).collect(),
-                    PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
-                )
-                .unwrap(),
-        };
-        config.alpn_protocols = self.protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-        Arc::new(config)
-    }
-
-    pub async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let name = match self.name {
-            Some(name) => ServerName::try_from(name.to_owned()).unwrap(),
-            None => ServerName::from(std::net::IpAddr::from([127, 0, 0, 1])),
-        };
-        TlsConnector::from(self.config()).connect(name, stream).await
-    }
-}
-
-/// An authority for certificates of servers and clients.
-pub struct Authority {
-    issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
-}
-
-/// What a certificate is for.
-#[derive(Clone, Copy, Debug)]
-pub enum Purpose {
-    Server,
-    Client,
-    /// A client's, which has run out.
-    ExpiredClient,
-}
-
-impl Authority {
-    pub fn new(name: &str) -> Self {
-        let mut params = rcgen::CertificateParams::default();
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let issuer = rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap();
-        Self { issuer }
-    }
-
-    pub fn pem(&self) -> String {
-        self.issuer.pem()
-    }
-
-    /// A certificate and its key: of this common name, and these alternative names.
-    pub fn leaf(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
-        let mut params = rcgen::CertificateParams::default();
-        params.distinguished_name.push(rcgen::DnType::CommonName, common);
-        params.subject_alt_names = alternative;
-        params.extended_key_usages = vec![match purpose {
-            Purpose::Server => rcgen::ExtendedKeyUsagePurpose::ServerAuth,
-            Purpose::Client | Purpose::ExpiredClient => rcgen::ExtendedKeyUsagePurpose::ClientAuth,
-        }];
-        if matches!(purpose, Purpose::ExpiredClient) {
-            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
-        }
-        let key = rcgen::KeyPair::generate().unwrap();
-        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
-    }
-
-    /// A server's, for [`NAME`] and the loopback.
-    pub fn server(&self) -> (String, String) {
-        let names =
-            vec![rcgen::SanType::DnsName(NAME.try_into().unwrap()), rcgen::SanType::IpAddress([127, 0, 0, 1].into())];
-        self.leaf(Purpose::Server, NAME, names)
-    }
-
-    pub fn client(&self, common: &str) -> (String, String) {
-        self.leaf(Purpose::Client, common, Vec::new())
-    }
-}
-
-pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> io::Result<TlsStream<TcpStream>> {
-    ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
-}
-
-/// The first words of a TLS client.
-pub fn client_hello(root: &str) -> Vec<u8> {
-    let name = ServerName::try_from(NAME).unwrap();
-    let mut client = rustls::ClientConnection::new(ClientTls::new(root).config(), name).unwrap();
-    let mut hello = Vec::new();
-    client.write_tls(&mut hello).unwrap();
-    hello
-}
-
 /// The text of a POST over HTTP/1.1.
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
@@ -450,9 +323,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads one answer and leaves the connection as it is.
-    pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Self {
+    /// Sends what was written, reads one answer, and leaves the connection as it is.
+    pub async fn read(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Self {
         let read = async {
+            // What was written may be in the TLS session still, if the socket did not take it at once. A server that has
+            // answered may be gone.
+            let _ = stream.flush().await;
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
                 head.push(stream.read_u8().await.expect("the connection ends before the answer"));

@@ -13,6 +13,7 @@ struct Case {
     rollback: Option<(&'static str, Option<&'static str>)>,
     existing: BTreeMap<Box<str>, Timestamp>,
     parents: BTreeSet<Box<str>>,
+    conflict: Option<Conflict>,
 }
 
 impl Case {
@@ -27,6 +28,7 @@ impl Case {
             rollback: None,
             existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), made(n))).collect(),
             parents: BTreeSet::new(),
+            conflict: None,
         }
     }
 
@@ -66,6 +68,7 @@ impl Case {
             existing: &self.existing,
             bounded_by_parent: &self.parents,
             namespaces: 3,
+            conflict: self.conflict.as_ref(),
         };
         plan(&observed, keep)
     }
@@ -115,6 +118,23 @@ fn what_is_as_it_ought_to_be_is_not_written_again() {
 }
 
 #[test]
+fn what_is_in_its_way_is_told_and_changes_nothing_else() {
+    let first = Case::new(Some("a"), &["a"]).plan();
+    let mut case = Case::new(Some("a"), &["a"]).after(&first);
+    case.conflict = Some(Conflict::AmbiguousRequest { key: "example.com/inject".into(), others: vec!["other".into()] });
+    let plan = case.plan();
+    let status = plan.status.clone().unwrap();
+    let condition = status.conditions.iter().find(|condition| condition.type_ == CONFLICTED).unwrap();
+    assert_eq!((&*condition.status, &*condition.reason), ("True", "AmbiguousRequest"));
+    assert!(condition.message.contains("example.com/inject means this one or other"), "{}", condition.message);
+    assert_eq!((plan.news.len(), status.revision.as_deref(), &*status.conditions[1].status), (0, Some("a"), "True"));
+    let mut case = case.after(&plan);
+    assert_eq!(case.plan().status, None, "it is told once");
+    case.conflict = None;
+    assert_eq!(case.plan().status.unwrap().conditions[2].reason, "NoConflict");
+}
+
+#[test]
 fn a_broken_generation_changes_nothing_that_is_published() {
     // Also when nothing of it is known but what stands in the status.
     for accepted in [Some("a"), None] {
@@ -123,7 +143,14 @@ fn a_broken_generation_changes_nothing_that_is_published() {
         let plan = case.plan();
         let status = plan.status.as_ref().unwrap();
         let found: Vec<_> = status.conditions.iter().map(|c| (&*c.type_, &*c.status, &*c.reason)).collect();
-        assert_eq!(found, [("Accepted", "False", "Invalid"), ("Ready", "True", "LastAccepted")]);
+        assert_eq!(
+            found,
+            [
+                ("Accepted", "False", "Invalid"),
+                ("Ready", "True", "LastAccepted"),
+                ("Conflicted", "False", "NoConflict")
+            ]
+        );
         assert_eq!(status.conditions[0].message, "spec.x: is wrong");
         assert!(
             matches!(plan.news.as_slice(), [News::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))

@@ -40,6 +40,11 @@ pub(super) const FUNCTIONS: &[Function] = &[
         counted(call, &value)?;
         Ok(Value::from(value))
     }),
+    global("isJson", 1, 1, "isJson(text)", |call| {
+        let value = serde_json::from_str::<serde_json::Value>(readable(call)?);
+        value.iter().try_for_each(|value| counted(call, value))?;
+        Ok(Value::Bool(value.is_ok()))
+    }),
     global("parseYaml", 1, 1, "parseYaml(text)", |call| {
         let text = readable(call)?;
         // It is read much more slowly than JSON.

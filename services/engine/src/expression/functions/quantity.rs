@@ -10,10 +10,14 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("quantity", 1, 1, "quantity(value)", |call| match call.value(0) {
         quantity @ Value::Quantity(_) => Ok(quantity.clone()),
         Value::Int(number) => Ok(Value::Quantity(Quantity::of(*number))),
+        Value::Double(number) => {
+            let quantity = of_double(*number).map(Value::Quantity);
+            quantity.ok_or_else(|| call.error(format!("{number} is no quantity, or one that is too large")))
+        }
         Value::String(text) => parse(text).map(Value::Quantity).ok_or_else(|| {
             call.error(format!("{:?} is no quantity", maps::shown(text))).with_help("it is written 500m, 1.5, 64Mi, 2G")
         }),
-        _ => Err(call.wrong(0, "a string or an int")),
+        _ => Err(call.wrong(0, "a string or a number")),
     }),
     global("isQuantity", 1, 1, "isQuantity(text)", |call| Ok(Value::Bool(parse(call.text(0)?).is_some()))),
     member("add", 1, 1, "quantity.add(quantity)", |call| called(call, Operator::Add)),
@@ -127,17 +131,24 @@ fn parse(text: &str) -> Option<Quantity> {
     let (scale, format) = scale(suffix)?;
     let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
     let mut worth = digits(whole)?.checked_mul(scale)?;
-    let mut place = scale;
-    // What is smaller than a billionth is rounded up, as Kubernetes does.
-    let mut lost = false;
-    for digit in fraction.bytes() {
-        let part = i128::from(digit - b'0') * place;
-        worth += part / 10;
-        lost |= part % 10 != 0 && place % 10 != 0;
-        place /= 10;
+    // From the last digit on. What is smaller than a billionth is rounded up, as Kubernetes does.
+    let (mut part, mut lost) = (0, false);
+    for digit in fraction.bytes().rev() {
+        part += i128::from(digit - b'0') * scale;
+        lost |= part % 10 != 0;
+        part /= 10;
     }
-    worth += i128::from(lost);
+    worth += part + i128::from(lost);
     (worth <= LARGEST).then_some(Quantity { worth: worth * sign, format })
+}
+
+/// A number as Kubernetes reads it: by its digits, of which a double has the fewest that tell it from all others.
+fn of_double(number: f64) -> Option<Quantity> {
+    // What is smaller than a billionth is a billionth, and may have hundreds of digits.
+    if number != 0.0 && number.abs() < 1e-9 {
+        return Some(Quantity { worth: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
+    }
+    parse(&number.to_string())
 }
 
 fn scale(suffix: &str) -> Option<(i128, Format)> {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json};
 
 use super::{Changed, Choice, Kind, Node, Piece, Rules, Text};
+use crate::compute::EXISTING;
 use crate::expression::{self, Expression, ExpressionError, Scope};
 use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;
@@ -46,8 +47,8 @@ impl<'s> Compiler<'s> {
         let before = self.faults.len();
         path.clone_into(&mut self.path);
         let around = self.scope.clone();
-        self.scope = around.clone().with("existing");
-        self.locals.push("existing".to_owned());
+        self.scope = around.clone().with(EXISTING);
+        self.locals.push(EXISTING.to_owned());
         let node = self.node(template, Place::Field);
         self.locals.pop();
         self.scope = around;
@@ -154,7 +155,7 @@ impl<'s> Compiler<'s> {
             return self.plain(&Json::String(literal));
         }
         let text = self.text(text, parsed)?;
-        let uses_existing = text.uses("existing");
+        let uses_existing = text.uses(EXISTING);
         Some(Node { kind: Kind::Text(text), rules: None, uses_existing, acts_again: false })
     }
 
@@ -283,9 +284,9 @@ fn is_plain(value: &Json) -> bool {
 }
 
 fn escaped(name: &str) -> Box<str> {
-    let mut out = Vec::with_capacity(name.len());
+    let mut out = String::with_capacity(name.len());
     write_escaped(&mut out, name);
-    String::from_utf8(out).unwrap_or_default().into()
+    out.into()
 }
 
 impl Rules {

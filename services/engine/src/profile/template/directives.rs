@@ -4,14 +4,12 @@ use serde_json::{Map, Value as Json};
 
 use super::compile::{Compiler, Place};
 use super::{Choice, ConflictRule, End, ForEach, Join, JoinFormat, JoinReference, Position, Rules};
+use crate::compute::EXISTING;
 use crate::expression::{self, Expression};
 use crate::profile::typed::unknown_directive;
 
 /// The name of an item, unless `$as` says another.
 const ITEM: &str = "item";
-
-/// The name of what the object has at a place.
-const EXISTING: &str = "existing";
 
 /// Names that are known beside an item.
 const BESIDE_ITEM: [&str; 2] = ["index", "key"];

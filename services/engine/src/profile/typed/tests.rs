@@ -6,13 +6,13 @@ use super::*;
 
 fn pod(spec: &Json) -> Vec<String> {
     let mut faults = Vec::new();
-    check_types("spec.template", &json!({"spec": spec}), Root::Pod, &mut faults);
+    check_types("spec.template", &json!({"spec": spec}), Root::Pod, &[], &mut faults);
     faults.iter().map(ToString::to_string).collect()
 }
 
 fn container(template: &Json) -> Vec<String> {
     let mut faults = Vec::new();
-    check_types("t", template, Root::Container, &mut faults);
+    check_types("t", template, Root::Container, &[], &mut faults);
     faults.iter().map(ToString::to_string).collect()
 }
 
@@ -211,4 +211,48 @@ fn a_directive_that_there_is_not_is_likened_to_one_that_there_is() {
     assert_eq!(told("$conflcit"), "a: there is no directive $conflcit (help: did you mean $conflict?)");
     assert_eq!(told("$foreach"), "a: there is no directive $foreach (help: did you mean $forEach?)");
     assert!(told("$zzz").contains("(help: there are $value, $when"));
+}
+
+#[test]
+fn a_parameter_that_is_all_of_a_value_has_to_be_of_its_type() {
+    let parameters: Vec<Parameter> = serde_json::from_value(json!([
+        {"name": "lines", "type": "integer"},
+        {"name": "verbose", "type": "boolean"},
+        {"name": "port", "type": "string"},
+        {"name": "all", "type": "list"},
+        {"name": "memory", "type": "quantity"},
+        {"name": "untyped"},
+    ]))
+    .unwrap();
+    let told = |template: &Json| {
+        let mut faults = Vec::new();
+        check_types("t", template, Root::Container, &parameters, &mut faults);
+        faults.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for (template, expected) in [
+        (
+            json!({"env": [{"name": "A", "value": "${params.lines}"}]}),
+            "t.env[0].value: expected a string, found the parameter lines, a number (help: make it text: \"${string(params.lines)}\")",
+        ),
+        (
+            json!({"args": ["${ params.verbose }"]}),
+            "t.args[0]: expected a string, found the parameter verbose, a boolean",
+        ),
+        (
+            json!({"ports": [{"containerPort": "${params.port}"}]}),
+            "t.ports[0].containerPort: expected an integer, found the parameter port, a string (help: give it the type integer)",
+        ),
+        (json!({"tty": "${params.port}"}), "t.tty: expected a boolean, found the parameter port, a string"),
+    ] {
+        let found = told(&template);
+        assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?} is not {expected:?}");
+    }
+    for fine in [
+        json!({"env": [{"name": "A", "value": "${string(params.lines)}"}, {"name": "B", "value": "-n${params.lines}"}]}),
+        json!({"args": ["${params.all}", "${params.untyped}", "${params.unknown}", "${params.memory}"]}),
+        json!({"ports": [{"containerPort": "${params.lines}"}], "tty": "${params.verbose}"}),
+        json!({"resources": {"limits": {"memory": "${params.memory}"}}}),
+    ] {
+        assert_eq!(told(&fine), Vec::<String>::new(), "{fine}");
+    }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Report {
     pub(crate) three_us: f64,
     pub(crate) ratio_one: f64,
     pub(crate) ratio_three: f64,
+    pub(crate) ratio_one_even: f64,
+    pub(crate) ratio_three_even: f64,
     pub(crate) scans_one: f64,
     pub(crate) scans_three: f64,
     pub(crate) allocs_one: u64,
@@ -87,12 +89,15 @@ impl Report {
     pub(crate) fn new(works: &Works, counts: &Counts, memory: &Memory) -> anyhow::Result<Self> {
         let middle = |work: &Work| median(work.full.iter().map(|sample| sample.us)).context("no round");
         let ratio = |work: &Work| median(ratios(&work.full, &works.floor.full)).context("no round");
+        let even = |work: &Work| median(ratios(&work.even, &works.floor.even)).context("no round");
         Ok(Self {
             floor_us: rounded(middle(&works.floor)?),
             one_us: rounded(middle(&works.one)?),
             three_us: rounded(middle(&works.three)?),
             ratio_one: rounded(ratio(&works.one)?),
             ratio_three: rounded(ratio(&works.three)?),
+            ratio_one_even: rounded(even(&works.one)?),
+            ratio_three_even: rounded(even(&works.three)?),
             scans_one: rounded(counts.one.instructions / counts.scan),
             scans_three: rounded(counts.three.instructions / counts.scan),
             allocs_one: counts.one.allocations,
@@ -135,6 +140,10 @@ impl Report {
         writeln!(text, "\nat a quarter of the rate")?;
         for (name, work) in servers {
             row(text, name, &work.quarter, &works.floor.quarter)?;
+        }
+        writeln!(text, "\nat one rate for all")?;
+        for (name, work) in servers {
+            row(text, name, &work.even, &works.floor.even)?;
         }
         writeln!(text, "\n{:<7} {:>14} {:>8} {:>12}", "engine", "instructions", "U", "allocations")?;
         writeln!(text, "{:<7} {:>14.0} {:>8.2} {:>12}", "scan", counts.scan, 1.0, "")?;
@@ -210,6 +219,7 @@ pub(crate) mod tests {
         Work {
             full: samples(Seen { requests_per_second: 20_000.4, p50_us: 200, p99_us: 400 }),
             quarter: samples(Seen { requests_per_second: 5_000.0, p50_us: 90, p99_us: quarter_p99_us }),
+            even: samples(Seen { requests_per_second: 10_000.0, p50_us: 95, p99_us: 195 }),
         }
     }
 
@@ -237,6 +247,7 @@ pub(crate) mod tests {
     #[test]
     fn the_line_has_its_keys_and_nothing_else() {
         let expected = "{\"floor_us\":22.0,\"one_us\":66.0,\"three_us\":88.0,\"ratio_one\":2.5,\"ratio_three\":4.0,\
+                        \"ratio_one_even\":2.5,\"ratio_three_even\":4.0,\
                         \"scans_one\":1.9,\"scans_three\":3.5,\"allocs_one\":25,\"allocs_three\":40,\
                         \"floor_rps\":20000.0,\"one_rps\":20000.0,\"three_rps\":20000.0,\
                         \"floor_p50_us\":200.0,\"one_p50_us\":200.0,\"three_p50_us\":200.0,\

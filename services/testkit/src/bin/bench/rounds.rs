@@ -19,6 +19,10 @@ const THREADS: u32 = 1;
 /// The part of its capacity at which a server's latency is looked at: it has time for each request.
 const QUARTER: f64 = 0.25;
 
+/// The part of the slowest server's capacity at which all servers are compared at one rate: each sleeps between requests, and
+/// wakes its clients as often as the others do.
+const HALF: f64 = 0.5;
+
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
@@ -42,6 +46,8 @@ pub(crate) struct Work {
     pub(crate) full: Vec<Sample>,
     /// At [`QUARTER`] of what it answered then.
     pub(crate) quarter: Vec<Sample>,
+    /// At [`HALF`] of what the slowest of the servers answered then: the same rate for all of them.
+    pub(crate) even: Vec<Sample>,
 }
 
 /// The servers.
@@ -66,7 +72,7 @@ impl Effort {
         let bytes = crate::REVIEW.len();
         format!(
             "load: {rounds} rounds of {requests} requests of {bytes} bytes, TLS, HTTP/1.1, {connections} connections; \
-             then a quarter of them at a quarter of the rate"
+             then a quarter of them at a quarter of the rate, and as many at one rate for all"
         )
     }
 }
@@ -100,6 +106,13 @@ pub(crate) async fn measure(machine: &Machine, folder: &Folder, effort: Effort) 
             let rate = QUARTER * work.capacity().context("no round")?;
             let log = folder.path(&format!("load-{name}-quarter-{round}"));
             work.quarter.push(sample(machine, server, &body, effort, Some(rate), &log).await?);
+        }
+    }
+    let slowest = servers.iter().filter_map(|(_, _, work)| work.capacity()).reduce(f64::min).context("no round")?;
+    for round in 0..effort.rounds {
+        for (server, name, work) in &mut servers {
+            let log = folder.path(&format!("load-{name}-even-{round}"));
+            work.even.push(sample(machine, server, &body, effort, Some(HALF * slowest), &log).await?);
         }
     }
     Ok(works)

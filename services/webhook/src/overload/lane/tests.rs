@@ -161,7 +161,7 @@ async fn whoever_goes_away_gives_back_what_it_had() {
         }
         tasks.shutdown().await;
     }
-    for _ in 0..1000 {
+    for _ in 0..20_000 {
         if !lane.state().is_served {
             break;
         }

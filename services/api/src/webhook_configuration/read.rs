@@ -1,0 +1,87 @@
+//! What a configuration that is there says, for who was not told what it was made of.
+
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
+
+use crate::names::{InjectionLevel, NAMESPACE_NAME_LABEL};
+use crate::opt_in::{OptIn, OptInLabel};
+
+/// By which labels namespaces opt in, as a configuration has the API server call; `None` if its entries say nothing of it, or
+/// contradict one another.
+#[must_use]
+pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> {
+    let entries: Vec<_> = configuration.webhooks.iter().flatten().filter_map(read).collect();
+    // Each entry names its label and all that decide before it, so whoever names the most names them in their order.
+    let keys = entries.iter().map(|entry| &entry.keys).max_by_key(|keys| keys.len())?;
+    if !entries.iter().all(|entry| keys.starts_with(&entry.keys)) {
+        return None;
+    }
+    let labels = keys.iter().map(|key| {
+        let of_key = entries.iter().filter(|entry| entry.keys.last() == Some(key));
+        let values = of_key.flat_map(|entry| entry.values.iter().map(|value| ((*value).to_owned(), entry.level)));
+        OptInLabel { key: (*key).to_owned(), values: values.collect() }
+    });
+    OptIn::new(labels.collect()).ok()
+}
+
+/// What an entry says.
+struct Entry<'c> {
+    level: InjectionLevel,
+    /// The labels that decide before its own, and its own.
+    keys: Vec<&'c str>,
+    values: Vec<&'c str>,
+}
+
+/// `None`: it is none that is called for namespaces that opt in.
+fn read(entry: &MutatingWebhook) -> Option<Entry<'_>> {
+    let path = entry.client_config.service.as_ref()?.path.as_deref()?;
+    let level = InjectionLevel::ALL.into_iter().find(|level| level.path() == path)?;
+    let requirements = entry.namespace_selector.as_ref()?.match_expressions.as_ref()?;
+    let of_labels = || requirements.iter().filter(|one| one.key != NAMESPACE_NAME_LABEL);
+    let own = of_labels().find(|one| one.operator == "In")?;
+    let earlier = of_labels().filter(|one| one.operator == "DoesNotExist").map(|one| &*one.key);
+    let keys = earlier.chain([&*own.key]).collect();
+    Some(Entry { level, keys, values: own.values.iter().flatten().map(String::as_str).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::webhook_configuration::{Settings, mutating};
+
+    #[test]
+    fn labels_are_read_as_they_were_written() {
+        for others in [
+            &[][..],
+            &["istio-injection=enabled"],
+            &["istio-injection=enabled", "istio-injection=strict:required", "sidecar-injector=enabled"],
+            // In the middle, one that only says what there is no entry for.
+            &["a=b:held", "c=d"],
+        ] {
+            let opt_in = OptIn::with(others.iter().copied()).unwrap();
+            let settings = Settings { opt_in: opt_in.clone(), canary: true, ..Settings::new("pillion-system", "") };
+            let read = opt_in_of(&mutating(&settings)).unwrap();
+            let keys = |opt_in: &OptIn| opt_in.labels().iter().map(|label| label.key.clone()).collect::<Vec<_>>();
+            assert_eq!(keys(&read), keys(&opt_in));
+            for label in opt_in.labels() {
+                for (value, level) in &label.values {
+                    let told = |opt_in: &OptIn| opt_in.level(|key| (key == label.key).then_some(value));
+                    let expected = settings.levels.contains(level).then_some(*level);
+                    assert_eq!((told(&opt_in), told(&read)), (Some(*level), expected), "{}={value}", label.key);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_or_contradicts_itself_is_not_read() {
+        assert_eq!(opt_in_of(&MutatingWebhookConfiguration::default()), None);
+        let of = |label: &str| {
+            let mut labels = OptIn::with([label]).unwrap().labels().to_vec();
+            labels.remove(0);
+            let settings = Settings { opt_in: OptIn::new(labels).unwrap(), ..Settings::new("pillion-system", "") };
+            mutating(&settings).webhooks.unwrap()
+        };
+        let webhooks = Some([of("a=b"), of("c=d")].concat());
+        assert_eq!(opt_in_of(&MutatingWebhookConfiguration { webhooks, ..Default::default() }), None);
+    }
+}

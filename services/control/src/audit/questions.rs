@@ -1,0 +1,218 @@
+//! What the audit asks the API server: pods, as metadata by a watch and whole by errands; whether the webhook is there and
+//! whom it is called for; and how old namespaces and profiles are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{ListParams, PartialObjectMeta};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use pillion_api::names::NAMESPACE_NAME_LABEL;
+use pillion_api::opt_in::OptIn;
+use pillion_api::webhook_configuration::opt_in_of;
+use pillion_api::{ClusterInjectionProfile, InjectionProfile, canary};
+use pillion_engine::json::OwnedTape;
+use pillion_engine::profile::ProfileName;
+use tracing::{debug, warn};
+
+use super::ages::{self, NamespaceAge, ProfileAge};
+use super::auditor::{Auditor, Errand};
+use super::kept::{PodChange, Seen, read};
+use super::report::Report;
+use super::surroundings::Surroundings;
+use crate::change::Change;
+use crate::release::Release;
+use crate::watch::{WATCH_FOR, chain, described, pauses};
+
+/// Pods that have ended need nothing any more.
+pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
+/// Pods of one page of the watch's list: metadata alone.
+const METADATA_A_PAGE: u32 = 500;
+/// Pods of one page that are read whole. Each may have a million bytes, and be there three times while it is read.
+const PODS_A_PAGE: u32 = 20;
+
+type PodAsFound = kube::api::DynamicObject;
+
+/// What is looked at now and then.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// When the webhook configuration was created; `None` if there is none with an entry.
+    pub(super) registered: Option<i64>,
+    /// Whether a replica is ready.
+    pub(super) has_endpoint: bool,
+    /// Whether injection is switched off.
+    pub(super) is_off: bool,
+    /// The namespaces that the webhook is not called for, by name; `None` if no configuration tells.
+    pub(super) excluded: Option<BTreeSet<Box<str>>>,
+    /// By which labels it is called; `None` if no configuration tells.
+    pub(super) opt_in: Option<OptIn>,
+}
+
+/// How ages are asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Asking<'a> {
+    pub(super) client: &'a Client,
+    pub(super) opt_in: &'a OptIn,
+    /// So many of each kind.
+    pub(super) most: usize,
+}
+
+/// The pods of an errand, and where the next page begins.
+pub(super) async fn fetch(client: &Client, errand: &Errand) -> kube::Result<(Vec<OwnedTape>, Option<String>)> {
+    // As whatever JSON they are: a field that this build does not know may be read by an expression.
+    let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
+    match errand {
+        Errand::Get { namespace, name } => {
+            let found = api(namespace).get_opt(name).await?;
+            Ok((found.as_ref().and_then(whole).into_iter().collect(), None))
+        }
+        Errand::List { namespace, from } => {
+            let mut parameters = ListParams::default().fields(NOT_ENDED).limit(PODS_A_PAGE);
+            parameters.continue_token.clone_from(from);
+            let list = api(namespace).list(&parameters).await?;
+            let next = list.metadata.continue_.filter(|token| !token.is_empty());
+            Ok((list.items.iter().filter_map(whole).collect(), next))
+        }
+    }
+}
+
+fn pod_resource() -> kube::api::ApiResource {
+    kube::api::ApiResource::erase::<Pod>(&())
+}
+
+fn whole(pod: &PodAsFound) -> Option<OwnedTape> {
+    OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()
+}
+
+fn seen(pod: &PartialObjectMeta<Pod>) -> Option<Seen> {
+    let tape = OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()?;
+    read(tape.root())
+}
+
+/// Metadata only, made small at once. Everybody's: which namespaces are opted in changes, and one watch is less to the API
+/// server than a thousand.
+pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
+    let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
+    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+    let config = watcher::Config::default().timeout(seconds).page_size(METADATA_A_PAGE).fields(NOT_ENDED);
+    // The event that announces a list is taken out, and told with the first of the list: it comes before each attempt, and
+    // any event resets the pause.
+    let begins = Arc::new(AtomicBool::new(false));
+    let announced = Arc::clone(&begins);
+    let events = watcher(api, config).try_filter(move |event| {
+        let is_init = matches!(event, Event::Init);
+        if is_init {
+            announced.store(true, Ordering::Relaxed);
+        }
+        std::future::ready(!is_init)
+    });
+    events.backoff(pauses()).flat_map(move |event| {
+        let (restarted, change) = match event {
+            Ok(Event::Init) => (true, None),
+            Ok(Event::InitApply(pod)) => (begins.swap(false, Ordering::Relaxed), seen(&pod).map(Change::Listed)),
+            Ok(Event::InitDone) => (begins.swap(false, Ordering::Relaxed), Some(Change::ListComplete)),
+            Ok(Event::Apply(pod)) => (false, seen(&pod).map(Change::Applied)),
+            Ok(Event::Delete(pod)) => {
+                let key = pod.metadata.namespace.zip(pod.metadata.name);
+                (false, key.map(|(namespace, name)| Change::Deleted((namespace.into(), name.into()))))
+            }
+            Err(error) => {
+                let error = described(&error);
+                warn!(error, "pods are not watched at present, what was last known stays; trying again");
+                (false, None)
+            }
+        };
+        stream::iter(restarted.then_some(Change::Restarted).into_iter().chain(change))
+    })
+}
+
+/// The namespaces that each entry for pods leaves out by name, with the release's own; `None` if there is no such entry.
+fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
+    let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
+    let by_entry = entries.map(|entry| {
+        let requirements =
+            entry.namespace_selector.iter().flat_map(|selector| selector.match_expressions.iter().flatten());
+        let names = requirements.filter(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "NotIn");
+        names
+            .flat_map(|one| one.values.iter().flatten())
+            .map(|name| name.as_str().into())
+            .collect::<BTreeSet<Box<str>>>()
+    });
+    let mut excluded = by_entry.reduce(|all, of_entry| all.intersection(&of_entry).cloned().collect())?;
+    excluded.insert(release.namespace().into());
+    Some(excluded)
+}
+
+pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Look> {
+    let configuration =
+        Api::<MutatingWebhookConfiguration>::all(client.clone()).get_opt(release.configuration()).await?;
+    let excluded = configuration.as_ref().and_then(|configuration| excluded(configuration, release));
+    let opt_in = configuration.as_ref().and_then(opt_in_of);
+    let registered = configuration
+        .filter(|configuration| configuration.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
+        .map(|configuration| configuration.metadata.creation_timestamp.as_ref().map_or(0, ages::seconds));
+    let slices = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&slices).await?;
+    let has_endpoint = slices
+        .items
+        .iter()
+        .flat_map(|slice| slice.endpoints.iter().flatten())
+        .any(|endpoint| endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready.unwrap_or(true)));
+    let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
+    let is_off = switch
+        .and_then(|switch| switch.data?.get("injection").cloned())
+        .is_some_and(|value| value.trim().eq_ignore_ascii_case("disabled"));
+    Ok(Look { registered, has_endpoint, is_off, excluded, opt_in })
+}
+
+/// Asks for the ages that would explain something. Whether any is known now.
+pub(super) async fn ask_ages(
+    asking: Asking<'_>,
+    auditor: &Auditor,
+    surroundings: &mut Surroundings,
+    report: &Report,
+) -> bool {
+    let Asking { client, opt_in, most } = asking;
+    let at_work: BTreeMap<_, _> =
+        auditor.snapshot().profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
+    surroundings.keep(|name| auditor.namespace(name).is_some(), |name| at_work.contains_key(name));
+    let mut is_new = false;
+    for name in report.asked_namespaces.iter().take(most) {
+        let Some(namespace) = auditor.namespace(name) else { continue };
+        let api = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
+        match api.get_metadata_opt(name).await {
+            Ok(found) => {
+                let age = found.map(|found| NamespaceAge::of(&found.metadata, opt_in)).unwrap_or_default();
+                surroundings.set_namespace(name, namespace, age);
+                is_new = true;
+            }
+            Err(error) => debug!(namespace = %name, error = chain(&error), "its age is not known at present"),
+        }
+    }
+    for name in report.asked_profiles.iter().take(most) {
+        let Some(profile) = at_work.get(&**name) else { continue };
+        let ProfileName { namespace, name: short } = profile.name();
+        let found = if let Some(namespace) = namespace {
+            let api = Api::<InjectionProfile>::namespaced(client.clone(), namespace);
+            api.get_metadata_opt(short).await.map(|found| found.map(|found| found.metadata))
+        } else {
+            let api = Api::<ClusterInjectionProfile>::all(client.clone());
+            api.get_metadata_opt(short).await.map(|found| found.map(|found| found.metadata))
+        };
+        match found {
+            Ok(found) => {
+                let age = found.map(|metadata| ProfileAge::of(&metadata)).unwrap_or_default();
+                surroundings.set_profile(name, profile.revision(), age);
+                is_new = true;
+            }
+            Err(error) => debug!(profile = %name, error = chain(&error), "its age is not known at present"),
+        }
+    }
+    is_new
+}

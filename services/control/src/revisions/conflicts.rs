@@ -1,0 +1,120 @@
+//! Which profiles are in one another's way, by their texts alone: for the condition `Conflicted`.
+//!
+//! * A value such as `true` of a key that two profiles of one scope share means neither of them, and the pod gets none.
+//! * A name that a namespace's own profile shares with one of the platform's means the namespace's own there.
+//!
+//! What two profiles do to one and the same pod is not looked at: that is decided with the pod, and told by its warnings and
+//! by the audit.
+
+use std::collections::{BTreeSet, HashMap};
+
+use pillion_api::profile::Activation;
+use pillion_engine::profile::{CompiledProfile, ProfileName};
+
+/// So many of those that share a key are compared with each, at most; and so many are named.
+const COMPARED: usize = 64;
+const NAMED: usize = 5;
+
+/// What is in a profile's way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Conflict {
+    /// A value that asks for the default of this key may mean these, too.
+    AmbiguousRequest { key: Box<str>, others: Vec<Box<str>> },
+    /// A profile of the platform's has the same name.
+    SharesName(Box<str>),
+}
+
+impl Conflict {
+    /// The condition's reason.
+    pub(super) const fn reason(&self) -> &'static str {
+        match self {
+            Self::AmbiguousRequest { .. } => "AmbiguousRequest",
+            Self::SharesName(_) => "SharesName",
+        }
+    }
+
+    /// What it means, and what to do.
+    pub(super) fn message(&self) -> String {
+        match self {
+            Self::AmbiguousRequest { key, others } => format!(
+                "a value such as true of {key} means this one or {}, so a pod gets none of them: have it name the profile, \
+                 or change a key",
+                others.join(", ")
+            ),
+            Self::SharesName(name) => format!(
+                "ClusterInjectionProfile {name} has the same name, which means this profile here, unless the platform's \
+                 cannot be dropped: rename it to have both"
+            ),
+        }
+    }
+}
+
+/// What is in each profile's way, of those that are.
+pub(super) fn conflicts<'p>(profiles: impl Iterator<Item = &'p CompiledProfile>) -> HashMap<ProfileName, Conflict> {
+    let at_work: Vec<_> = profiles.filter(|profile| profile.activation() != Activation::Never).collect();
+    let mut platforms = BTreeSet::new();
+    let mut by_key: HashMap<(Option<&str>, &str), Vec<&CompiledProfile>> = HashMap::new();
+    for profile in &at_work {
+        let ProfileName { namespace, name } = profile.name();
+        if namespace.is_none() {
+            platforms.insert(&**name);
+        }
+        for key in profile.request_keys() {
+            by_key.entry((namespace.as_deref(), key)).or_default().push(profile);
+        }
+    }
+    let mut found = HashMap::new();
+    for profile in &at_work {
+        let ProfileName { namespace, name } = profile.name();
+        for key in profile.request_keys() {
+            let sharing = by_key.get(&(namespace.as_deref(), key)).into_iter().flatten().take(COMPARED);
+            let contending = sharing.filter(|other| profile.contends_with(other) == Some(key));
+            let others: Vec<_> = contending.map(|other| other.display_name().into()).take(NAMED).collect();
+            if !others.is_empty() && !found.contains_key(profile.name()) {
+                found.insert(profile.name().clone(), Conflict::AmbiguousRequest { key: key.into(), others });
+            }
+        }
+        if namespace.is_some() && platforms.contains(&**name) {
+            found.entry(profile.name().clone()).or_insert_with(|| Conflict::SharesName(name.clone()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use pillion_engine::profile::compile;
+    use serde_json::json;
+
+    use super::*;
+
+    fn profile(name: &ProfileName, key: Option<&str>) -> CompiledProfile {
+        let spec = json!({"request": key.map(|key| json!({"annotation": key})),
+                          "template": {"metadata": {"labels": {"a": "b"}}}});
+        compile(name, &serde_json::from_value(spec).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_key_of_two_profiles_and_a_name_of_the_platforms_are_told() {
+        let (cluster, shop) =
+            (|name: &str| ProfileName::cluster(name), |name: &str| ProfileName::namespaced("shop", name));
+        let all = [
+            profile(&cluster("java"), Some("otel/inject")),
+            profile(&cluster("python"), Some("otel/inject")),
+            profile(&cluster("nginx"), Some("nginx/inject")),
+            profile(&shop("own"), Some("nginx/inject")),
+            profile(&shop("nginx"), None),
+            profile(&ProfileName::namespaced("other", "own"), Some("nginx/inject")),
+        ];
+        let found = conflicts(all.iter());
+        let ambiguous =
+            |other: &str| Conflict::AmbiguousRequest { key: "otel/inject".into(), others: vec![other.into()] };
+        let expected = [
+            (cluster("java"), ambiguous("python")),
+            (cluster("python"), ambiguous("java")),
+            // A namespace's own default stands before the platform's: that is how it is meant.
+            (shop("nginx"), Conflict::SharesName("nginx".into())),
+        ];
+        assert_eq!(found, HashMap::from(expected));
+    }
+}

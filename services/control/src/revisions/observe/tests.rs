@@ -1,0 +1,98 @@
+//! What is known of profiles and their revisions, after what the watches have said.
+
+use serde_json::json;
+
+use super::*;
+
+fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
+    let metadata = json!({
+        "namespace": namespace, "name": name, "creationTimestamp": "2026-01-01T00:00:00Z",
+        "ownerReferences": [
+            {"apiVersion": "argoproj.io/v1alpha1", "kind": "Application", "name": "n", "uid": "somebody"},
+            {"apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "name": "n", "uid": owner},
+        ],
+    });
+    RevisionObject::new(serde_json::from_value(metadata).unwrap())
+}
+
+#[test]
+fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
+    let mut world = World::new();
+    for (namespace, name, owner) in [
+        (None, "proxy-aa11", "1"),
+        (None, "proxy-bb22", "another"),
+        (None, "proxy-two-cc33", "2"),
+        (None, "proxy-", "1"),
+        (None, "proxy-two", "1"),
+        (Some("shop"), "proxy-dd44", "1"),
+    ] {
+        world.take(Seen::Revision(Change::Applied(object(namespace, name, owner)), namespace.is_none()));
+    }
+    let revisions = |world: &World, name: &ProfileName, uid: &str| -> Vec<String> {
+        world.existing(name, uid).made.keys().map(ToString::to_string).collect()
+    };
+    let name = ProfileName::cluster("proxy");
+    assert_eq!(revisions(&world, &name, "1"), ["aa11"]);
+    assert_eq!(revisions(&world, &ProfileName::cluster("proxy-two"), "2"), ["cc33"]);
+    assert_eq!(revisions(&world, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
+
+    // A new list of one scope leaves the other as it is.
+    world.take(Seen::Revision(Change::Restarted, true));
+    world.take(Seen::Revision(Change::Listed(object(None, "proxy-ee55", "1")), true));
+    world.take(Seen::Revision(Change::ListComplete, true));
+    assert_eq!(revisions(&world, &name, "1"), ["ee55"]);
+    assert_eq!(revisions(&world, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
+    world.unmade(&name, "ee55");
+    assert!(revisions(&world, &name, "1").is_empty());
+}
+
+#[test]
+fn a_revision_that_a_parent_bounds_is_known_by_its_label() {
+    let mut world = World::new();
+    let mut bounded = object(None, "proxy-aa11", "1");
+    for bounds in [None, Some("Tenant"), Some(BOUNDED_BY_PARENT)] {
+        let metadata = json!({
+            "name": "proxy-aa11", "labels": bounds.map(|bounds| json!({BOUNDS_LABEL: bounds})),
+            "ownerReferences": [
+                {"apiVersion": "pillion.dev/v1alpha1", "kind": "InjectionProfile", "name": "n", "uid": "1"},
+            ],
+        });
+        bounded = RevisionObject::new(serde_json::from_value(metadata).unwrap());
+        assert_eq!(bounded.bounded_by_parent, bounds == Some(BOUNDED_BY_PARENT), "{bounds:?}");
+    }
+    world.take(Seen::Revision(Change::Applied(object(None, "proxy-bb22", "1")), true));
+    world.take(Seen::Revision(Change::Applied(bounded), true));
+    let existing = world.existing(&ProfileName::cluster("proxy"), "1");
+    assert_eq!(existing.made.len(), 2);
+    assert_eq!(existing.bounded_by_parent, ["aa11".into()].into());
+}
+
+fn seen(uid: &str, generation: i64, label: &str) -> Box<(Profile, StoredProfile)> {
+    let metadata = json!({"name": "proxy", "uid": uid, "generation": generation});
+    let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
+    let profile = Profile::new(&metadata, ProfileStatus::default());
+    let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
+    Box::new((profile, StoredProfile::new(metadata, spec)))
+}
+
+#[test]
+fn between_the_pages_of_a_list_nothing_is_said_of_what_was_seen_anew() {
+    let name = ProfileName::cluster("proxy");
+    let take = |world: &mut World, change| world.take(Seen::Profile(change, true));
+    let accepted = |world: &World| {
+        let (profile, existing) = (&world.profiles[&name], Existing::default());
+        world.observe(&name, profile, &existing, 0).map(|observed| observed.accepted.unwrap().revision)
+    };
+    for (uid, generation) in [("1", 2), ("2", 1)] {
+        let mut world = World::new();
+        take(&mut world, Change::Restarted);
+        take(&mut world, Change::Listed(seen("1", 1, "old")));
+        take(&mut world, Change::ListComplete);
+        let before = accepted(&world).expect("it is known");
+        take(&mut world, Change::Restarted);
+        take(&mut world, Change::Listed(seen(uid, generation, "new")));
+        assert_eq!(accepted(&world), None, "the new one is not compiled: {uid} {generation}");
+        take(&mut world, Change::ListComplete);
+        assert!(accepted(&world).is_some_and(|after| after != before));
+    }
+}

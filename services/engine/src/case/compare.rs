@@ -1,0 +1,245 @@
+//! When two objects mean the same, and when one has all that is said of it.
+//!
+//! To Kubernetes an empty map, an empty list and a null are as if they were not there. All else counts, the order of lists
+//! too. Elements of lists that have names are told by their names, so that one more container is one difference.
+
+use serde_json::{Map, Value as Json};
+
+use super::difference::{Aspect, Difference};
+
+/// Fields by which elements of a list are told apart, the first that all elements have, each with another value.
+const NAMES: [&str; 4] = ["mountPath", "name", "ip", "containerPort"];
+
+/// Without what is empty.
+fn levelled(value: &Json) -> Json {
+    match value {
+        Json::Array(items) => items.iter().map(levelled).collect(),
+        Json::Object(members) => members
+            .iter()
+            .map(|(key, value)| (key.clone(), levelled(value)))
+            .filter(|(_, value)| !is_empty(value))
+            .collect::<Map<_, _>>()
+            .into(),
+        other => other.clone(),
+    }
+}
+
+/// Every place at which two objects do not mean the same.
+#[must_use]
+pub fn unequal(aspect: Aspect, found: &Json, expected: &Json) -> Vec<Difference> {
+    compared(aspect, Way::Equal, found, expected)
+}
+
+/// Every place at which an object has not what a partial one says. Lists are as long, and in the same order.
+#[must_use]
+pub fn missing(aspect: Aspect, found: &Json, part: &Json) -> Vec<Difference> {
+    compared(aspect, Way::Partial, found, part)
+}
+
+/// How objects are compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Equal,
+    /// What nobody expects may be there.
+    Partial,
+}
+
+struct Comparison {
+    aspect: Aspect,
+    way: Way,
+    differences: Vec<Difference>,
+}
+
+fn compared(aspect: Aspect, way: Way, found: &Json, expected: &Json) -> Vec<Difference> {
+    let mut comparison = Comparison { aspect, way, differences: Vec::new() };
+    comparison.values(Some(&levelled(found)), Some(&levelled(expected)), "");
+    comparison.differences
+}
+
+fn is_empty(value: &Json) -> bool {
+    match value {
+        Json::Null => true,
+        Json::Array(items) => items.is_empty(),
+        Json::Object(members) => members.is_empty(),
+        _ => false,
+    }
+}
+
+impl Comparison {
+    fn differ(&mut self, found: Option<&Json>, expected: Option<&Json>, path: &str) {
+        self.differences.push(Difference {
+            aspect: self.aspect,
+            path: path.to_owned(),
+            found: found.cloned(),
+            expected: expected.cloned(),
+        });
+    }
+
+    fn values(&mut self, found: Option<&Json>, expected: Option<&Json>, path: &str) {
+        match (found, expected) {
+            (Some(Json::Object(found)), Some(Json::Object(expected))) => self.maps(found, expected, path),
+            (Some(Json::Array(found)), Some(Json::Array(expected))) => self.lists(found, expected, path),
+            (Some(found), Some(expected)) if found == expected => {}
+            (found, expected) => {
+                let nothing = |value: Option<&Json>| value.is_none_or(is_empty);
+                if !(nothing(found) && nothing(expected)) {
+                    self.differ(found, expected, path);
+                }
+            }
+        }
+    }
+
+    fn maps(&mut self, found: &Map<String, Json>, expected: &Map<String, Json>, path: &str) {
+        for (key, expected) in expected {
+            self.values(found.get(key), Some(expected), &below(path, key));
+        }
+        if self.way == Way::Equal {
+            for (key, found) in found.iter().filter(|(key, _)| !expected.contains_key(*key)) {
+                self.values(Some(found), None, &below(path, key));
+            }
+        }
+    }
+
+    fn lists(&mut self, found: &[Json], expected: &[Json], path: &str) {
+        let by = |field| Some((names(found, field)?, names(expected, field)?));
+        match NAMES.into_iter().find_map(by) {
+            Some((found_names, expected_names)) if found_names != expected_names => {
+                self.named(found, &found_names, expected, &expected_names, path);
+            }
+            names => {
+                if found.len() != expected.len() {
+                    let length = |items: &[Json]| Json::from(format!("a list of {}", items.len()));
+                    self.differ(Some(&length(found)), Some(&length(expected)), path);
+                }
+                let name = |place: usize| names.as_ref().and_then(|(names, _)| names.get(place)).cloned();
+                for place in 0..found.len().max(expected.len()) {
+                    let at = format!("{path}[{}]", name(place).unwrap_or_else(|| place.to_string()));
+                    self.values(found.get(place), expected.get(place), &at);
+                }
+            }
+        }
+    }
+
+    /// Lists of elements that are not of the same names in the same order: that is told first, and then what is different
+    /// in those that both have.
+    fn named(
+        &mut self,
+        found: &[Json],
+        found_names: &[String],
+        expected: &[Json],
+        expected_names: &[String],
+        path: &str,
+    ) {
+        let listed = |names: &[String]| Json::from(names.join(" "));
+        self.differ(Some(&listed(found_names)), Some(&listed(expected_names)), path);
+        for (name, element) in expected_names.iter().zip(expected) {
+            if let Some(found) = found_names.iter().position(|other| other == name).and_then(|place| found.get(place)) {
+                self.values(Some(found), Some(element), &format!("{path}[{name}]"));
+            }
+        }
+        if self.way == Way::Equal {
+            for (name, element) in found_names.iter().zip(found).filter(|(name, _)| !expected_names.contains(name)) {
+                self.differ(Some(element), None, &format!("{path}[{name}]"));
+            }
+        }
+        for (name, element) in expected_names.iter().zip(expected).filter(|(name, _)| !found_names.contains(name)) {
+            self.differ(None, Some(element), &format!("{path}[{name}]"));
+        }
+    }
+}
+
+/// A path one key further. Keys with dots and slashes, as those of annotations, stand in brackets.
+fn below(path: &str, key: &str) -> String {
+    match (path, key.contains(['.', '/', '['])) {
+        ("", false) => key.to_owned(),
+        (path, false) => format!("{path}.{key}"),
+        (path, true) => format!("{path}[{key}]"),
+    }
+}
+
+/// What a list's elements are called by a field, if each has it, and each another one.
+fn names(items: &[Json], field: &str) -> Option<Vec<String>> {
+    let mut names = Vec::with_capacity(items.len());
+    for item in items {
+        let name = match item.get(field)? {
+            Json::String(name) => name.clone(),
+            Json::Number(number) => number.to_string(),
+            _ => return None,
+        };
+        if names.contains(&name) {
+            return None;
+        }
+        names.push(name);
+    }
+    Some(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn paths(differences: &[Difference]) -> Vec<&str> {
+        differences.iter().map(|difference| difference.path.as_str()).collect()
+    }
+
+    #[test]
+    fn what_is_empty_is_not_there() {
+        let found = json!({"a": {}, "b": [], "c": null, "d": {"e": {"f": []}}, "g": [{}, 1]});
+        assert_eq!(unequal(Aspect::Object, &found, &json!({"g": [{}, 1]})), []);
+        assert_eq!(unequal(Aspect::Object, &json!({}), &json!(null)), []);
+        assert_eq!(missing(Aspect::Object, &json!({}), &json!({"a": {"b": null}})), []);
+    }
+
+    #[test]
+    fn lists_of_other_lengths_are_never_the_same() {
+        for compare in [unequal, missing] {
+            assert_eq!(paths(&compare(Aspect::Object, &json!({"a": [1, {}]}), &json!({"a": [1]}))), ["a"]);
+            assert_eq!(paths(&compare(Aspect::Object, &json!({"a": [1]}), &json!({"a": [1, {}]}))), ["a"]);
+        }
+    }
+
+    #[test]
+    fn each_place_that_differs_is_named() {
+        let found = json!({"metadata": {"annotations": {"example.com/a": "1", "b": "2"}}, "spec": {"x": [1, 2]}});
+        let expected = json!({"metadata": {"annotations": {"example.com/a": "2"}}, "spec": {"x": [2, 1], "y": 1}});
+        assert_eq!(
+            paths(&unequal(Aspect::Object, &found, &expected)),
+            ["metadata.annotations[example.com/a]", "metadata.annotations.b", "spec.x[0]", "spec.x[1]", "spec.y"]
+        );
+        assert_eq!(
+            paths(&missing(Aspect::Object, &found, &expected)),
+            ["metadata.annotations[example.com/a]", "spec.x[0]", "spec.x[1]", "spec.y"]
+        );
+    }
+
+    #[test]
+    fn one_more_container_is_not_that_all_behind_it_are_different() {
+        let container = |name: &str, image: &str| json!({"name": name, "image": image});
+        let found = json!({"c": [container("new", "n"), container("a", "a"), container("b", "other")]});
+        let expected = json!({"c": [container("a", "a"), container("b", "b")]});
+        let differences = unequal(Aspect::Object, &found, &expected);
+        assert_eq!(paths(&differences), ["c", "c[b].image", "c[new]"]);
+        assert_eq!(differences[0].found, Some(json!("new a b")));
+        let turned = json!({"c": [container("b", "b"), container("a", "a")]});
+        assert_eq!(paths(&missing(Aspect::Object, &turned, &expected)), ["c"]);
+    }
+
+    #[test]
+    fn a_list_in_a_part_is_whole_and_its_elements_are_not() {
+        let found = json!({"c": [{"name": "a", "image": "i", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}]});
+        let part = |part: Json| paths(&missing(Aspect::Object, &found, &part)).join(" ");
+        assert_eq!(part(json!({"c": [{"name": "a"}, {"name": "b"}]})), "");
+        assert_eq!(part(json!({"c": [{"image": "i"}, {}]})), "");
+        assert_eq!(part(json!({"c": [{"name": "a"}]})), "c");
+        assert_eq!(part(json!({"c": [{"env": [{"name": "X", "value": "2"}]}, {}]})), "c[0].env[X].value");
+    }
+
+    #[test]
+    fn elements_of_the_same_name_are_told_by_their_places() {
+        let found = json!([{"name": "x", "value": 1}, {"name": "x", "value": 2}]);
+        let expected = json!([{"name": "x", "value": 1}, {"name": "x", "value": 3}]);
+        assert_eq!(paths(&unequal(Aspect::Object, &found, &expected)), ["[1].value"]);
+    }
+}

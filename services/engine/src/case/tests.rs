@@ -1,0 +1,176 @@
+//! What a case says of itself: that it passes, or where it does not.
+
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::profile::ProfileName;
+
+fn profiles(specs: &Json) -> Profiles {
+    let specs = specs.as_object().unwrap().clone();
+    Profiles::new(specs.into_iter().map(|(name, spec)| {
+        let named = match name.split_once('/') {
+            Some((namespace, name)) => ProfileName::namespaced(namespace, name),
+            None => ProfileName::cluster(name.as_str()),
+        };
+        (named, serde_json::from_value(spec).unwrap())
+    }))
+}
+
+/// A profile that adds a container, whose image can be set.
+fn helper() -> Profiles {
+    profiles(&json!({"helper": {
+        "activation": "Always",
+        "parameters": [{"name": "image", "type": "string", "default": "helper:1"}],
+        "template": {"spec": {"containers": [{"name": "helper", "image": "${params.image}", "env": [{"name": "A", "value": "{\"b\": 1}"}]}]}},
+    }}))
+}
+
+fn case(value: Json) -> Case {
+    let mut case = value;
+    case.as_object_mut().unwrap().entry("name").or_insert_with(|| "a case".into());
+    let pod = json!({"metadata": {"name": "a"}, "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
+    case.as_object_mut().unwrap().entry("object").or_insert_with(|| pod);
+    serde_json::from_value(case).unwrap()
+}
+
+fn differences(profiles: &Profiles, value: Json) -> Vec<String> {
+    let verdict = run(&case(value), profiles).unwrap();
+    verdict.differences.iter().map(ToString::to_string).collect()
+}
+
+fn refused(profiles: &Profiles, value: Json) -> String {
+    run(&case(value), profiles).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_as_it_was_expected_passes() {
+    let result = json!({"metadata": {"name": "a"}, "spec": {"containers": [
+        {"name": "app", "image": "app:1"},
+        {"name": "helper", "image": "helper:2", "env": [{"name": "A", "value": "{\"b\": 1}"}]},
+    ]}});
+    let set = json!({"helper": {"image": "helper:2"}});
+    let case = json!({
+        "result": result, "parameters": set, "reasons": {"helper": "injected"},
+        "part": {"spec": {"containers": [{}, {"name": "helper"}]}}, "env": {"helper": {"A": {"b": 1}, "B": null}},
+    });
+    assert_eq!(differences(&helper(), case), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_not_is_told_place_by_place() {
+    let case = json!({
+        "part": {"spec": {"containers": [{}, {"image": "helper:2"}]}},
+        "env": {"helper": {"A": {"b": 2}, "C": "x"}, "nobody": {"A": "x"}},
+        "told": ["something"], "denied": "no", "reasons": {"helper": "match_condition", "other": "injected"},
+    });
+    assert_eq!(
+        differences(&helper(), case),
+        [
+            "refusal\n  expected  \"no\"\n  found     (nothing)",
+            "spec.containers[1].image\n  expected  \"helper:2\"\n  found     \"helper:1\"",
+            "variable helper.A.b\n  expected  2\n  found     1",
+            "variable helper.C\n  expected  \"x\"\n  found     (nothing)",
+            "variable nobody\n  expected  \"a container of this name\"\n  found     (nothing)",
+            "what the author is told\n  expected  \"something\"\n  found     (nothing)",
+            "reason of helper\n  expected  \"match_condition\"\n  found     \"injected\"",
+            "reason of other\n  expected  \"injected\"\n  found     (nothing)",
+        ]
+    );
+    let found = differences(&helper(), json!({"unchanged": true}));
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("spec.containers\n  expected  \"app\"\n  found     \"app helper\""), "{found:?}");
+}
+
+#[test]
+fn a_second_pass_that_changes_something_is_found() {
+    let growing = profiles(&json!({"growing": {"activation": "Always", "template": {"metadata": {"annotations": {
+        "example.com/a": {"$value": "${object.metadata.?annotations['example.com/a'].orValue('') + 'x'}", "$conflict": "Replace"},
+    }}}}}));
+    let found = differences(&growing, json!({"part": {}}));
+    assert!(found.iter().all(|found| found.starts_with("a second pass changes metadata.annotations")), "{found:?}");
+}
+
+#[test]
+fn refusals_of_both_paths_count() {
+    let mutating = profiles(&json!({"p": {"activation": "Always", "onError": "Deny", "matchConditions": [
+        {"name": "c", "expression": "false", "otherwise": "Deny", "message": "not here"}], "template": {"spec": {}}}}));
+    assert_eq!(differences(&mutating, json!({"denied": "not here"})), Vec::<String>::new());
+    let unexpected = differences(&mutating, json!({"unchanged": true}));
+    assert!(unexpected[0].starts_with("refusal\n  expected  (nothing)\n  found     \""), "{unexpected:?}");
+
+    let validating = profiles(&json!({"p": {"activation": "Always", "validations": [
+        {"expression": "!has(object.spec.hostPID)", "message": "no PIDs", "code": 402}]}}));
+    let object = json!({"metadata": {}, "spec": {"hostPID": true, "containers": [{"name": "app", "image": "a"}]}});
+    let told = json!({"object": object, "denied": "no PIDs", "code": 402, "unchanged": true});
+    assert_eq!(differences(&validating, told), Vec::<String>::new());
+    let other = differences(&validating, json!({"object": object, "denied": "no PIDs", "code": 403}));
+    assert_eq!(other, ["refusal code\n  expected  403\n  found     402"]);
+    assert_eq!(differences(&validating, json!({"unchanged": true})), Vec::<String>::new());
+}
+
+#[test]
+fn namespace_account_objects_and_cluster_are_what_it_says() {
+    let asking = profiles(&json!({"p": {
+        "activation": "Always",
+        "lookups": [{"name": "map", "version": "v1", "resource": "configmaps", "objectName": "settings"}],
+        "template": {"metadata": {"labels": {
+            "team": "${serviceAccount.?annotations.team.orValue('nobody')}",
+            "map": "${lookups.?map.data.a.orValue('none')}",
+            "zone": "${cluster.?zone.orValue('nowhere')}",
+            "tier": "${namespaceObject.metadata.?annotations.tier.orValue('low')}",
+            "owner": "${owner.?name.orValue('none')}",
+        }}},
+    }}));
+    let labels = |labels: Json| json!({"metadata": {"labels": labels}});
+    let nothing = labels(json!({"team": "nobody", "map": "none", "zone": "nowhere", "tier": "low", "owner": "none"}));
+    let verdict = run(&case(json!({"part": nothing})), &asking).unwrap();
+    assert!(verdict.passes(), "{verdict:?}");
+    let all = json!({
+        "part": labels(json!({"team": "red", "map": "1", "zone": "z", "tier": "high", "owner": "web"})),
+        "serviceAccount": {"annotations": {"team": "red"}},
+        "cluster": {"zone": "z"},
+        "namespace": {"name": "shop", "annotations": {"tier": "high"}},
+        "objects": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}},
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "rs", "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "2", "controller": true}]}},
+        ],
+        "object": {"metadata": {"ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "1", "controller": true}]},
+            "spec": {"containers": [{"name": "app", "image": "a"}]}},
+    });
+    assert_eq!(differences(&asking, all), Vec::<String>::new());
+}
+
+#[test]
+fn who_is_not_opted_in_or_opts_out_is_left_alone() {
+    let out = json!({"unchanged": true, "namespace": {"labels": {"pillion.dev/injection": "disabled"}}});
+    assert_eq!(differences(&helper(), out), Vec::<String>::new());
+    let object = json!({"metadata": {"labels": {"pillion.dev/inject": "false"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}});
+    assert_eq!(differences(&helper(), json!({"unchanged": true, "object": object})), Vec::<String>::new());
+}
+
+#[test]
+fn profiles_are_chosen_and_asked_for_by_other_words() {
+    let two = profiles(&json!({
+        "a": {"request": {"annotation": "example.com/ask"}, "template": {"metadata": {"labels": {"a": "1"}}}},
+        "b": {"activation": "Always", "template": {"metadata": {"labels": {"b": "1"}}}},
+    }));
+    let object = json!({"metadata": {"annotations": {"example.com/ask": "please"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}});
+    let case = json!({"object": object, "profiles": ["a"], "values": {"a": ["please"]},
+        "result": {"metadata": {"annotations": {"example.com/ask": "please"}, "labels": {"a": "1"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}}});
+    assert_eq!(differences(&two, case), Vec::<String>::new());
+}
+
+#[test]
+fn a_case_that_cannot_be_run_says_why() {
+    for (value, expected) in [
+        (json!({}), "nothing is expected"),
+        (json!({"unchanged": true, "profiles": ["helpr"]}), "profiles: there is no profile \"helpr\"; there is helper"),
+        (json!({"unchanged": true, "parameters": {"helper": {"imag": 1}}}), "no parameter \"imag\"; there is image"),
+        (json!({"unchanged": true, "parameters": {"helper": {"image": 1}}}), "profile helper does not compile: "),
+    ] {
+        let text = refused(&helper(), value);
+        assert!(text.contains(expected), "{text}");
+    }
+}

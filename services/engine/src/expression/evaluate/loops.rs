@@ -1,0 +1,113 @@
+//! What goes over the items of a list or the keys of a map, and over the one value that an optional may have.
+
+use super::{Evaluated, Evaluation};
+use crate::expression::error::EvaluationError;
+use crate::expression::functions::lists;
+use crate::expression::program::{Loop, LoopKind, Node};
+use crate::expression::value::{Items, Value};
+
+impl<'v> Evaluation<'_, 'v> {
+    #[inline(never)]
+    pub(super) fn map_optional(&mut self, parts: &'v [Node; 2], flat: bool) -> Evaluated<'v> {
+        let [target, body] = parts;
+        match self.value(target)? {
+            Value::Optional(None) => Ok(Value::none()),
+            Value::Optional(Some(value)) => {
+                let result = self.with_local((*value).clone(), body)?;
+                match (flat, result) {
+                    (false, result) => Ok(Value::some(result)),
+                    (true, result @ Value::Optional(_)) => Ok(result),
+                    (true, result) => {
+                        Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.described()))
+                            .with_help("use optMap")
+                            .within(body.span))
+                    }
+                }
+            }
+            value => Err(EvaluationError::new(format!("optMap is called on an optional, not {}", value.described()))
+                .within(target.span)),
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn looped(&mut self, looped: &'v Loop) -> Evaluated<'v> {
+        let range = self.value(&looped.range)?;
+        let items = if let Some(items) = range.items() {
+            items
+        } else if let Some(entries) = range.entries() {
+            Items::Own(entries.iter().map(|(key, _)| key.to_value()).collect())
+        } else {
+            let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.described()));
+            let error = match range {
+                Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue([])"),
+                _ => error,
+            };
+            return Err(error.within(looped.range.span));
+        };
+        self.budget.charge(items.len())?;
+        match looped.kind {
+            LoopKind::All => self.search(&items, &looped.body, false),
+            LoopKind::Exists => self.search(&items, &looped.body, true),
+            LoopKind::ExistsOne => {
+                let mut found = 0_usize;
+                for item in items.iter() {
+                    found += usize::from(self.test(item, &looped.body)?);
+                }
+                Ok(Value::Bool(found == 1))
+            }
+            LoopKind::Filter => {
+                let mut kept = Vec::new();
+                for item in items.iter() {
+                    if self.test(item, &looped.body)? {
+                        kept.push(item.clone());
+                    }
+                }
+                Ok(Value::list(kept))
+            }
+            LoopKind::Map => {
+                let mut mapped = Vec::with_capacity(items.len());
+                for item in items.iter() {
+                    if let Some(filter) = &looped.filter
+                        && !self.test(item, filter)?
+                    {
+                        continue;
+                    }
+                    mapped.push(self.with_local(item.clone(), &looped.body)?);
+                }
+                Ok(Value::list(mapped))
+            }
+            LoopKind::SortBy => {
+                let mut keyed = Vec::with_capacity(items.len());
+                for item in items.iter() {
+                    keyed.push((self.with_local(item.clone(), &looped.body)?, item.clone()));
+                }
+                lists::sort(&mut keyed, |(key, _)| key, self.budget).map_err(|error| error.within(looped.body.span))?;
+                Ok(Value::list(keyed.into_iter().map(|(_, item)| item).collect()))
+            }
+        }
+    }
+
+    fn test(&mut self, item: &Value<'v>, condition: &'v Node) -> Result<bool, EvaluationError> {
+        self.locals.push(item.clone());
+        let result = self.bool(condition);
+        self.locals.pop();
+        result
+    }
+
+    /// Looks for an item for which the condition gives the decisive answer. One that is found counts also beside items
+    /// for which the condition fails.
+    fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
+        let mut failed = None;
+        for item in items {
+            match self.test(item, condition) {
+                Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
+                Ok(_) => {}
+                Err(error) if error.is_exhausted() => return Err(error),
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        failed.map_or(Ok(Value::Bool(!decisive)), Err)
+    }
+}

@@ -1,0 +1,171 @@
+//! Finding the elements of lists by their keys.
+//!
+//! Every element of a template is looked for in the list that it is for. So the first key of each element that is there is
+//! read once for the list at hand, and not once for each that is looked for.
+
+use std::borrow::Cow;
+
+use crate::json::{Document, Kind as JsonKind, SlotId, Value, has_byte};
+use crate::schema::{self, KeyedList};
+
+use super::merge::{Fault, Merge, push_escaped, push_token};
+
+/// The fields of an element that tell it from others.
+pub(super) struct Keys<'a> {
+    fields: &'static [&'static str],
+    values: [Option<Value<'a>>; 2],
+    /// What they are compared by, with what an absent one stands for.
+    texts: [Option<Cow<'a, str>>; 2],
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(keyed: &'static KeyedList, values: [Option<Value<'a>>; 2]) -> Self {
+        let text = |place: usize| key_of(values.get(place).copied().flatten(), keyed.keys.get(place)?, keyed);
+        Self { fields: keyed.keys, values, texts: [text(0), text(1)] }
+    }
+
+    /// Writes the token of the element.
+    pub(super) fn push(&self, pointer: &mut String) {
+        push_texts(pointer, self.fields.iter().enumerate().map(|(place, _)| self.text(place).unwrap_or_default()));
+    }
+
+    /// What a key field is compared by.
+    fn text(&self, place: usize) -> Option<&str> {
+        self.texts.get(place)?.as_deref()
+    }
+
+    /// The value of a key field that the element has.
+    pub(super) fn get(&self, field: &str) -> Option<Value<'a>> {
+        self.at(self.fields.iter().position(|candidate| *candidate == field)?)
+    }
+
+    /// The value of a key field by its place among them.
+    fn at(&self, place: usize) -> Option<Value<'a>> {
+        self.values.get(place).copied().flatten()
+    }
+}
+
+/// The elements of the list at hand with the first of their keys.
+#[derive(Default)]
+pub(super) struct Index<'a> {
+    list: Option<SlotId>,
+    /// Those of the document when the list was gone over.
+    upheavals: u32,
+    elements: Vec<(SlotId, Option<Value<'a>>)>,
+}
+
+impl<'a> Index<'a> {
+    /// Forgets which list it was.
+    pub(super) fn forget(&mut self) {
+        self.list = None;
+        self.elements.clear();
+        self.elements.reserve(16);
+    }
+
+    /// Goes over a list, unless that was done and nothing has changed since.
+    fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
+        if self.list != Some(list) || self.upheavals != document.upheavals() {
+            self.list = Some(list);
+            self.upheavals = document.upheavals();
+            self.elements.clear();
+            self.elements.extend(document.children(list).map(|slot| (slot, document.value_of(slot, key))));
+        }
+        &self.elements
+    }
+
+    /// Notes an element that was just put into a list, if it is the list at hand and nothing else has changed.
+    pub(super) fn added(&mut self, document: &Document<'a>, list: SlotId, element: SlotId, keys: &Keys<'a>) {
+        let upheavals = self.upheavals.wrapping_add(1);
+        if self.list == Some(list) && upheavals == document.upheavals() {
+            self.upheavals = upheavals;
+            self.elements.push((element, keys.at(0)));
+        }
+    }
+}
+
+impl<'a> Merge<'_, 'a> {
+    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
+    pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
+        let Some((first, others)) = keyed.keys.split_first() else { return Ok(None) };
+        let wanted = keys.text(0);
+        let elements = self.index.of(self.document, list, first);
+        let looks = elements.len();
+        let is_wanted = |found: Option<Value<'_>>, wanted: Option<&str>, key: &str| match found {
+            Some(found) => wanted.is_some_and(|wanted| is_key(found, wanted)),
+            None => key_of(None, key, keyed).as_deref() == wanted,
+        };
+        let has_others = |element: SlotId| {
+            others
+                .iter()
+                .enumerate()
+                .all(|(place, key)| is_wanted(self.document.value_of(element, key), keys.text(place + 1), key))
+        };
+        let mut behind_first = elements.iter().rev();
+        let found = behind_first.find(|(element, key)| is_wanted(*key, wanted, first) && has_others(*element));
+        let found = found.map(|(element, _)| *element);
+        self.charge_looks(looks)?;
+        Ok(found)
+    }
+}
+
+/// Whether a list that stands in a template as it is can be added as one value where there is none: no two of its elements
+/// are one, and none is an environment variable that may have to stand behind another.
+pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
+    /// Each is compared with all before it.
+    const MOST: usize = 8;
+    let Some(first) = keyed.keys.first() else { return false };
+    let mut keys = [None; MOST];
+    let mut items = list.items();
+    for (place, item) in items.by_ref().take(MOST).enumerate() {
+        let key = item.get(first).filter(|key| key.is_scalar());
+        if key.is_none() || keys.iter().take(place).any(|earlier: &Option<Value<'_>>| same_key(*earlier, key)) {
+            return false;
+        }
+        if let Some(noted) = keys.get_mut(place) {
+            *noted = key;
+        }
+    }
+    items.next().is_none() && !(schema::is_env(keyed) && has_byte(list.raw(), b'$'))
+}
+
+/// Whether two elements have the same text in a key field.
+pub(super) fn same_key(left: Option<Value<'_>>, right: Option<Value<'_>>) -> bool {
+    left.zip(right).is_some_and(|(left, right)| key_text(left) == key_text(right))
+}
+
+/// The value of a key field, as text: strings by what they stand for, anything else as it stands.
+fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
+    if let Some(value) = value {
+        return Some(key_text(value));
+    }
+    let default = keyed.defaults.iter().find(|(field, _)| *field == key);
+    default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
+}
+
+/// Whether the value of a key field is a text.
+fn is_key(value: Value<'_>, text: &str) -> bool {
+    match value.kind() {
+        JsonKind::String | JsonKind::EscapedString => value.is(text),
+        _ => value.raw() == text,
+    }
+}
+
+fn key_text(value: Value<'_>) -> Cow<'_, str> {
+    value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
+}
+
+/// Writes the token of an element by the values of its key fields.
+pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
+    push_texts(pointer, keyed.keys.iter().map(|key| key_of(value(key), key, keyed).unwrap_or_default()));
+}
+
+fn push_texts(pointer: &mut String, texts: impl Iterator<Item = impl AsRef<str>>) {
+    for (index, text) in texts.enumerate() {
+        if index == 0 {
+            push_token(pointer, text.as_ref());
+        } else {
+            pointer.push(',');
+            push_escaped(pointer, text.as_ref());
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The members of objects: laid over those that the object has, added where it has none, and chosen among those that
+//! exclude one another.
+
+use std::borrow::Cow;
+
+use crate::json::{Content, Key, Kind as JsonKind, SlotId, State, Value};
+use crate::profile::template::{ConflictRule, Join, Kind, Node};
+use crate::report::Reason;
+use crate::schema::{self, Field, OneOf, Type};
+
+use super::index::is_one_value;
+use super::merge::{Directives, Fault, Merge, Part, push_token};
+
+/// A member of an object, be it there or not.
+pub(super) struct Member<'a> {
+    /// The object.
+    at: SlotId,
+    pub(super) key: Key<'a>,
+    /// The text that the key stands for.
+    pub(super) name: Cow<'a, str>,
+    /// What is known of it.
+    pub(super) field: Option<&'static Field>,
+    /// The choice among the object's fields.
+    one_of: &'static OneOf,
+}
+
+impl<'a> Merge<'_, 'a> {
+    /// Whether an object was just made for what is added, so that no part of it can be in the way of another.
+    pub(super) fn is_new(&self, at: SlotId, type_: &Type) -> bool {
+        self.manner.within_added
+            && !self.manner.settled
+            && matches!(type_.one_of, OneOf::Nothing)
+            && self.document.first(at).is_none()
+    }
+
+    /// Adds a member to an object that is new. Most of a sidecar is such, and needs nothing of what is there.
+    pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), Fault> {
+        let content = Content::Value(value);
+        self.charge_content(content)?;
+        self.document.add_member(at, key, content);
+        self.note_added();
+        Ok(())
+    }
+
+    /// The member of an object that is open.
+    pub(super) fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, Fault> {
+        let (looks, found) = self.document.look_for(at, name);
+        self.charge_looks(looks)?;
+        Ok(found)
+    }
+
+    /// Lays a member with its directives.
+    pub(super) fn node(&mut self, member: &Member<'a>, existing: Option<SlotId>, node: &'a Node) -> Result<(), Fault> {
+        let known = self.computation.known();
+        self.know_existing(node, existing)?;
+        let below = member.field.map_or(&schema::ANY, |field| match field {
+            Field::Object(type_) => type_,
+            Field::Keyed(keyed) => keyed.element,
+        });
+        if self.is_wanted(node)? {
+            let directives = self.directives(node)?;
+            if let Some(prune) = node.rules.as_ref().and_then(|rules| rules.prune.as_ref())
+                && let Some(existing) = existing
+            {
+                self.prune_map(existing, prune)?;
+            }
+            if let Some(part) = self.resolve(node, below)? {
+                self.computation.forget(known);
+                return self.member(member, existing, part, directives);
+            }
+        }
+        self.computation.forget(known);
+        Ok(())
+    }
+
+    pub(super) fn member(
+        &mut self,
+        member: &Member<'a>,
+        existing: Option<SlotId>,
+        part: Part<'a>,
+        directives: Directives<'a>,
+    ) -> Result<(), Fault> {
+        let around = self.manner;
+        self.follow(directives);
+        let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
+        if present.is_some() && self.manner.conflict != ConflictRule::Replace && self.is_ours() {
+            self.settle();
+        }
+        let result = match present {
+            Some(present) => self.lay(member.at, present, part, directives.join, member.field),
+            None if self.manner.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
+            None => match self.make_room(member) {
+                Ok(true) => self.add_member(member, existing, part, directives.join),
+                Ok(false) => Ok(()),
+                Err(fault) => Err(fault),
+            },
+        };
+        self.manner = around;
+        result
+    }
+
+    /// Adds a member that the object does not have, or has as null.
+    fn add_member(
+        &mut self,
+        member: &Member<'a>,
+        null: Option<SlotId>,
+        part: Part<'a>,
+        join: Option<&'a Join>,
+    ) -> Result<(), Fault> {
+        let Member { at, key, field, .. } = *member;
+        let content = match (field, part) {
+            (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
+            (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
+            (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
+            _ if self.manner.settled && join.is_none() => return Ok(()),
+            _ => match self.value_of(part)? {
+                Some(value) => Content::Value(value),
+                None => return Ok(()),
+            },
+        };
+        self.charge_content(content)?;
+        let original = null.map(|null| (self.document.content(null), self.document.state(null)));
+        let slot = match null {
+            Some(null) => {
+                self.document.replace(null, content);
+                null
+            }
+            None => self.document.add_member(at, key, content),
+        };
+        match (content, field) {
+            (Content::Map, Some(Field::Object(type_))) if type_.spread => self.object(slot, part, type_, None)?,
+            (Content::Map, _) => {
+                let type_ = match field {
+                    Some(Field::Object(type_)) => type_,
+                    _ => &schema::ANY,
+                };
+                let around = self.manner;
+                if !self.manner.settled {
+                    self.enter_added();
+                }
+                let result = self.object(slot, part, type_, None);
+                self.manner = around;
+                result?;
+                if !self.manner.settled && self.document.children(slot).next().is_some() {
+                    self.note_added();
+                }
+            }
+            (Content::List, Some(Field::Keyed(keyed))) => self.list(at, slot, part, keyed)?,
+            _ => {
+                self.join_front(slot, join)?;
+                self.note_added();
+            }
+        }
+        // A map or list whose every part was left out is left out too.
+        let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
+        if is_made && self.document.children(slot).next().is_none() {
+            match original {
+                Some((original, State::Original)) => self.document.restore(slot, original),
+                Some((original, _)) => self.document.replace(slot, original),
+                None => self.document.remove(slot, at),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a member of a choice may be added: the object has no other of that choice, or has none any more.
+    fn make_room(&mut self, member: &Member<'a>) -> Result<bool, Fault> {
+        let others = self.chosen_otherwise(member);
+        if others.is_empty() {
+            return Ok(true);
+        }
+        match self.manner.conflict {
+            ConflictRule::Merge | ConflictRule::Keep => Ok(false),
+            ConflictRule::Fail => Err(self.fault(Reason::NameTaken)),
+            ConflictRule::Replace => {
+                for other in others {
+                    self.take_away(member.at, other);
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// The object's members of the same choice, if it has others than this one: then its author has chosen.
+    fn chosen_otherwise(&self, member: &Member<'a>) -> Vec<SlotId> {
+        let Member { at, one_of, name, .. } = member;
+        if !one_of.holds(name) {
+            return Vec::new();
+        }
+        let is_other = |child: &SlotId| {
+            self.document.kind(*child) != JsonKind::Null
+                && self.document.key(*child).is_some_and(|key| !key.is(name) && one_of.holds(&key.text()))
+        };
+        self.document.children(*at).filter(is_other).collect()
+    }
+
+    /// Takes a member away that excludes one of ours, which is at the place at hand.
+    fn take_away(&mut self, parent: SlotId, member: SlotId) {
+        let around = self.pointer.rfind('/').unwrap_or(0);
+        if let Some(key) = self.document.key(member) {
+            let mut pointer = self.pointer.get(..around).unwrap_or_default().to_owned();
+            push_token(&mut pointer, &key.text());
+            let ours = std::mem::replace(&mut self.pointer, pointer);
+            self.note_replaced(member);
+            self.pointer = ours;
+        }
+        self.document.remove(member, parent);
+    }
+}
+
+impl<'a> Member<'a> {
+    pub(super) fn new(at: SlotId, key: Key<'a>, type_: &'static Type) -> Self {
+        let name = key.text();
+        let field = type_.field(&name);
+        Self { at, key, name, field, one_of: &type_.one_of }
+    }
+}
+
+impl Node {
+    /// The value of a field that is added as it stands in the template, if it is one. Elements of lists are looked for by
+    /// who changes them later.
+    pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
+        let Kind::Plain(tape) = &self.kind else { return None };
+        let value = tape.root();
+        let is_one = match field {
+            Some(Field::Keyed(keyed)) => {
+                value.kind() == JsonKind::Array
+                    && !is_changed
+                    && keyed.siblings.is_empty()
+                    && is_one_value(value, keyed)
+            }
+            Some(Field::Object(type_)) => !type_.spread,
+            None => true,
+        };
+        (is_one && self.rules.is_none()).then_some(value)
+    }
+}

@@ -1,0 +1,184 @@
+//! Items of lists without keys: told by what they mean, and what an earlier pass of the same profile left of them.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use crate::expression::Budget;
+use crate::json::{Document, Kind, SlotId, Value, write_string};
+
+use super::merge::{Fault, Manner, Merge, Part};
+use super::notes::Original;
+
+/// Bytes that each byte of an item is charged as that is looked up or remembered.
+const ITEM_BYTE_COST: usize = 4;
+
+/// Items by what they mean, so that one is found among many without going over them.
+#[derive(Default)]
+pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
+
+/// What an earlier pass left of a list as it should be.
+pub(super) enum Settled<'a> {
+    /// All of it: it is part of something that this profile added.
+    All,
+    /// These items.
+    These(Items<'a>),
+}
+
+impl<'a> Items<'a> {
+    pub(super) fn has(&self, item: Value<'a>) -> bool {
+        self.0.contains(&normal(item))
+    }
+
+    /// Whether it was not among them yet.
+    pub(super) fn add(&mut self, item: Value<'a>) -> bool {
+        self.0.insert(normal(item))
+    }
+}
+
+impl<'a> Merge<'_, 'a> {
+    /// A list whose elements the record cannot name, as an earlier pass of this profile left it. That pass found it as the
+    /// record has it, and did this work on it; or found none and laid this part.
+    pub(super) fn left_by_us(
+        &mut self,
+        part: Option<Part<'a>>,
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
+    ) -> Result<Option<Settled<'a>>, Fault> {
+        // It has a budget of its own, or a profile might be applied once and be too much work when it is asked for again.
+        std::mem::swap(&mut self.budget, &mut self.again);
+        let left = self.find_left(part, work);
+        std::mem::swap(&mut self.budget, &mut self.again);
+        left
+    }
+
+    fn find_left(
+        &mut self,
+        part: Option<Part<'a>>,
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
+    ) -> Result<Option<Settled<'a>>, Fault> {
+        let left = match self.original() {
+            Original::Was(list) if list.kind() == Kind::Array && (self.is_known() || self.is_below_ours()) => {
+                let manner = Manner { settled: false, within_added: true, ..self.manner };
+                let left = self.on_copy(list, |merge| {
+                    merge.manner = manner;
+                    merge.document.open(Document::ROOT)?;
+                    work(merge)
+                });
+                Some(left?)
+            }
+            Original::Nothing if self.is_ours() => match part {
+                Some(part) => self.value_of(part)?,
+                None => None,
+            },
+            Original::Nothing if self.is_below_ours() => return Ok(Some(Settled::All)),
+            Original::Was(_) | Original::Nothing | Original::Unchanged => None,
+        };
+        let Some(left) = left else { return Ok(None) };
+        let mut items = Items::default();
+        for item in left.items() {
+            self.charge_item(item)?;
+            items.add(item);
+        }
+        Ok(Some(Settled::These(items)))
+    }
+
+    /// Whether an earlier pass left an item as it is.
+    pub(super) fn is_left(&mut self, settled: Option<&Settled<'a>>, item: Value<'a>) -> Result<bool, Fault> {
+        match settled {
+            None => Ok(false),
+            Some(Settled::All) => Ok(true),
+            Some(Settled::These(items)) => {
+                self.charge_item(item)?;
+                Ok(items.has(item))
+            }
+        }
+    }
+
+    /// The items that a list has now.
+    pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, Fault> {
+        let slots: Vec<_> = self.document.children(list).collect();
+        self.charge_looks(slots.len())?;
+        let mut items = Items::default();
+        for slot in slots {
+            let item = self.current(slot)?;
+            self.charge_item(item)?;
+            items.add(item);
+        }
+        Ok(items)
+    }
+
+    /// Charges looking an item up, or remembering it.
+    pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), Fault> {
+        self.charge(Budget::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
+    }
+}
+
+/// A value in the one form that all values have that mean the same.
+fn normal(value: Value<'_>) -> Cow<'_, str> {
+    match value.kind() {
+        Kind::EscapedString | Kind::Object | Kind::Array => {
+            let mut out = String::with_capacity(value.raw().len());
+            write_normal(value, &mut out);
+            Cow::Owned(out)
+        }
+        _ => Cow::Borrowed(value.raw()),
+    }
+}
+
+fn write_normal(value: Value<'_>, out: &mut String) {
+    match value.kind() {
+        Kind::EscapedString => write_string(out, &value.as_str().unwrap_or_default()),
+        Kind::Object => {
+            let mut members: Vec<_> = value.members().map(|(key, value)| (key.text(), value)).collect();
+            members.sort_by(|(key, _), (other, _)| key.cmp(other));
+            out.push('{');
+            for (key, value) in members {
+                write_string(out, &key);
+                out.push(':');
+                write_normal(value, out);
+                out.push(',');
+            }
+            out.push('}');
+        }
+        Kind::Array => {
+            out.push('[');
+            for item in value.items() {
+                write_normal(item, out);
+                out.push(',');
+            }
+            out.push(']');
+        }
+        _ => out.push_str(value.raw()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::OwnedTape;
+
+    #[test]
+    fn what_means_the_same_has_one_form() {
+        let texts = [
+            r#"{"a":1,"b":[{"x":"y","z":null}]}"#,
+            r#"{ "b" : [ {"z":null,"\u0078":"\u0079"} ], "a" : 1 }"#,
+            r#"{"a":1,"b":[{"x":"y"}]}"#,
+            r#"{"a":1.0,"b":[{"x":"y","z":null}]}"#,
+            r#""a\u007f/\"""#,
+            "\"a\u{7f}\\/\\u0022\"",
+            "\"a\u{7f}\"",
+            r#""a\u007f""#,
+            r#""1""#,
+            "1",
+            "[1]",
+            "[[1]]",
+            r#"["1"]"#,
+        ];
+        let tapes = texts.map(|text| OwnedTape::parse(text).unwrap());
+        for left in &tapes {
+            for right in &tapes {
+                let (left, right) = (left.root(), right.root());
+                assert_eq!(normal(left) == normal(right), left.means(right), "{} {}", left.raw(), right.raw());
+            }
+        }
+    }
+}

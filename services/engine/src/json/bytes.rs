@@ -1,0 +1,72 @@
+//! Looking for a byte in a text, eight bytes at a time. Nearly no text has what is looked for, so all of it is looked at.
+
+/// A word of eight bytes that are one.
+pub(super) const ONES: u64 = u64::MAX / 255;
+
+/// Whether a text has a byte of ASCII.
+#[inline]
+pub(crate) fn has_byte(text: &str, byte: u8) -> bool {
+    any(text.as_bytes(), |word| marked(word, byte) != 0, |other| other == byte)
+}
+
+/// What of a text is before a byte of ASCII; all of it if it has none.
+#[inline]
+pub(crate) fn before_byte(text: &str, byte: u8) -> &str {
+    let place = find(text.as_bytes(), |word| marked(word, byte), |other| other == byte);
+    place.and_then(|place| text.get(..place)).unwrap_or(text)
+}
+
+/// Whether the test is true of a byte, or of eight at a time.
+#[inline]
+pub(super) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u8) -> bool) -> bool {
+    // What is left behind the last whole word is looked at with the bytes before it.
+    let Some(last) = text.last_chunk() else {
+        return match (text.first_chunk(), text.last_chunk()) {
+            (Some(first), Some(last)) => {
+                of_word(u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32)
+            }
+            _ => text.iter().any(|byte| of_byte(*byte)),
+        };
+    };
+    let (words, _) = text.as_chunks();
+    words.iter().any(|word| of_word(u64::from_le_bytes(*word))) || of_word(u64::from_le_bytes(*last))
+}
+
+/// The first byte of which the test is true, which marks it in eight at a time by its highest bit; above it there may be
+/// false marks.
+#[inline]
+pub(super) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u8) -> bool) -> Option<usize> {
+    let (words, rest) = text.as_chunks();
+    for (index, word) in words.iter().enumerate() {
+        let marks = of_word(u64::from_le_bytes(*word));
+        if marks != 0 {
+            return Some(index * 8 + marks.trailing_zeros() as usize / 8);
+        }
+    }
+    let place = rest.iter().position(|byte| of_byte(*byte))?;
+    Some(text.len() - rest.len() + place)
+}
+
+/// The highest bit of each of eight bytes that is this one, which is of ASCII. Above the first there may be false marks.
+#[inline]
+pub(super) const fn marked(word: u64, byte: u8) -> u64 {
+    let zero = word ^ (ONES * byte as u64);
+    zero.wrapping_sub(ONES) & !zero & (ONES << 7)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{before_byte, has_byte};
+
+    #[test]
+    fn a_byte_is_found_at_every_place() {
+        for length in 0..20 {
+            assert!(!has_byte(&"é".repeat(length), b'i'), "{length}");
+            for place in 0..length {
+                let text: String = (0..length).map(|at| if at == place { '\\' } else { ']' }).collect();
+                assert!(has_byte(&text, b'\\') && !has_byte(&text, b'['), "{text}");
+                assert_eq!((before_byte(&text, b'\\'), before_byte(&text, b'[')), (&text[..place], &*text));
+            }
+        }
+    }
+}

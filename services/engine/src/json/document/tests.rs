@@ -1,0 +1,124 @@
+//! Documents: what is read, edited, written, and gone back to.
+
+use super::super::OwnedTape;
+use super::*;
+
+fn written(document: &Document<'_>) -> String {
+    let mut out = String::new();
+    document.write(Document::ROOT, &mut out);
+    out
+}
+
+#[test]
+fn what_nobody_touched_is_written_as_it_stood() {
+    let text = r#"{ "a" : [1 , 2], "b":{"c":1.10} }"#;
+    let tape = OwnedTape::parse(text).unwrap();
+    let mut document = Document::new(tape.root());
+    assert_eq!(written(&document), text);
+    let root = Document::ROOT;
+    document.open(root).unwrap();
+    assert_eq!(written(&document), r#"{"a":[1 , 2],"b":{"c":1.10}}"#);
+}
+
+#[test]
+fn members_and_items_are_added_replaced_and_removed() {
+    let tape = OwnedTape::parse(r#"{"list":[1,2,3],"x":true,"y":false}"#).unwrap();
+    let mut document = Document::new(tape.root());
+    let root = Document::ROOT;
+    let list = document.member(root, "list").unwrap().unwrap();
+    document.open(list).unwrap();
+    let second = document.children(list).nth(1).unwrap();
+    document.remove(second, list);
+    document.insert_item(list, 0, Content::Scalar("0"));
+    document.insert_item(list, 2, Content::Scalar("9"));
+    document.push_item(list, Content::Scalar("4"));
+    let x = document.member(root, "x").unwrap().unwrap();
+    document.replace(x, Content::Scalar("\"new\""));
+    let y = document.member(root, "y").unwrap().unwrap();
+    document.remove(y, root);
+    document.add_member(root, Key::new("z"), Content::Map);
+    assert_eq!(written(&document), r#"{"list":[0,1,9,3,4],"x":"new","z":{}}"#);
+}
+
+#[test]
+fn an_addition_that_is_taken_back_leaves_no_trace() {
+    let tape = OwnedTape::parse("[1]").unwrap();
+    let mut document = Document::new(tape.root());
+    let root = Document::ROOT;
+    document.open(root).unwrap();
+    let last = document.push_item(root, Content::Scalar("2"));
+    document.remove(last, root);
+    let first = document.insert_item(root, 0, Content::Scalar("0"));
+    document.remove(first, root);
+    document.push_item(root, Content::Scalar("3"));
+    assert_eq!(written(&document), "[1,3]");
+}
+
+#[test]
+fn a_key_that_stands_twice_is_found() {
+    for padding in [0, 40] {
+        let members: Vec<_> = (0..padding).map(|i| format!("\"k{i}\":0,")).collect();
+        let text = format!(r#"{{{}"same":1,"same":2}}"#, members.concat());
+        let tape = OwnedTape::parse(text).unwrap();
+        let mut document = Document::new(tape.root());
+        let root = Document::ROOT;
+        assert_eq!(document.open(root), Err(Malformed { key: "same".into() }));
+    }
+}
+
+#[test]
+fn a_key_is_the_same_however_it_is_escaped() {
+    for padding in [0, 40] {
+        let members: Vec<_> = (0..padding).map(|i| format!("\"k{i}\":0,")).collect();
+        for pair in [r#""same":1,"s\u0061me":2"#, r#""s\u0061me":1,"same":2"#, r#""s\u0061me":1,"sam\u0065":2"#] {
+            let text = format!("{{{}{pair}}}", members.concat());
+            let tape = OwnedTape::parse(text).unwrap();
+            let mut document = Document::new(tape.root());
+            assert_eq!(document.open(Document::ROOT), Err(Malformed { key: "same".into() }), "{pair}");
+        }
+        let text = format!(r#"{{{}"a\"":1,"a":2,"b\u0061":3,"a\\":4}}"#, members.concat());
+        let tape = OwnedTape::parse(text).unwrap();
+        assert_eq!(Document::new(tape.root()).open(Document::ROOT), Ok(()));
+    }
+}
+
+#[test]
+fn a_removed_member_that_comes_back_is_a_replacement() {
+    let tape = OwnedTape::parse(r#"{"a":1}"#).unwrap();
+    let mut document = Document::new(tape.root());
+    let root = Document::ROOT;
+    let a = document.member(root, "a").unwrap().unwrap();
+    document.remove(a, root);
+    assert_eq!(document.member(root, "a").unwrap(), None);
+    let again = document.add_member(root, Key::new("a"), Content::Scalar("2"));
+    assert_eq!(again, a);
+    assert_eq!(document.state(a), State::Replaced);
+}
+
+#[test]
+fn a_document_goes_back_to_its_mark() {
+    let tape = OwnedTape::parse(r#"{"a":{"x":1},"l":[1,2]}"#).unwrap();
+    let mut document = Document::new(tape.root());
+    let list = document.member(Document::ROOT, "l").unwrap().unwrap();
+    document.open(list).unwrap();
+    document.push_item(list, Content::Scalar("3"));
+    let before = written(&document);
+    document.mark();
+    let upheavals = document.upheavals();
+    let a = document.member(Document::ROOT, "a").unwrap().unwrap();
+    let x = document.member(a, "x").unwrap().unwrap();
+    document.replace(x, Content::Scalar("2"));
+    document.add_member(a, Key::new("y"), Content::Scalar("3"));
+    let first = document.children(list).next().unwrap();
+    document.remove(first, list);
+    document.insert_item(list, 0, Content::Scalar("0"));
+    let kept = document.keep("\"made\"");
+    document.push_item(list, kept);
+    document.remove(a, Document::ROOT);
+    assert_eq!(written(&document), r#"{"l":[0,2,3,"made"]}"#);
+    document.go_back();
+    assert_eq!(written(&document), before);
+    assert_ne!(document.upheavals(), upheavals, "what was known of its lists is not so any more");
+    let mut members = document.entries(Document::ROOT);
+    assert!(members.any(|member| member.id == a && member.is_untouched()));
+}

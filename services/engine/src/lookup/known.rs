@@ -1,0 +1,193 @@
+//! Look-ups among objects that are given: for manifests and for cases, where there is no cluster to ask.
+//!
+//! What is not among the objects is missing, as it would be in a cluster to which nothing else was applied.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{Answer, LookedUp, OwnerChain, Query, Wanted, Which};
+use crate::json::OwnedTape;
+
+/// How deep lists may stand in lists.
+const MAX_LISTS: usize = 8;
+
+/// An object that is known.
+#[derive(Debug)]
+struct Known {
+    group: String,
+    resource: String,
+    /// `None` if it does not say one: then it is in the default one, or in none at all.
+    namespace: Option<String>,
+    name: String,
+    object: Value,
+}
+
+/// Objects among which look-ups are answered.
+#[derive(Debug, Default)]
+pub struct KnownObjects {
+    objects: Vec<Known>,
+    default_namespace: String,
+}
+
+impl KnownObjects {
+    /// From objects, and lists of objects. Those that do not name a namespace are in the default one.
+    #[must_use]
+    pub fn new<'o>(objects: impl IntoIterator<Item = &'o Value>, default_namespace: &str) -> Self {
+        let mut known = Self { objects: Vec::new(), default_namespace: default_namespace.to_owned() };
+        for object in objects {
+            known.add(object, 0);
+        }
+        known
+    }
+
+    fn add(&mut self, object: &Value, depth: usize) {
+        if let Some(items) = object.get("items").and_then(Value::as_array).filter(|_| depth < MAX_LISTS) {
+            for item in items {
+                self.add(item, depth + 1);
+            }
+        }
+        let text = |field: &str| object.get(field).and_then(Value::as_str);
+        let metadata = |field: &str| Some(object.get("metadata")?.get(field)?.as_str()?.to_owned());
+        let (Some(version), Some(kind), Some(name)) = (text("apiVersion"), text("kind"), metadata("name")) else {
+            return;
+        };
+        self.objects.push(Known {
+            group: group_of(version).to_owned(),
+            resource: plural(kind),
+            namespace: metadata("namespace"),
+            name,
+            object: object.clone(),
+        });
+    }
+
+    fn all<'k>(&'k self, group: &'k str, resource: &'k str, namespace: &'k str) -> impl Iterator<Item = &'k Known> {
+        self.objects.iter().filter(move |known| {
+            let is_there = match &known.namespace {
+                Some(other) => other == namespace,
+                None => namespace.is_empty() || namespace == self.default_namespace,
+            };
+            known.group == group && known.resource == resource && is_there
+        })
+    }
+
+    fn metadata(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Option<Arc<OwnedTape>> {
+        let known = self.all(group, resource, namespace).find(|known| known.name == name)?;
+        metadata_tape(&known.object)
+    }
+
+    /// Answers all that a review wants, but for what the platform says of the cluster.
+    #[must_use]
+    pub fn answer(&self, wanted: Wanted) -> LookedUp {
+        let namespace = wanted.namespace.clone();
+        let service_account = wanted.service_account.as_deref().map_or(Answer::NotAsked, |name| {
+            self.metadata("", "serviceaccounts", &namespace, name).map_or(Answer::Missing, Answer::Found)
+        });
+        let objects = wanted.objects.into_iter().map(|query| {
+            let answer = self.object(&query).map_or(Answer::Missing, Answer::Found);
+            (query, answer)
+        });
+        LookedUp {
+            service_account,
+            objects: objects.collect(),
+            owners: wanted.owners.map_or(Answer::NotAsked, |chain| Answer::Found(self.follow(chain, &namespace))),
+            cluster: None,
+        }
+    }
+
+    fn follow(&self, mut chain: OwnerChain, namespace: &str) -> OwnerChain {
+        while let Some(next) = chain.next() {
+            let found =
+                next.resource().and_then(|resource| self.metadata(next.group(), resource, namespace, &next.name));
+            chain.found(found);
+        }
+        chain
+    }
+
+    fn object(&self, query: &Query) -> Option<Arc<OwnedTape>> {
+        let mut all = self.all(&query.group, &query.resource, &query.namespace);
+        let value = match &query.which {
+            Which::Named(name) => all.find(|known| *known.name == **name)?.object.clone(),
+            Which::Selected(selector) => {
+                let is_selected = |known: &&Known| {
+                    let labels = known.object.pointer("/metadata/labels");
+                    selector.matches(|key| labels?.get(key)?.as_str())
+                };
+                Value::Array(all.filter(is_selected).map(|known| known.object.clone()).collect())
+            }
+        };
+        OwnedTape::parse(value.to_string()).ok().map(Arc::new)
+    }
+}
+
+/// As much of an object as a look-up of its metadata brings.
+#[must_use]
+pub fn metadata_tape(object: &Value) -> Option<Arc<OwnedTape>> {
+    let mut metadata = object.get("metadata").cloned().unwrap_or_else(|| json!({}));
+    for field in ["labels", "annotations"] {
+        if metadata.get(field).is_none_or(Value::is_null)
+            && let Some(metadata) = metadata.as_object_mut()
+        {
+            metadata.insert(field.to_owned(), json!({}));
+        }
+    }
+    OwnedTape::parse(json!({"metadata": metadata}).to_string()).ok().map(Arc::new)
+}
+
+/// The group of an `apiVersion`; empty for the core group.
+pub(crate) fn group_of(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
+}
+
+/// The resource of a kind, as Kubernetes forms it: `Ingress` is `ingresses`, `NetworkPolicy` `networkpolicies`.
+pub(crate) fn plural(kind: &str) -> String {
+    let kind = kind.to_lowercase();
+    match kind.strip_suffix('y') {
+        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{stem}ies"),
+        _ if kind.ends_with(['s', 'x']) || kind.ends_with("ch") || kind.ends_with("sh") => format!("{kind}es"),
+        _ => format!("{kind}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_have_their_resources() {
+        for (kind, resource) in [
+            ("ServiceAccount", "serviceaccounts"),
+            ("NetworkPolicy", "networkpolicies"),
+            ("Ingress", "ingresses"),
+            ("Gateway", "gateways"),
+            ("ConfigMap", "configmaps"),
+        ] {
+            assert_eq!(plural(kind), resource);
+        }
+    }
+
+    #[test]
+    fn objects_are_found_by_namespace_resource_and_labels() {
+        let map = |name: &str, namespace: Option<&str>, team: &str| {
+            json!({"apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": name, "namespace": namespace, "labels": {"team": team}}})
+        };
+        let documents = [json!({"kind": "List", "apiVersion": "v1", "items": [
+            map("a", None, "red"), map("b", Some("shop"), "red"), map("c", Some("shop"), "blue")]})];
+        let known = KnownObjects::new(&documents, "default");
+        let query = |namespace: &str, which: Which| Query {
+            group: "".into(),
+            version: "v1".into(),
+            resource: "configmaps".into(),
+            namespace: namespace.into(),
+            which,
+        };
+        let named = |namespace: &str, name: &str| known.object(&query(namespace, Which::Named(name.into()))).is_some();
+        assert!(named("default", "a") && named("shop", "b"));
+        assert!(!named("shop", "a") && !named("default", "b") && !named("shop", "d"));
+        let selector = serde_json::from_value(json!({"matchLabels": {"team": "red"}})).unwrap();
+        let red = known.object(&query("shop", Which::Selected(selector))).unwrap();
+        let found: Vec<_> = red.root().items().filter_map(|item| item.at(&["metadata", "name"])?.as_str()).collect();
+        assert_eq!(found, ["b"]);
+    }
+}

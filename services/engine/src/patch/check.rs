@@ -1,0 +1,414 @@
+//! The check of a patch before it leaves: the bytes that would be sent are read back, applied to the object, and the result
+//! is compared with what was meant.
+//!
+//! Paths are followed in the object as it came in, and every byte is accounted for: the frame of an operation is the only one
+//! that there is, and its value has to be, byte for byte, what the document holds there. What was read from a text is JSON;
+//! strings may have been made since, so those are looked at again.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use thiserror::Error;
+
+use super::{ADD, REMOVE, REPLACE, VALUE, Written};
+use crate::json::{
+    Content, Document, Key, Kind, Malformed, SlotId, State, Value, before_byte, behind_plain, has_byte, is_plain,
+    is_scalar, needs_escape,
+};
+
+/// For how many slots on a way room is made: one to an element of a container's list has six.
+const WAY: usize = 8;
+
+/// Why a patch must not leave. Each is a mistake of this build, never of the request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum CheckFault {
+    #[error("operation {0} is malformed")]
+    Operation(usize),
+    #[error("operation {index} points at {path:?}, which is not there")]
+    Path { index: usize, path: Box<str> },
+    #[error("the patched object is not the one that was meant")]
+    Result,
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// Applies the patch to the object and compares the result with the document that the patch was written from. Gives the
+/// patch to send.
+pub(crate) fn check(object: Value<'_>, patch: Written, meant: &Document<'_>) -> Result<Vec<u8>, CheckFault> {
+    let mut keys = String::with_capacity(128);
+    let operations = read(&patch.text, &patch.ends, &mut keys)?;
+    let mut patched = Document::beside(object);
+    let mut way = Way { pointer: "", slots: Vec::with_capacity(WAY) };
+    for (index, operation) in operations.iter().enumerate() {
+        let applied = match way.follow(&mut patched, operation.around())? {
+            Some(parent) => operation.apply(&mut patched, parent, &keys)?,
+            None => false,
+        };
+        if !applied {
+            return Err(CheckFault::Path { index, path: operation.path.as_ref().into() });
+        }
+    }
+    if same(&patched, Document::ROOT, meant, Document::ROOT) {
+        Ok(patch.text.into_bytes())
+    } else {
+        Err(CheckFault::Result)
+    }
+}
+
+/// What an operation does. A value is a text here, into which no later operation may point.
+#[derive(Clone, Copy)]
+enum Action<'p> {
+    Add(&'p str),
+    Replace(&'p str),
+    Remove,
+}
+
+/// One operation as it is read back.
+struct Operation<'p> {
+    action: Action<'p>,
+    path: Cow<'p, str>,
+    /// Where in the path the last slash is.
+    slash: usize,
+    key: LastKey<'p>,
+}
+
+/// The last token of a path as the key of a member, escaped for JSON.
+enum LastKey<'p> {
+    /// As it stands in the path.
+    Read(Key<'p>),
+    /// Without the escapes of pointers, among the keys that were made.
+    Made(Range<usize>),
+}
+
+/// Reads the operations of a patch, whose values end at the claimed places. Keys that do not stand in it as they are go to
+/// `keys`.
+fn read<'p>(patch: &'p str, ends: &[usize], keys: &mut String) -> Result<Vec<Operation<'p>>, CheckFault> {
+    let mut operations = Vec::with_capacity(ends.len() + 8);
+    let mut reader = Reader { rest: patch, length: patch.len(), ends: ends.iter() };
+    if !reader.accept("[") {
+        return Err(CheckFault::Operation(0));
+    }
+    while reader.rest != "]" {
+        let is_next = operations.is_empty() || reader.accept(",");
+        let operation = is_next.then(|| reader.operation(keys)).flatten();
+        operations.push(operation.ok_or(CheckFault::Operation(operations.len()))?);
+    }
+    Ok(operations)
+}
+
+/// A patch while it is read.
+struct Reader<'p, 'e> {
+    rest: &'p str,
+    /// Bytes of the whole patch.
+    length: usize,
+    ends: std::slice::Iter<'e, usize>,
+}
+
+impl<'p> Reader<'p, '_> {
+    /// Passes over a text, if that comes next.
+    fn accept(&mut self, text: &str) -> bool {
+        let behind = self.rest.strip_prefix(text);
+        self.rest = behind.unwrap_or(self.rest);
+        behind.is_some()
+    }
+
+    /// Passes over so many bytes, and gives them.
+    fn pass(&mut self, length: usize) -> Option<&'p str> {
+        let (passed, rest) = self.rest.split_at_checked(length)?;
+        self.rest = rest;
+        Some(passed)
+    }
+
+    /// Reads an operation, in the one form that is written.
+    fn operation(&mut self, keys: &mut String) -> Option<Operation<'p>> {
+        let head = [ADD, REPLACE, REMOVE].into_iter().find(|head| self.accept(head))?;
+        let escaped = in_quotes(self.rest)?;
+        // Of what is not in need of an escape, nothing else can be wrong.
+        if escaped.has_escapes() && !is_inside_of_string(escaped.escaped()) {
+            return None;
+        }
+        let (text, has_escapes) = (escaped.text(), escaped.has_escapes());
+        let escaped = escaped.escaped();
+        self.pass(escaped.len())?;
+        let value = match head {
+            REMOVE => self.accept("\"").then_some("")?,
+            _ => (self.accept("\"") && self.accept(VALUE)).then(|| self.value()).flatten()?,
+        };
+        let action = match head {
+            ADD => Action::Add(value),
+            REPLACE => Action::Replace(value),
+            _ => Action::Remove,
+        };
+        let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
+        let slash = match &text {
+            Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
+            // Slashes and tildes stand in it as they are, or the last token would be another one.
+            Cow::Owned(path) => {
+                let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
+                path.rfind('/').filter(|_| count(path) == count(escaped))?
+            }
+        };
+        let key = if needs_escape(last) { made(last, keys)? } else { LastKey::Read(Key::read(last, has_escapes)) };
+        self.accept("}").then_some(Operation { action, path: text, slash, key })
+    }
+
+    /// What stands up to the place where the value of the operation at hand should end.
+    fn value(&mut self) -> Option<&'p str> {
+        let place = self.length - self.rest.len();
+        let end = *self.ends.next()?;
+        self.pass(end.checked_sub(place)?)
+    }
+}
+
+impl Operation<'_> {
+    /// The pointer to what the operation is on a part of.
+    fn around(&self) -> &str {
+        self.path.get(..self.slash).unwrap_or_default()
+    }
+
+    /// Whether the path was there.
+    fn apply<'a>(&'a self, document: &mut Document<'a>, parent: SlotId, keys: &'a str) -> Result<bool, Malformed> {
+        let last = self.path.get(self.slash + 1..).unwrap_or_default();
+        document.open(parent)?;
+        if let (Action::Add(value), Kind::Array) = (self.action, document.kind(parent)) {
+            let place = list_index(last).filter(|place| *place <= document.children(parent).count());
+            if let Some(place) = place {
+                document.insert_item(parent, place, Content::Scalar(value));
+            }
+            return Ok(place.is_some());
+        }
+        match (self.action, child(document, parent, last)?) {
+            // An earlier operation was here or below: of its value, nothing would be left to compare.
+            (_, Some(existing)) if !matches!(document.content(existing), Content::Value(_)) => return Ok(false),
+            (Action::Add(value) | Action::Replace(value), Some(existing)) => {
+                document.replace(existing, Content::Scalar(value));
+            }
+            (Action::Remove, Some(existing)) => document.remove(existing, parent),
+            (Action::Add(value), None) if document.kind(parent) == Kind::Object => {
+                let key = match &self.key {
+                    LastKey::Read(key) => *key,
+                    LastKey::Made(range) => Key::new(keys.get(range.clone()).unwrap_or_default()),
+                };
+                document.add_member(parent, key, Content::Scalar(value));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// Takes the escapes of pointers out of a token; `None` if it has another than `~0` and `~1`.
+fn made<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
+    let start = keys.len();
+    let mut rest = token;
+    while let Some((plain, escape)) = rest.split_once('~') {
+        keys.push_str(plain);
+        keys.push(match escape.bytes().next()? {
+            b'0' => '~',
+            b'1' => '/',
+            _ => return None,
+        });
+        rest = escape.get(1..)?;
+    }
+    keys.push_str(rest);
+    Some(LastKey::Made(start..keys.len()))
+}
+
+/// The inside of a string whose first quote is before the text.
+fn in_quotes(text: &str) -> Option<Key<'_>> {
+    let (mut rest, mut has_escapes) = (text.as_bytes(), false);
+    loop {
+        match behind_plain(rest) {
+            found @ [b'"', ..] => return Some(Key::read(text.get(..text.len() - found.len())?, has_escapes)),
+            [b'\\', _, behind @ ..] => (rest, has_escapes) = (behind, true),
+            _ => return None,
+        }
+    }
+}
+
+/// The way to where the last operation was. Most are near the one before them, and what is around a change stays where it
+/// is.
+struct Way<'p> {
+    pointer: &'p str,
+    /// Every slot on it, with how much of the pointer leads there.
+    slots: Vec<(usize, SlotId)>,
+}
+
+impl<'p> Way<'p> {
+    /// The slot that a pointer names.
+    fn follow(&mut self, document: &mut Document<'_>, pointer: &'p str) -> Result<Option<SlotId>, Malformed> {
+        if self.pointer == pointer
+            && let Some((_, slot)) = self.slots.last()
+        {
+            return Ok(Some(*slot));
+        }
+        let is_shared = |length: usize| {
+            let around = self.pointer.get(..length);
+            around == pointer.get(..length) && matches!(pointer.as_bytes().get(length), None | Some(b'/'))
+        };
+        while self.slots.pop_if(|(length, _)| !is_shared(*length)).is_some() {}
+        self.pointer = pointer;
+        let (mut length, mut slot) = self.slots.last().copied().unwrap_or((0, Document::ROOT));
+        while let Some(rest) = pointer.get(length..).and_then(|rest| rest.strip_prefix('/')) {
+            let token = before_byte(rest, b'/');
+            let Some(child) = child(document, slot, token)? else { return Ok(None) };
+            length += token.len() + 1;
+            slot = child;
+            self.slots.push((length, slot));
+        }
+        Ok(Some(slot))
+    }
+}
+
+/// Whether a token of a pointer that has escapes names a key. Nothing is unescaped for it: most keys differ in their first
+/// letters.
+fn names(token: &str, key: Key<'_>) -> bool {
+    let text = key.text();
+    let mut key = text.chars();
+    let mut token = token.chars();
+    loop {
+        let wanted = match token.next() {
+            Some('~') => match token.next() {
+                Some('0') => Some('~'),
+                Some('1') => Some('/'),
+                _ => return false,
+            },
+            other => other,
+        };
+        match (wanted, key.next()) {
+            (None, None) => return true,
+            (Some(wanted), Some(found)) if wanted == found => {}
+            _ => return false,
+        }
+    }
+}
+
+/// The slot that a token of a pointer names.
+fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Option<SlotId>, Malformed> {
+    match document.kind(parent) {
+        Kind::Object => {
+            document.open(parent)?;
+            if !has_byte(token, b'~') {
+                return Ok(document.look_for(parent, token).1);
+            }
+            let mut members = document.entries(parent).filter(|member| !member.is_removed());
+            Ok(members.find(|member| member.key().is_some_and(|key| names(token, key))).map(|member| member.id))
+        }
+        Kind::Array => {
+            document.open(parent)?;
+            Ok(list_index(token).and_then(|index| document.children(parent).nth(index)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// An index as RFC 6901 writes it: without a sign and without leading zeros.
+fn list_index(token: &str) -> Option<usize> {
+    let canonical = token == "0" || !token.starts_with(['0', '+']);
+    token.parse().ok().filter(|_| canonical)
+}
+
+/// Whether a slot of the patched object holds what one of the document does. Slots that hold one place of one tape are the
+/// same without a look, so this costs what was changed.
+fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> bool {
+    match (patched.content(p), meant.content(m)) {
+        (Content::Scalar(text), content) => {
+            behind_slot(meant, m, &content, text.as_bytes()).is_some_and(<[u8]>::is_empty)
+        }
+        (Content::Value(value), _) => holds(meant, m, value),
+        (_, Content::Value(value)) => holds(patched, p, value),
+        (Content::Map, Content::Map) | (Content::List, Content::List) => {
+            // Both were made from one object and got the same members in the same order. Members are never looked up by
+            // their keys: in an object of a hundred thousand that would take ten thousand million looks.
+            let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
+            let mut right = meant.entries(m).filter(|entry| !entry.is_removed());
+            loop {
+                let (a, b) = match (left.next(), right.next()) {
+                    (Some(a), Some(b)) => (a, b),
+                    (a, b) => return a.is_none() && b.is_none(),
+                };
+                let is_one_key = match (a.key(), b.key()) {
+                    (Some(a), Some(b)) => is_one_key(a, b),
+                    (a, b) => a.is_none() && b.is_none(),
+                };
+                let is_same_place = match (a.content(), b.content()) {
+                    (Content::Value(left), Content::Value(right)) => left.same_place(*right),
+                    _ => false,
+                };
+                if !is_one_key || !(is_same_place || same(patched, a.id, meant, b.id)) {
+                    return false;
+                }
+            }
+        }
+        _ => false,
+    }
+}
+
+/// What is left of a text behind the value of a slot; `None` if it does not begin with that, or if that is not JSON.
+fn behind_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, text: &'t [u8]) -> Option<&'t [u8]> {
+    let (open, close) = match content {
+        Content::Map => (b'{', b'}'),
+        Content::List => (b'[', b']'),
+        Content::Value(value) if !value.stands_alone() => return text.strip_prefix(value.raw().as_bytes()),
+        Content::Value(_) | Content::Scalar(_) | Content::Made(_) => {
+            let raw = document.raw(slot)?;
+            return text.strip_prefix(raw.as_bytes()).filter(|_| is_scalar(raw));
+        }
+    };
+    let mut rest = text.strip_prefix(&[open])?;
+    for (index, child) in document.entries(slot).filter(|child| !child.is_removed()).enumerate() {
+        if index > 0 {
+            rest = rest.strip_prefix(b",")?;
+        }
+        if open == b'{' {
+            let key = child.key()?.escaped();
+            let (in_quotes, behind) = rest.strip_prefix(b"\"")?.split_at_checked(key.len())?;
+            rest = behind.strip_prefix(b"\":").filter(|_| in_quotes == key.as_bytes() && is_inside_of_string(key))?;
+        }
+        rest = behind_slot(document, child.id, child.content(), rest)?;
+    }
+    rest.strip_prefix(&[close])
+}
+
+/// Whether a key can stand between quotes.
+fn is_inside_of_string(key: &str) -> bool {
+    is_plain(key) || is_scalar(&format!("\"{key}\""))
+}
+
+/// Whether a slot holds a value, be it in one piece or taken apart.
+fn holds(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
+    match (document.content(slot), value.kind()) {
+        (Content::Value(other), _) => value.same_place(other) || value.raw() == other.raw(),
+        (Content::Map, Kind::Object) => {
+            let mut child = live(document, document.first(slot));
+            for (key, member) in value.members() {
+                let Some(found) = child else { return false };
+                if !document.key(found).is_some_and(|found| is_one_key(found, key)) || !holds(document, found, member) {
+                    return false;
+                }
+                child = live(document, document.next(found));
+            }
+            child.is_none()
+        }
+        (Content::List, Kind::Array) => {
+            let mut child = live(document, document.first(slot));
+            for item in value.items() {
+                let Some(found) = child.filter(|found| holds(document, *found, item)) else { return false };
+                child = live(document, document.next(found));
+            }
+            child.is_none()
+        }
+        _ => document.raw(slot) == Some(value.raw()),
+    }
+}
+
+fn is_one_key(left: Key<'_>, right: Key<'_>) -> bool {
+    let (left_text, right_text) = (left.escaped(), right.escaped());
+    // Both were read from one text.
+    std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
+}
+
+/// The slot, or the next one behind it that is not removed.
+fn live(document: &Document<'_>, from: Option<SlotId>) -> Option<SlotId> {
+    std::iter::successors(from, |slot| document.next(*slot)).find(|slot| document.state(*slot) != State::Removed)
+}

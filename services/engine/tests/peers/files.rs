@@ -1,0 +1,253 @@
+//! Files of a folder, what is in them, and patches that are applied as the peers' own tests apply them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value as Json, json};
+
+/// How deep folders are looked into.
+const MAX_DEPTH: usize = 12;
+
+/// All files of a folder and of those in it, sorted.
+pub(crate) fn all(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    collect(folder, 0, &mut found);
+    found.sort();
+    found
+}
+
+/// Folders of a folder, by their paths in it, of which [`all`] does not know what is in them, and why.
+pub(crate) fn unread(folder: &Path) -> Vec<(String, String)> {
+    let mut unread = collect(folder, 0, &mut Vec::new());
+    unread.sort();
+    let below = |path: PathBuf| path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
+    unread.into_iter().map(|(path, why)| (below(path), why)).collect()
+}
+
+/// What cannot be looked into, and why.
+fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Vec<(PathBuf, String)> {
+    if depth > MAX_DEPTH {
+        return vec![(folder.to_owned(), format!("folders are read {MAX_DEPTH} deep"))];
+    }
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => return vec![(folder.to_owned(), error.to_string())],
+    };
+    let mut unread = Vec::new();
+    for entry in entries {
+        match entry.map(|entry| entry.path()) {
+            Ok(path) if path.is_dir() => unread.extend(collect(&path, depth + 1, found)),
+            Ok(path) => found.push(path),
+            Err(error) => unread.push((folder.to_owned(), error.to_string())),
+        }
+    }
+    unread
+}
+
+/// Those whose names end so, with the path from the folder without the ending: what a case is called.
+pub(crate) fn ending(folder: &Path, ending: &str) -> Vec<(String, PathBuf)> {
+    let named = all(folder).into_iter().filter_map(|path| {
+        let name = path.strip_prefix(folder).ok()?.to_string_lossy().strip_suffix(ending)?.to_owned();
+        Some((name, path))
+    });
+    named.collect()
+}
+
+/// The last part of a path.
+pub(crate) fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The text of a file.
+pub(crate) fn text(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", name(path)))
+}
+
+/// The documents of a file, those of lists one by one.
+pub(crate) fn documents(path: &Path) -> Result<Vec<Json>, String> {
+    parse(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
+}
+
+/// The documents of a text, those of lists one by one. What is null is not there, as for the API server.
+pub(crate) fn parse(text: &str) -> Result<Vec<Json>, String> {
+    Ok(with_nulls(text)?.into_iter().map(without_nulls).filter(|document| !document.is_null()).collect())
+}
+
+/// The documents of a file of settings, where a null takes away what is there by default.
+pub(crate) fn settings(path: &Path) -> Result<Vec<Json>, String> {
+    with_nulls(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
+}
+
+fn with_nulls(text: &str) -> Result<Vec<Json>, String> {
+    let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
+    let found: Vec<Json> =
+        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| error.to_string())?;
+    let mut documents = Vec::new();
+    for document in found {
+        flatten(document, &mut documents);
+    }
+    Ok(documents)
+}
+
+fn flatten(document: Json, documents: &mut Vec<Json>) {
+    let is_list = document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
+    match document {
+        Json::Object(mut list) if is_list => {
+            for item in list.remove("items").and_then(|items| items.as_array().cloned()).unwrap_or_default() {
+                flatten(item, documents);
+            }
+        }
+        Json::Null => {}
+        document => documents.push(document),
+    }
+}
+
+/// A value without what is null in it.
+pub(crate) fn without_nulls(value: Json) -> Json {
+    match value {
+        Json::Object(members) => {
+            let there = members.into_iter().filter(|(_, value)| !value.is_null());
+            there.map(|(key, value)| (key, without_nulls(value))).collect::<Map<_, _>>().into()
+        }
+        Json::Array(items) => items.into_iter().map(without_nulls).collect(),
+        other => other,
+    }
+}
+
+/// Writes amounts of resources as the API server writes them: `2000m` as `2`, `1024Mi` as `1Gi`, `0.5` as `500m`.
+pub(crate) fn level_quantities(value: &mut Json) {
+    match value {
+        Json::Object(members) => {
+            for (key, value) in members {
+                let amounts = ["limits", "requests"].contains(&key.as_str()).then(|| value.as_object_mut()).flatten();
+                for amount in amounts.into_iter().flat_map(Map::values_mut) {
+                    let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
+                    *amount = canonical(&text).unwrap_or(text).into();
+                }
+                if key == "sizeLimit" {
+                    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    *value = canonical(&text).unwrap_or(text).into();
+                }
+                level_quantities(value);
+            }
+        }
+        Json::Array(items) => items.iter_mut().for_each(level_quantities),
+        _ => {}
+    }
+}
+
+/// An amount as the API server writes it; `None` if it is none, or too large or too small to be read here.
+fn canonical(text: &str) -> Option<String> {
+    const BINARY: [&str; 6] = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
+    const DECIMAL: [&str; 7] = ["m", "", "k", "M", "G", "T", "P"];
+    let end = text.find(|sign: char| !sign.is_ascii_digit() && sign != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let fraction = format!("{:0<3}", fraction.trim_end_matches('0'));
+    if fraction.len() > 3 {
+        return None;
+    }
+    let mut thousandths: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let is_binary = suffix.ends_with('i');
+    let (base, suffixes) = if is_binary { (1024_i128, BINARY.as_slice()) } else { (1000_i128, DECIMAL.as_slice()) };
+    let place = u32::try_from(suffixes.iter().position(|other| *other == suffix)?).ok()?;
+    // Counted in thousandths, of which the decimal suffixes begin with one.
+    thousandths = thousandths.checked_mul(base.checked_pow(place)?)?;
+    if thousandths % 1000 != 0 {
+        return None;
+    }
+    let mut amount = thousandths / 1000;
+    let mut place = 0;
+    while amount != 0 && amount % base == 0 && place + 1 < suffixes.len() {
+        amount /= base;
+        place += 1;
+    }
+    if amount == 0 {
+        return Some("0".to_owned());
+    }
+    Some(format!("{amount}{}", suffixes[place]))
+}
+
+#[test]
+fn amounts_are_as_the_api_server_writes_them() {
+    let pairs = [
+        ("2000m", "2"),
+        ("1024Mi", "1Gi"),
+        ("0.5", "500m"),
+        ("0", "0"),
+        ("1500m", "1500m"),
+        ("1000", "1k"),
+        ("10Mi", "10Mi"),
+    ];
+    for (written, expected) in pairs {
+        assert_eq!(canonical(written).as_deref(), Some(expected), "{written}");
+    }
+    assert_eq!(canonical("much"), None);
+}
+
+/// What stands at a path of keys as text.
+pub(crate) fn string<'j>(value: &'j Json, pointer: &str) -> Option<&'j str> {
+    value.pointer(pointer).and_then(Json::as_str)
+}
+
+/// Applies a patch. Peers add to lists that are not there, and replace what is not: they take it for empty.
+pub(crate) fn patch(object: &mut Json, operations: &Json) -> Result<(), String> {
+    let operations = match operations {
+        Json::Null => return Ok(()),
+        Json::Array(operations) => operations,
+        _ => return Err("the patch is no list of operations".to_owned()),
+    };
+    for operation in operations {
+        let mut operation = operation.clone();
+        let path = operation["path"].as_str().ok_or("an operation has no path")?.to_owned();
+        if operation["op"] == "replace" && object.pointer(&path).is_none() {
+            operation["op"] = json!("add");
+        }
+        if operation["op"] == "add" {
+            make_way(object, &path);
+        }
+        let one = json_patch::Patch(vec![serde_json::from_value(operation).map_err(|error| error.to_string())?]);
+        json_patch::patch(object, &one).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// Makes what is above a place, if it is not there.
+fn make_way(object: &mut Json, path: &str) {
+    let tokens: Vec<&str> = path.split('/').skip(1).collect();
+    let mut node = object;
+    for pair in tokens.windows(2) {
+        let is_place = pair[1] == "-" || pair[1].parse::<usize>().is_ok();
+        let key = pair[0].replace("~1", "/").replace("~0", "~");
+        let next = match node {
+            Json::Object(members) => members.entry(key).or_insert_with(|| if is_place { json!([]) } else { json!({}) }),
+            Json::Array(items) => match key.parse::<usize>().ok().and_then(|place| items.get_mut(place)) {
+                Some(item) => item,
+                None => return,
+            },
+            _ => return,
+        };
+        node = next;
+    }
+}
+
+/// Of names, the one that another begins with, the longest first: `hello` for `hello-tproxy`. What is behind it is told
+/// too, without what separates it.
+pub(crate) fn longest_prefix<'n, 'o>(names: &'n [String], other: &'o str) -> Option<(&'n str, &'o str)> {
+    let behind = |name: &'n String| {
+        let rest = other.strip_prefix(name.as_str())?;
+        (rest.is_empty() || rest.starts_with(['-', '.', '_']))
+            .then(|| (name.as_str(), rest.trim_start_matches(['-', '.', '_'])))
+    };
+    names.iter().filter_map(behind).max_by_key(|(name, _)| name.len())
+}
+
+#[test]
+fn folders_that_are_not_read_are_told() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unread");
+    let levels = (0..=MAX_DEPTH).map(|_| "a");
+    let deepest: PathBuf = levels.collect();
+    std::fs::create_dir_all(folder.join(&deepest)).unwrap();
+    let told = format!("folders are read {MAX_DEPTH} deep");
+    assert_eq!(unread(&folder), [(deepest.to_string_lossy().into_owned(), told)]);
+    assert_eq!(unread(&folder.join("nowhere")).len(), 1);
+}

@@ -1,0 +1,408 @@
+//! What an installation of Istio sets, as its chart and its mesh configuration call it, and the parameters of the profiles
+//! that say the same. A setting that is not in the table is told, and never passed over: a case under it would be another one.
+
+use pillion_engine::case::Case;
+use serde_json::{Map, Value as Json, json};
+
+use crate::files::without_nulls;
+use crate::runner::{Shipped, set_all};
+
+/// What the folders with the profiles are called.
+const FOLDERS: &str = "istio";
+
+/// What all of the peer's cases set.
+const OF_ALL: [(&str, &str); 2] = [("image", "registry.istio.io/testing/proxyv2:latest"), ("reinject", "true")];
+
+/// The parts of an image's name, where a setting gives only some.
+const IMAGE: [&str; 3] = ["registry.istio.io/testing", "proxyv2", "latest"];
+
+/// What is said beside the chart's values, and which of them says the same.
+const BESIDE: [(&str, &str); 5] = [
+    ("/namespace", "/global/istioNamespace"),
+    ("/hub", "/global/hub"),
+    ("/tag", "/global/tag"),
+    ("/revision", "/revision"),
+    ("/components/cni/enabled", "/pilot/cni/enabled"),
+];
+
+/// Settings whose values are a parameter's, as they are or as its type has them.
+const SAME: [(&str, &str); 59] = [
+    ("/revision", "revision"),
+    ("/revisionTags", "revisionTags"),
+    ("/global/proxy/autoInject", "policy"),
+    ("/sidecarInjectorWebhook/neverInjectSelector", "neverInject"),
+    ("/sidecarInjectorWebhook/alwaysInjectSelector", "alwaysInject"),
+    ("/sidecarInjectorWebhook/defaultTemplates", "defaultTemplates"),
+    ("/sidecarInjectorWebhook/rewriteAppHTTPProbe", "rewrite"),
+    ("/sidecarInjectorWebhook/injectedAnnotations", "annotations"),
+    ("/gateways/securityContext", "gatewaySecurityContext"),
+    ("/global/imagePullPolicy", "imagePullPolicy"),
+    ("/global/imagePullSecrets", "imagePullSecrets"),
+    ("/global/istioNamespace", "istioNamespace"),
+    ("/global/caAddress", "caAddress"),
+    ("/global/caName", "caName"),
+    ("/global/pilotCertProvider", "certProvider"),
+    ("/global/trustBundleName", "trustBundle"),
+    ("/pilot/env/ENABLE_CLUSTER_TRUST_BUNDLE_API", "clusterTrustBundle"),
+    ("/global/sds/token/aud", "tokenAudience"),
+    ("/global/mountMtlsCerts", "mountMtlsCerts"),
+    ("/global/proxy/clusterDomain", "clusterDomain"),
+    ("/global/multiCluster/clusterName", "clusterId"),
+    ("/global/network", "network"),
+    ("/meshConfig/trustDomain", "trustDomain"),
+    ("/global/meshID", "meshId"),
+    ("/meshConfig/defaultConfig", "meshConfig"),
+    ("/meshConfig/inboundTrafficPolicy/mode", "inboundTrafficPolicy"),
+    ("/meshConfig/enablePrometheusMerge", "mergeMetrics"),
+    ("/meshConfig/proxyListenPort", "listenPort"),
+    ("/meshConfig/proxyInboundListenPort", "inboundListenPort"),
+    ("/pilot/env/COMPLIANCE_POLICY", "compliancePolicy"),
+    ("/pilot/env/ENABLE_NATIVE_SIDECARS", "native"),
+    ("/pilot/env/REWRITE_TCP_PROBES", "rewriteTcp"),
+    ("/global/proxy/tracer", "tracer"),
+    ("/global/proxy/holdApplicationUntilProxyStarts", "hold"),
+    ("/global/proxy/lifecycle", "lifecycle"),
+    ("/global/proxy/privileged", "privileged"),
+    ("/global/proxy/capNetBindService", "capNetBindService"),
+    ("/global/proxy/seccompProfile", "seccompProfile"),
+    ("/global/proxy/logLevel", "logLevel"),
+    ("/global/proxy/componentLogLevel", "componentLogLevel"),
+    ("/global/logging/level", "agentLogLevel"),
+    ("/global/logAsJson", "logAsJson"),
+    ("/global/sts/servicePort", "stsPort"),
+    ("/global/proxy/outlierLogPath", "outlierLogPath"),
+    ("/global/proxy/startupProbe/enabled", "startupProbe"),
+    ("/global/proxy/startupProbe/failureThreshold", "startupFailures"),
+    ("/global/proxy/readinessInitialDelaySeconds", "initialDelay"),
+    ("/global/proxy/readinessPeriodSeconds", "period"),
+    ("/global/proxy/readinessFailureThreshold", "failures"),
+    ("/global/proxy/includeIPRanges", "includeOutbound"),
+    ("/global/proxy/excludeIPRanges", "excludeOutbound"),
+    ("/global/proxy/includeInboundPorts", "includeInboundPorts"),
+    ("/global/proxy/excludeInboundPorts", "excludeInboundPorts"),
+    ("/global/proxy/includeOutboundPorts", "includeOutboundPorts"),
+    ("/global/proxy/excludeOutboundPorts", "excludeOutboundPorts"),
+    ("/pilot/cni/enabled", "cni"),
+    ("/pilot/cni/provider", "cniProvider"),
+    ("/global/proxy_init/forceApplyIptables", "forceApplyIptables"),
+    ("/global/nativeNftables", "nativeNftables"),
+];
+
+/// Settings that are parameters in another way, below.
+const OTHERWISE: [&str; 11] = [
+    "/global/hub",
+    "/global/variant",
+    "/global/proxy/variant",
+    "/global/proxy/resources",
+    "/global/tracer",
+    "/global/tag",
+    "/global/proxy/image",
+    "/global/proxy_init/image",
+    "/global/proxy/statusPort",
+    "/global/platform",
+    "/sidecarInjectorWebhook/templates",
+];
+
+/// What nothing of an injected pod depends on: which pods the API server sends, what else is installed, how, and what the
+/// control plane makes of its configuration later.
+const OF_OTHERS: [&str; 47] = [
+    "/gateways/seccompProfile",
+    "/sidecarInjectorWebhook/enableNamespacesByDefault",
+    "/sidecarInjectorWebhook/reinvocationPolicy",
+    "/base",
+    "/cni",
+    "/defaultRevision",
+    "/experimental",
+    "/gateways/istio-egressgateway",
+    "/gateways/istio-ingressgateway",
+    "/istiodRemote",
+    "/ownerName",
+    "/telemetry",
+    "/ztunnel",
+    "/pilot/autoscaleEnabled",
+    "/pilot/autoscaleMax",
+    "/pilot/autoscaleMin",
+    "/pilot/enabled",
+    "/pilot/image",
+    "/pilot/hub",
+    "/pilot/nodeSelector",
+    "/pilot/podAnnotations",
+    "/pilot/replicaCount",
+    "/pilot/resources",
+    "/pilot/tag",
+    "/pilot/tolerations",
+    "/pilot/traceSampling",
+    "/global/certSigners",
+    "/global/configValidation",
+    "/global/defaultNodeSelector",
+    "/global/defaultPodDisruptionBudget",
+    "/global/defaultResources",
+    "/global/defaultTolerations",
+    "/global/istiod",
+    "/global/meshNetworks",
+    "/global/multiCluster/enabled",
+    "/global/operatorManageWebhooks",
+    "/global/priorityClassName",
+    "/global/waypoint",
+    "/meshConfig/accessLogEncoding",
+    "/meshConfig/accessLogFile",
+    "/meshConfig/accessLogFormat",
+    "/meshConfig/defaultProviders",
+    "/meshConfig/discoverySelectors",
+    "/meshConfig/enableAutoMtls",
+    "/meshConfig/extensionProviders",
+    "/meshConfig/outboundTrafficPolicy",
+    "/meshConfig/rootNamespace",
+];
+
+/// Components of an installation of which nothing of an injected pod depends.
+const OTHER_COMPONENTS: [&str; 5] = ["base", "egressGateways", "ingressGateways", "ztunnel", "istiodRemote"];
+
+/// Profiles of an installation that set nothing of what is injected.
+const PLAIN_PROFILES: [&str; 4] = ["", "default", "empty", "minimal"];
+
+/// A word of a result's name, and the parameters that it sets.
+type Variant = (&'static str, &'static [(&'static str, &'static str)]);
+
+/// What a result is called behind the name of its workload, and what that sets: only words that say all of it.
+const VARIANTS: [Variant; 4] = [
+    ("tproxy", &[("mode", "\"TPROXY\"")]),
+    ("cni", &[("cni", "true")]),
+    ("multus", &[("cni", "true"), ("cniProvider", "\"multus\"")]),
+    (NOT_NATIVE, &[]),
+];
+
+/// What results are called of workloads on nodes that do not know native sidecars.
+const NOT_NATIVE: &str = "old-version";
+
+/// Makes a case one under what its result's name and the documents of a file say.
+///
+/// # Errors
+///
+/// A variant or a setting that is not known.
+pub(crate) fn give(case: &mut Case, shipped: &Shipped, variant: &str, documents: &[Json]) -> Result<(), String> {
+    let mut given: Vec<(&str, Json)> = OF_ALL.iter().map(|(parameter, value)| (*parameter, (*value).into())).collect();
+    for document in documents {
+        of_document(document, shipped, &mut given)?;
+    }
+    let variants = variants(variant).ok_or_else(|| format!("variant {variant} is not known"))?;
+    for (_, settings) in &variants {
+        for (parameter, value) in *settings {
+            given.push((parameter, serde_json::from_str(value).map_err(|error| error.to_string())?));
+        }
+    }
+    let is_native = !variants.iter().any(|(name, _)| *name == NOT_NATIVE);
+    case.cluster = Map::from_iter([("nativeSidecars".to_owned(), json!(is_native))]);
+    given.into_iter().try_for_each(|(parameter, value)| set_all(case, shipped, FOLDERS, parameter, &value))
+}
+
+/// Makes a case one under what a result itself says that was set.
+///
+/// # Errors
+///
+/// A parameter that no profile has.
+pub(crate) fn give_parameters(
+    case: &mut Case,
+    shipped: &Shipped,
+    given: &[(&'static str, Json)],
+    is_native: bool,
+) -> Result<(), String> {
+    case.cluster = Map::from_iter([("nativeSidecars".to_owned(), json!(is_native))]);
+    let of_all = OF_ALL.iter().map(|(parameter, value)| (*parameter, Json::from(*value)));
+    let mut all = of_all.chain(given.iter().cloned());
+    all.try_for_each(|(parameter, value)| set_all(case, shipped, FOLDERS, parameter, &value))
+}
+
+/// The variants of which a name consists, one behind another; `None` if a part is none of them.
+fn variants(name: &str) -> Option<Vec<Variant>> {
+    let (mut rest, mut found) = (name, Vec::new());
+    while !rest.is_empty() {
+        let (variant, behind) = VARIANTS.iter().find_map(|variant| {
+            let behind = rest.strip_prefix(variant.0)?;
+            if behind.is_empty() { Some((variant, "")) } else { Some((variant, behind.strip_prefix(['-', '.', '_'])?)) }
+        })?;
+        found.push(*variant);
+        rest = behind;
+    }
+    Some(found)
+}
+
+/// The parameters of a document, which is a resource of the peer's.
+fn of_document(document: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Json)>) -> Result<(), String> {
+    let Some(spec) = document.get("spec").filter(|_| document.get("kind").is_some()) else {
+        return Err("the settings are no resource with a spec".to_owned());
+    };
+    let mut values = spec["values"].clone();
+    if values.is_null() {
+        values = json!({});
+    }
+    for (beside, same) in BESIDE {
+        if let Some(value) = spec.pointer(beside) {
+            put(&mut values, same, value.clone());
+        }
+    }
+    if let Some(mesh) = spec.get("meshConfig") {
+        merge(&mut values["meshConfig"], mesh);
+    }
+    of_components(&spec["components"], &mut values)?;
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        let is_plain = key == "profile" && value.as_str().is_some_and(|profile| PLAIN_PROFILES.contains(&profile));
+        if !["values", "meshConfig", "components"].contains(&key.as_str()) && !is_plain {
+            let known = |path: &str| BESIDE.iter().any(|(beside, _)| *beside == path);
+            unknown(value, &mut format!("/{key}"), &known)?;
+        }
+    }
+    let known = |path: &str| {
+        let all = SAME.iter().map(|(known, _)| *known).chain(OTHERWISE).chain(OF_OTHERS);
+        all.into_iter()
+            .any(|known| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    };
+    unknown(&values, &mut String::new(), &known)?;
+
+    for (path, parameter) in SAME {
+        given.extend(values.pointer(path).filter(|value| !is_nothing(value)).map(|value| (parameter, value.clone())));
+    }
+    otherwise(&values, shipped, given)
+}
+
+/// What is said of components: the control plane's environment is a value of the chart's, its Deployment is nobody's here.
+fn of_components(components: &Json, values: &mut Json) -> Result<(), String> {
+    for (name, component) in components.as_object().into_iter().flatten() {
+        for (key, value) in component.as_object().into_iter().flatten() {
+            match (name.as_str(), key.as_str()) {
+                ("cni", _) | (_, "enabled" | "namespace") => {}
+                ("pilot", "k8s") => {
+                    for variable in value["env"].as_array().into_iter().flatten() {
+                        let Some(name) = variable["name"].as_str() else { continue };
+                        put(values, &format!("/pilot/env/{name}"), variable["value"].clone());
+                    }
+                }
+                _ if OTHER_COMPONENTS.contains(&name.as_str()) => {}
+                _ => return Err(format!("setting components.{name}.{key} is not known")),
+            }
+        }
+        if component.is_array() && !OTHER_COMPONENTS.contains(&name.as_str()) {
+            return Err(format!("setting components.{name} is not known"));
+        }
+    }
+    Ok(())
+}
+
+/// Parameters that are made of settings.
+fn otherwise(values: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Json)>) -> Result<(), String> {
+    let text =
+        |path: &str| values.pointer(path).map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+    let image = |name: &str| {
+        let hub = text("/global/hub").unwrap_or_else(|| IMAGE[0].to_owned());
+        let tag = text("/global/tag").unwrap_or_else(|| IMAGE[2].to_owned());
+        if name.contains('/') { name.to_owned() } else { format!("{hub}/{name}:{tag}") }
+    };
+    if ["/global/hub", "/global/tag", "/global/proxy/image"].iter().any(|path| values.pointer(path).is_some()) {
+        given.push(("image", image(&text("/global/proxy/image").unwrap_or_else(|| IMAGE[1].to_owned())).into()));
+    }
+    if let Some(name) = text("/global/proxy_init/image") {
+        given.push(("initImage", image(&name).into()));
+    }
+    if let Some(port) = text("/global/proxy/statusPort") {
+        // Without a port there is one still that Prometheus is told.
+        given.push((if port == "0" { "statusPort" } else { "meshStatusPort" }, port.into()));
+    }
+    // Which of several control planes a pod is for, is asked before a pod is sent.
+    if values.get("revision").is_some_and(|revision| !is_nothing(revision)) {
+        given.push(("defaultRevision", true.into()));
+    }
+    match text("/global/platform").as_deref() {
+        None | Some("") => {}
+        Some("openshift") => given.push(("openshift", true.into())),
+        Some(other) => return Err(format!("setting global.platform is not known as {other}")),
+    }
+    if let Some(variant) =
+        text("/global/proxy/variant").filter(|name| !name.is_empty()).or_else(|| text("/global/variant"))
+    {
+        given.push(("variant", variant.into()));
+    }
+    if let Some(settings) =
+        text("/global/proxy/tracer").and_then(|tracer| values.pointer(&format!("/global/tracer/{tracer}")))
+    {
+        given.push(("tracerSettings", settings.clone()));
+    }
+    // What a value says is laid over the chart's own, and a null takes that away.
+    if let Some(resources) = values.pointer("/global/proxy/resources") {
+        let declared = shipped.parameter("istio-sidecar", "resources").cloned().unwrap_or_default();
+        let mut whole = declared["default"].clone();
+        merge(&mut whole, resources);
+        given.push(("resources", without_nulls(if whole.is_object() { whole } else { json!({}) })));
+    }
+    // It is a field of the configuration that Prometheus and the kubelet go by, beside being shown to the proxy.
+    if let Some(port) = values.pointer("/meshConfig/defaultConfig/statusPort") {
+        given.push(("metricsPort", port.clone()));
+    }
+    if let Some(templates) = values.pointer("/sidecarInjectorWebhook/templates").and_then(Json::as_object) {
+        let own = ["sidecar", "gateway", "grpc-agent", "grpc-simple"].map(str::to_owned);
+        given.push(("knownTemplates", own.into_iter().chain(templates.keys().cloned()).collect()));
+    }
+    Ok(())
+}
+
+/// The first place of a value that is not known, as an error.
+fn unknown(value: &Json, path: &mut String, known: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    match value {
+        _ if known(path) => Ok(()),
+        Json::Object(members) => members.iter().try_for_each(|(key, value)| {
+            let length = path.len();
+            path.push('/');
+            path.push_str(key);
+            unknown(value, path, known)?;
+            path.truncate(length);
+            Ok(())
+        }),
+        _ => Err(format!("setting {} is not known", path.trim_start_matches('/').replace('/', "."))),
+    }
+}
+
+/// Whether a chart takes a value for one that is not there.
+fn is_nothing(value: &Json) -> bool {
+    value.as_str() == Some("")
+}
+
+/// Puts a value where a path says, with what is above it.
+fn put(values: &mut Json, path: &str, value: Json) {
+    let place = path.split('/').skip(1).fold(values, |node, key| &mut node[key]);
+    *place = value;
+}
+
+/// Lays one value over another, maps member by member.
+fn merge(under: &mut Json, over: &Json) {
+    match (under, over) {
+        (Json::Object(under), Json::Object(over)) => {
+            for (key, value) in over {
+                merge(under.entry(key.clone()).or_insert(Json::Null), value);
+            }
+        }
+        (under, over) => *under = over.clone(),
+    }
+}
+
+#[test]
+fn what_is_set_is_a_parameter_of_all_profiles() {
+    let shipped = Shipped::load();
+    let of_variants = VARIANTS.iter().flat_map(|(_, settings)| settings.iter());
+    let all = SAME.iter().map(|(_, parameter)| *parameter).chain(of_variants.map(|(parameter, _)| *parameter));
+    for parameter in all.chain([
+        "image",
+        "initImage",
+        "statusPort",
+        "meshStatusPort",
+        "defaultRevision",
+        "variant",
+        "tracerSettings",
+        "resources",
+        "metricsPort",
+        "gatewaySysctls",
+    ]) {
+        for profile in shipped.names(FOLDERS).iter().filter(|_| parameter != "annotations") {
+            assert!(shipped.parameter(profile, parameter).is_some(), "{profile}: {parameter}");
+        }
+    }
+    assert!(shipped.parameter("istio-annotations", "annotations").is_some());
+}

@@ -1,0 +1,437 @@
+//! Runs the cases that adapters make of the peers' files, and prints what came of them.
+//!
+//! What is compared is the object, never the patch. What differs for a known reason is said in the file
+//! `profiles/<folder>/differences.yaml`, by case. Each case also has to change nothing when it is injected once more.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use pillion_engine::case::{Aspect, Case, Difference, Profiles, missing, run, unequal};
+use pillion_engine::profile::{ProfileName, advise};
+use serde_json::{Map, Value as Json, json};
+
+use crate::files;
+
+/// How many differences of one case are shown.
+const SHOWN: usize = 12;
+
+/// Makes cases of the files of a peer's folder.
+pub(crate) type Adapter = fn(&Path, &Shipped) -> Vec<PeerCase>;
+
+/// A case of a peer's.
+pub(crate) struct PeerCase {
+    /// The same in each run: it stands in files.
+    pub(crate) name: String,
+    /// What is run, or why it cannot be read.
+    pub(crate) ready: Result<Ready, String>,
+}
+
+/// A case that can be run.
+pub(crate) struct Ready {
+    /// The profiles that are there.
+    pub(crate) profiles: Profiles,
+    /// Cases of which one has to be as expected. Nearly always it is one.
+    pub(crate) cases: Vec<Case>,
+    pub(crate) expected: Vec<Expected>,
+    /// Settings are those of the result, as no file says them.
+    pub(crate) is_given_by_result: bool,
+    /// The case under settings that only the result says, for when it is not as expected otherwise.
+    pub(crate) by_result: Option<Case>,
+    /// What is done to both objects before they are compared.
+    pub(crate) level: Box<dyn Fn(&mut Json)>,
+}
+
+impl PeerCase {
+    /// Reads a case. What nobody thought of in a file is a case that cannot be read, and never the end of all others.
+    pub(crate) fn read(name: impl Into<String>, read: impl FnOnce() -> Result<Ready, String>) -> Self {
+        let ready = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err("a fault: see above".to_owned()));
+        Self { name: name.into(), ready }
+    }
+}
+
+/// What a peer has; of several, one is enough.
+pub(crate) enum Expected {
+    /// The whole object.
+    Object(Json),
+    /// A part of it.
+    Part(Json),
+    /// Not this part.
+    NotPart(Json),
+    /// It is refused.
+    Denied,
+    /// Nothing is done, and the author is told why: this, if it is known.
+    LeftAlone(Option<String>),
+}
+
+impl Ready {
+    pub(crate) fn new(profiles: Profiles, case: Case, expected: Expected) -> Self {
+        Self {
+            profiles,
+            cases: vec![case],
+            expected: vec![expected],
+            is_given_by_result: false,
+            by_result: None,
+            level: Box::new(|_| {}),
+        }
+    }
+
+    /// Whether more than one outcome would pass, or the result says under which settings it comes out.
+    fn is_loose(&self) -> bool {
+        self.is_given_by_result || self.cases.len() > 1 || self.expected.len() > 1
+    }
+
+    pub(crate) fn levelled(mut self, level: impl Fn(&mut Json) + 'static) -> Self {
+        self.level = Box::new(level);
+        self
+    }
+
+    /// What is not as the peer has it; the fewest places, if there are several ways. And what the author is told.
+    /// And whether settings were needed that only the result says.
+    fn differences(&self) -> Result<(Vec<Difference>, Vec<String>, bool), String> {
+        let mut best: Option<(Vec<Difference>, Vec<String>)> = None;
+        for case in &self.cases {
+            for expected in &self.expected {
+                let found = self.compare(case, expected)?;
+                if best.as_ref().is_none_or(|(fewest, _)| found.0.len() < fewest.len()) {
+                    best = Some(found);
+                }
+            }
+        }
+        let (mut differences, mut told) = best.ok_or_else(|| "there is nothing to compare".to_owned())?;
+        let mut by_result = false;
+        if let Some(case) = self.by_result.as_ref().filter(|_| !differences.is_empty()) {
+            for expected in &self.expected {
+                let found = self.compare(case, expected)?;
+                if found.0.len() < differences.len() {
+                    (differences, told) = found;
+                    by_result = true;
+                }
+            }
+        }
+        Ok((differences, told, by_result))
+    }
+
+    fn compare(&self, case: &Case, expected: &Expected) -> Result<(Vec<Difference>, Vec<String>), String> {
+        let mut case = case.clone();
+        // Something has to be expected; what it is, is compared here.
+        case.part = Some(json!({}));
+        if matches!(expected, Expected::Denied) {
+            case.denied = Some(String::new());
+        }
+        let verdict = run(&case, &self.profiles).map_err(|error| error.to_string())?;
+        let level = |object: &Json| {
+            let mut object = object.clone();
+            (self.level)(&mut object);
+            object
+        };
+        let found = level(&verdict.object);
+        let mut differences = verdict.differences;
+        let told = verdict.told;
+        let mut wrong = |expected: &str| {
+            let found = Some(told.join("\n").into());
+            differences.push(Difference {
+                aspect: Aspect::Told,
+                path: String::new(),
+                found,
+                expected: Some(expected.into()),
+            });
+        };
+        match expected {
+            Expected::Denied => {}
+            Expected::Object(expected) => differences.extend(unequal(Aspect::Object, &found, &level(expected))),
+            Expected::Part(part) => differences.extend(missing(Aspect::Object, &found, &level(part))),
+            Expected::NotPart(part) => {
+                if missing(Aspect::Object, &found, &level(part)).is_empty() {
+                    wrong("an object that has not all of the part");
+                }
+            }
+            Expected::LeftAlone(why) => {
+                if let Some(why) = why.as_deref().filter(|why| !told.iter().any(|told| told.contains(why))) {
+                    wrong(why);
+                }
+                let before = level(&Json::Object(case.object.clone()));
+                differences.extend(unequal(Aspect::Object, &found, &before));
+            }
+        }
+        Ok((differences, told))
+    }
+}
+
+/// The profiles that are shipped.
+pub(crate) struct Shipped(Vec<Written>);
+
+struct Written {
+    folder: String,
+    name: String,
+    spec: Json,
+}
+
+impl Shipped {
+    /// Those in `profiles/*/profile.yaml`.
+    pub(crate) fn load() -> Self {
+        let mut all = Vec::new();
+        for folder in folders() {
+            let file = folder.join("profile.yaml");
+            for document in files::documents(&file).into_iter().flatten() {
+                let name = files::string(&document, "/metadata/name").unwrap().to_owned();
+                all.push(Written { folder: files::name(&folder), name, spec: document["spec"].clone() });
+            }
+        }
+        assert!(!all.is_empty(), "there are no profiles");
+        Self(all)
+    }
+
+    /// The names of those of folders whose names begin so.
+    pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
+        self.0.iter().filter(|written| written.folder.starts_with(prefix)).map(|written| written.name.clone()).collect()
+    }
+
+    /// All of them; which are there, a case says.
+    pub(crate) fn all(&self) -> Profiles {
+        Profiles::new(self.0.iter().map(|written| named(&written.name, &written.spec)))
+    }
+
+    /// The parameter of a profile, of its own or of what it extends.
+    pub(crate) fn parameter(&self, profile: &str, parameter: &str) -> Option<&Json> {
+        let written = self.0.iter().find(|written| written.name == profile)?;
+        let mut own = written.spec["parameters"].as_array().into_iter().flatten();
+        let parent = files::string(&written.spec, "/extends/name").filter(|parent| *parent != profile);
+        own.find(|found| found["name"] == parameter).or_else(|| self.parameter(parent?, parameter))
+    }
+
+    /// What an author would be told to look at.
+    pub(crate) fn advice(&self) -> Vec<String> {
+        let mut told = Vec::new();
+        for written in &self.0 {
+            let (_, spec) = named(&written.name, &written.spec);
+            told.extend(advise(&spec).into_iter().map(|diagnostic| format!("{}: {diagnostic}", written.name)));
+        }
+        told
+    }
+}
+
+/// A profile as the engine takes it.
+pub(crate) fn named(name: &str, spec: &Json) -> (ProfileName, pillion_api::profile::ProfileSpec) {
+    let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
+    (ProfileName::cluster(name), spec)
+}
+
+/// The folders of profiles, sorted.
+fn folders() -> Vec<PathBuf> {
+    let profiles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
+    let mut folders: Vec<_> = std::fs::read_dir(profiles).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.retain(|folder| folder.join("profile.yaml").is_file());
+    folders.sort();
+    folders
+}
+
+/// The cases that are known to differ, and why: `differences.yaml` of the folders whose names begin so.
+pub(crate) fn explained(prefix: &str) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    for folder in folders().into_iter().filter(|folder| files::name(folder).starts_with(prefix)) {
+        let file = folder.join("differences.yaml");
+        let documents = if file.exists() { files::documents(&file).unwrap() } else { Vec::new() };
+        for document in documents {
+            let read: BTreeMap<String, String> =
+                serde_json::from_value(document).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            all.extend(read);
+        }
+    }
+    all
+}
+
+/// A case of a pod.
+pub(crate) fn case(profiles: &[String], pod: Json) -> Case {
+    let Json::Object(object) = pod else { panic!("a pod is a map") };
+    Case { name: "a case of a peer's".to_owned(), profiles: Some(profiles.to_vec()), object, ..Case::default() }
+}
+
+/// Sets a parameter, if there is one of this name; what a profile has no parameter for, it does its own way.
+pub(crate) fn set(case: &mut Case, shipped: &Shipped, profile: &str, parameter: &str, value: Json) {
+    if shipped.parameter(profile, parameter).is_some() {
+        case.parameters.entry(profile.to_owned()).or_default().insert(parameter.to_owned(), value);
+    }
+}
+
+/// Sets a parameter, with a value as its declared type has it.
+pub(crate) fn set_typed(case: &mut Case, shipped: &Shipped, profile: &str, parameter: &str, value: &Json) {
+    if let Some(declared) = shipped.parameter(profile, parameter) {
+        set(case, shipped, profile, parameter, typed(value, declared));
+    }
+}
+
+/// Sets a parameter of all profiles that have it, of the folders whose names begin so.
+///
+/// # Errors
+///
+/// None of them has it.
+pub(crate) fn set_all(
+    case: &mut Case,
+    shipped: &Shipped,
+    prefix: &str,
+    parameter: &str,
+    value: &Json,
+) -> Result<(), String> {
+    let mut known = false;
+    for profile in shipped.names(prefix) {
+        if let Some(declared) = shipped.parameter(&profile, parameter) {
+            known = true;
+            set(case, shipped, &profile, parameter, typed(value, declared));
+        }
+    }
+    if known { Ok(()) } else { Err(format!("no profile has a parameter {parameter}")) }
+}
+
+/// A value as the declared type of a parameter, or of a list's items, has it: charts take texts for nearly everything.
+fn typed(value: &Json, declared: &Json) -> Json {
+    match (declared["type"].as_str(), value) {
+        (Some("string"), Json::Bool(_) | Json::Number(_)) => value.to_string().into(),
+        (Some("integer" | "number" | "boolean"), Json::String(text)) => {
+            serde_json::from_str(text).unwrap_or_else(|_| value.clone())
+        }
+        (Some("list"), Json::String(text)) => {
+            let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+            items.map(|item| typed(&item.into(), &declared["items"])).collect()
+        }
+        (Some("list"), Json::Array(items)) => items.iter().map(|item| typed(item, &declared["items"])).collect(),
+        _ => value.clone(),
+    }
+}
+
+/// Annotations, as texts.
+pub(crate) fn annotations(map: Option<&Map<String, Json>>) -> BTreeMap<String, String> {
+    let text = |value: &Json| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    map.into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect()
+}
+
+/// What came of a peer's cases.
+pub(crate) struct Tally {
+    peer: &'static str,
+    cases: usize,
+    equal: usize,
+    /// Names of cases that are equal, and of which more than one outcome would have been.
+    loose: Vec<String>,
+    explained: Vec<(String, String)>,
+    /// Names and why.
+    failed: Vec<(String, String)>,
+    /// Cases that are equal though a difference is explained. A folder may have some of the explained cases only.
+    needless: Vec<String>,
+    at_least: Option<usize>,
+}
+
+impl Tally {
+    pub(crate) fn of(peer: &'static str, cases: Vec<PeerCase>, explained: &BTreeMap<String, String>) -> Self {
+        let mut tally = Self {
+            peer,
+            cases: cases.len(),
+            equal: 0,
+            loose: Vec::new(),
+            explained: Vec::new(),
+            failed: Vec::new(),
+            needless: Vec::new(),
+            at_least: None,
+        };
+        for case in cases {
+            let reason = explained.get(&case.name);
+            let (outcome, by_result) = outcome(&case);
+            if outcome.is_none() && (by_result || case.ready.as_ref().is_ok_and(Ready::is_loose)) {
+                tally.loose.push(case.name.clone());
+            }
+            match (outcome, reason) {
+                (None, None) => tally.equal += 1,
+                (None, Some(_)) => {
+                    tally.equal += 1;
+                    tally.needless.push(format!("{}: it is equal", case.name));
+                }
+                (Some(_), Some(reason)) => tally.explained.push((case.name, reason.clone())),
+                (Some(why), None) => tally.failed.push((case.name, why)),
+            }
+        }
+        tally
+    }
+
+    /// So many have to be as the peer has them, and what is explained has to be so.
+    pub(crate) fn has_to_have(&mut self, equal: usize) {
+        self.at_least = Some(equal);
+    }
+
+    /// A line for each case that failed, with the first of why, each that is loose, and how many are equal.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let first =
+            |why: &str| why.lines().next().unwrap_or_default().split(" at line").next().unwrap_or_default().to_owned();
+        let failed = self.failed.iter().map(|(name, why)| format!("{}/{name}: {}", self.peer, first(why)));
+        let loose = self.loose.iter().map(|name| format!("{}/{name}: loose", self.peer));
+        failed.chain(loose).chain([format!("{}: {} of {} are equal", self.peer, self.equal, self.cases)]).collect()
+    }
+
+    pub(crate) fn passes(&self) -> bool {
+        let as_known = self.at_least.is_none_or(|least| self.equal >= least && self.needless.is_empty());
+        self.failed.is_empty() && as_known
+    }
+}
+
+/// Why a case is not as the peer has it; `None` if it is. And whether settings were needed that only the result says.
+fn outcome(case: &PeerCase) -> (Option<String>, bool) {
+    let ready = match &case.ready {
+        Ok(ready) => ready,
+        Err(error) => return (Some(format!("it cannot be read: {error}")), false),
+    };
+    let compared = catch_unwind(AssertUnwindSafe(|| ready.differences()));
+    match compared {
+        Err(_) => (Some("a fault: see above".to_owned()), false),
+        Ok(Err(error)) => (Some(format!("it cannot be run: {error}")), false),
+        Ok(Ok((differences, _, by_result))) if differences.is_empty() => (None, by_result),
+        Ok(Ok((differences, told, _))) => {
+            let mut text = String::new();
+            for difference in differences.iter().take(SHOWN) {
+                let _ = writeln!(text, "{difference}");
+            }
+            let _ = writeln!(text, "{} differences; its author is told: {told:?}", differences.len());
+            (Some(text), false)
+        }
+    }
+}
+
+/// The table, and behind it what is explained and what failed.
+pub(crate) fn table(tallies: &[Tally]) -> String {
+    let mut text =
+        format!("{:<10} {:>6} {:>6} {:>6} {:>10} {:>7}\n", "peer", "cases", "equal", "loose", "explained", "failed");
+    for tally in tallies {
+        let Tally { peer, cases, equal, loose, explained, failed, .. } = tally;
+        let (loose, explained, failed) = (loose.len(), explained.len(), failed.len());
+        let _ = writeln!(text, "{peer:<10} {cases:>6} {equal:>6} {loose:>6} {explained:>10} {failed:>7}");
+    }
+    let _ = writeln!(
+        text,
+        "\nloose: of the equal ones, those whose files do not say which of several inputs or results is meant,"
+    );
+    let _ = writeln!(
+        text,
+        "where one that is equal is enough, or say the settings in the result only, from which they were taken."
+    );
+    for tally in tallies {
+        for name in &tally.loose {
+            let _ = writeln!(text, "loose {}/{name}", tally.peer);
+        }
+    }
+    for tally in tallies {
+        for (name, reason) in &tally.explained {
+            let _ = writeln!(text, "\nexplained {}/{name}: {reason}", tally.peer);
+        }
+        for (name, why) in &tally.failed {
+            let _ = writeln!(text, "\nFAILED {}/{name}", tally.peer);
+            for line in why.lines() {
+                let _ = writeln!(text, "  {line}");
+            }
+        }
+        for needless in &tally.needless {
+            let _ = writeln!(text, "\nneedless explanation of {}/{needless}", tally.peer);
+        }
+        if let Some(least) = tally.at_least.filter(|least| tally.equal < *least) {
+            let _ = writeln!(text, "\n{}: {} are equal, and {least} have been", tally.peer, tally.equal);
+        }
+    }
+    text
+}

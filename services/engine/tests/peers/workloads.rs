@@ -1,0 +1,120 @@
+//! The pods that controllers make of workloads.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::files::string;
+
+/// A workload, and the pod that is made of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Workload {
+    /// The object that was applied.
+    pub(crate) object: Json,
+    /// Where the template is in it.
+    template: &'static str,
+}
+
+/// Where templates are. Kinds that nobody listed have theirs where most have.
+const TEMPLATES: [(&str, &str); 2] = [("Pod", ""), ("CronJob", "/spec/jobTemplate/spec/template")];
+
+impl Workload {
+    /// The workload that an object is; `None` if it makes no pods.
+    pub(crate) fn of(object: &Json) -> Option<Self> {
+        let kind = object["kind"].as_str()?;
+        let template = TEMPLATES.iter().find(|(other, _)| *other == kind).map_or("/spec/template", |(_, path)| path);
+        let is_there = object.pointer(template).is_some_and(|pod| pod["spec"].is_object());
+        is_there.then(|| Self { object: object.clone(), template })
+    }
+
+    pub(crate) fn kind(&self) -> &str {
+        string(&self.object, "/kind").unwrap_or_default()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        string(&self.object, "/metadata/name")
+            .or_else(|| string(&self.object, "/metadata/generateName"))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn namespace(&self) -> &str {
+        string(&self.object, "/metadata/namespace").unwrap_or("default")
+    }
+
+    /// The template as it is written; labels and annotations are texts, as the API server would insist on.
+    pub(crate) fn template(&self) -> Json {
+        let mut pod = self.object.pointer(self.template).cloned().unwrap_or_default();
+        if let Some(pod) = pod.as_object_mut() {
+            // Some of the peers' pods say that they are of another group.
+            pod.remove("apiVersion");
+            pod.remove("kind");
+        }
+        if !pod["metadata"].is_object() {
+            pod["metadata"] = json!({});
+        }
+        for map in ["labels", "annotations"] {
+            for (_, value) in pod["metadata"][map].as_object_mut().into_iter().flatten() {
+                if !value.is_string() {
+                    *value = value.to_string().into();
+                }
+            }
+            if pod["metadata"][map].is_null() {
+                pod["metadata"].as_object_mut().map(|metadata| metadata.remove(map));
+            }
+        }
+        pod
+    }
+
+    /// The pod with the workload itself as its controller, so that nothing has to be looked up.
+    pub(crate) fn controlled(&self) -> Json {
+        let mut pod = self.template();
+        if self.kind() != "Pod" {
+            pod["metadata"]["ownerReferences"] = json!([owner(&self.object, "1")]);
+        }
+        pod
+    }
+
+    /// The pod as the controllers of a cluster make it, and the objects that look-ups of its owners find.
+    pub(crate) fn created(&self) -> (Json, Vec<Json>) {
+        let mut pod = self.template();
+        let name = self.name();
+        let mut applied = self.object.clone();
+        applied["metadata"]["uid"] = json!("2");
+        let (owner_of_pod, prefix, objects) = match self.kind() {
+            "Pod" => return (pod, Vec::new()),
+            "Deployment" => {
+                let between = self.between("apps/v1", "ReplicaSet", &format!("{name}-5d9c7b"));
+                pod["metadata"]["labels"]["pod-template-hash"] = json!("5d9c7b");
+                (owner(&between, "1"), format!("{name}-5d9c7b-"), vec![between, applied])
+            }
+            "CronJob" => {
+                let between = self.between("batch/v1", "Job", &format!("{name}-29000000"));
+                (owner(&between, "1"), format!("{name}-29000000-"), vec![between, applied])
+            }
+            _ => (owner(&applied, "2"), format!("{name}-"), vec![applied]),
+        };
+        pod["metadata"]["generateName"] = json!(prefix);
+        if self.kind() == "StatefulSet" {
+            pod["metadata"]["name"] = json!(format!("{name}-0"));
+        }
+        pod["metadata"]["ownerReferences"] = json!([owner_of_pod]);
+        (pod, objects)
+    }
+
+    /// What a controller makes between the workload and its pods.
+    fn between(&self, version: &str, kind: &str, name: &str) -> Json {
+        json!({
+            "apiVersion": version, "kind": kind,
+            "metadata": {
+                "name": name, "namespace": self.namespace(), "uid": "1", "ownerReferences": [owner(&self.object, "2")],
+            },
+        })
+    }
+}
+
+fn owner(object: &Json, uid: &str) -> Json {
+    let fields = ["apiVersion", "kind"].map(|field| (field.to_owned(), object[field].clone()));
+    let mut owner: Map<String, Json> = fields.into_iter().collect();
+    owner.insert("name".to_owned(), object["metadata"]["name"].clone());
+    owner.insert("uid".to_owned(), uid.into());
+    owner.insert("controller".to_owned(), true.into());
+    Json::Object(owner)
+}

@@ -1,0 +1,198 @@
+//! Pods that make much work for a profile: what their authors send is long, or refers to itself, or brings a large record.
+
+use serde_json::{Value as Json, json};
+
+use crate::{Bomb, EITHER, env, many, numbers, pod, rule, small, template, variables, with_list, with_variables};
+
+#[expect(clippy::too_many_lines, reason = "a table")]
+pub(crate) fn what_authors_send() -> Vec<Bomb> {
+    let bomb = |name, profile, pod, reasons| Bomb { name, profile, pod, reasons };
+    let joined = |separator: &str| env(json!([{"name": "V0", "value": "b", "$join": {"separator": separator}}]));
+    let joins_annotation =
+        |name: &str, join: Json| with_list(env(json!([{"name": name, "value": "${params.text}", "$join": join}])));
+    let annotated = |mut pod: Json, text: String| {
+        pod["metadata"]["annotations"]["example.com/x"] = json!(text);
+        pod
+    };
+    let letters = "a,".repeat(500_000);
+    vec![
+        bomb("a join with a megabyte", joined(","), variables(1, |_| letters.clone()), EITHER),
+        bomb(
+            "a join of two long lists",
+            joins_annotation("V0", json!({"separator": ","})),
+            annotated(
+                variables(1, |_| numbers(100_000)),
+                (0..40_000).map(|n| format!("x{n}")).collect::<Vec<_>>().join(","),
+            ),
+            EITHER,
+        ),
+        bomb(
+            "a join of two long lists by their keys",
+            joins_annotation("V0", json!({"separator": ",", "key": "="})),
+            annotated(
+                variables(1, |_| (0..100_000).map(|n| format!("a{n}=")).collect::<Vec<_>>().join(",")),
+                (0..40_000).map(|n| format!("x{n}=")).collect::<Vec<_>>().join(","),
+            ),
+            EITHER,
+        ),
+        bomb(
+            "a join of two long lists as JSON",
+            joins_annotation("V0", json!({"format": "JSON"})),
+            annotated(
+                variables(1, |_| format!("[{}]", numbers(100_000))),
+                format!("[{}]", (0..40_000).map(|n| (n + 200_000).to_string()).collect::<Vec<_>>().join(",")),
+            ),
+            EITHER,
+        ),
+        bomb(
+            "a join of two long lists of arguments",
+            with_list(rule(json!({"types": ["App"]}), json!({"args": {"$value": "${params.list}", "$join": {}}}))),
+            annotated(
+                pod(
+                    json!({"containers": [{"name": "app", "args": (0..100_000).map(|n| n.to_string()).collect::<Vec<_>>()}]}),
+                ),
+                (0..20_000).map(|n| format!("x{n}")).collect::<Vec<_>>().join(","),
+            ),
+            EITHER,
+        ),
+        bomb(
+            "a join of two lists, of which each has one large object with its keys in another order",
+            {
+                let mut profile = template(json!({"spec": {"tolerations": {"$value": "${params.list}", "$join": {}}}}));
+                profile = with_list(profile);
+                profile["parameters"][0]["format"] = json!("JSON");
+                profile
+            },
+            {
+                let keys: Vec<_> = (0..25_000).map(|n| (format!("{n:x}"), json!(0))).collect();
+                let object = |keys: Vec<(String, Json)>| json!([keys.into_iter().collect::<serde_json::Map<_, _>>()]);
+                let mut pod = small();
+                pod["spec"]["tolerations"] = object(keys.clone());
+                annotated(pod, object(keys.into_iter().rev().collect()).to_string())
+            },
+            &["already_injected", "injected"],
+        ),
+        bomb(
+            "a megabyte of references that are not closed",
+            joined(""),
+            variables(1, |_| "$(".repeat(500_000)),
+            EITHER,
+        ),
+        bomb(
+            "a megabyte of references",
+            joined(""),
+            variables(5_000, |number| if number == 0 { "$(A)".repeat(250_000) } else { "x".to_owned() }),
+            EITHER,
+        ),
+        bomb(
+            "5,000 variables that refer to one another, and some that are joined",
+            env((0..50).map(|n| json!({"name": format!("V{n}"), "value": "b", "$join": {"separator": ","}})).collect()),
+            variables(5_000, |number| format!("$(V{})", number + 1)),
+            EITHER,
+        ),
+        bomb(
+            "5,000 containers and a rule that looks at all of them",
+            rule(json!({"types": ["App"], "where": "containers.size() > 0"}), json!({"tty": true})),
+            many(5_000),
+            EITHER,
+        ),
+        bomb(
+            "10,000 containers and a rule",
+            rule(json!({"types": ["App"]}), json!({"env": [{"name": "B", "value": "x"}]})),
+            many(10_000),
+            EITHER,
+        ),
+        bomb(
+            "10,000 containers and a rule that asks for the primary one, the overlays and the namespace",
+            with_variables(
+                rule(
+                    json!({"types": ["App"], "where": "primary.name != '' && overlays.size() == 0 && variables.local"}),
+                    json!({"tty": true}),
+                ),
+                &[("local", "namespaceObject.metadata.name != container.name")],
+            ),
+            many(10_000),
+            EITHER,
+        ),
+        bomb(
+            "20,000 variables, each changed",
+            env(json!([{"$each": "true", "value": "y", "$conflict": "Replace"}])),
+            variables(20_000, |_| "x".to_owned()),
+            EITHER,
+        ),
+        bomb(
+            "20,000 variables, each removed",
+            env(json!([{"$prune": "true"}])),
+            variables(20_000, |_| "x".to_owned()),
+            EITHER,
+        ),
+        bomb(
+            "64 KB of variables for a container that has 20,000",
+            env((0..1_500).map(|n| json!({"name": format!("E{n}"), "value": "x"})).collect()),
+            variables(20_000, |_| "x".to_owned()),
+            EITHER,
+        ),
+        bomb(
+            "64 KB of annotations for a pod that has 100,000",
+            template(json!({"metadata": {"annotations": (0..5_000)
+                .map(|number| (format!("a{number}"), json!("")))
+                .collect::<serde_json::Map<_, _>>()}})),
+            json!({
+                "metadata": {"annotations": (0..100_000).map(|n| (format!("b{n}"), json!(""))).collect::<serde_json::Map<_, _>>()},
+                "spec": {"containers": [{"name": "app"}]},
+            }),
+            EITHER,
+        ),
+        bomb(
+            "an overlay with 5,000 variables, all of them in managedFields",
+            template(json!({"spec": {"containers": [{
+                "name": "proxy", "image": "p", "$conflict": "Merge",
+                "env": (0..1_000).map(|n| json!({"name": format!("V{n}"), "value": "y"})).collect::<Vec<_>>(),
+            }]}})),
+            {
+                let mut pod = variables(5_000, |_| "x".to_owned());
+                pod["spec"]["containers"][0]["name"] = json!("proxy");
+                let keys = (0..5_000).map(|n| (format!("k:{{\"name\":\"V{n}\"}}"), json!({".": {}, "f:name": {}})));
+                let keys: serde_json::Map<_, _> = keys.collect();
+                pod["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:spec": {"f:containers": {
+                    "k:{\"name\":\"proxy\"}": {".": {}, "f:env": keys},
+                }}}}]);
+                pod
+            },
+            EITHER,
+        ),
+        bomb(
+            "a record of 16 KB on a pod with 40,000 variables",
+            template(json!({"metadata": {"labels": {"a": "b"}}})),
+            {
+                let mut pod = variables(40_000, |_| "x".to_owned());
+                pod["spec"]["containers"][0]["name"] = json!("a");
+                let place = |n: usize| format!("/spec/containers/a/env/V{}", 39_999 - n);
+                let added: Vec<_> = (0..350).map(place).collect();
+                let replaced: Vec<_> = (350..450).map(|n| json!([format!("{}/value", place(n)), "y"])).collect();
+                let entry = json!({"profile": "bomb", "revision": "1", "added": added, "replaced": replaced});
+                let record = json!({"version": 1, "profiles": [entry]});
+                pod["metadata"]["annotations"]["pillion.dev/injected"] = json!(record.to_string());
+                pod["metadata"]["managedFields"] = json!([{"manager": "m"}]);
+                pod
+            },
+            EITHER,
+        ),
+        bomb(
+            "a record of 16 KB on a pod with 20,000 annotations",
+            template(json!({"metadata": {"labels": {"a": "b"}}})),
+            {
+                let mut annotations: serde_json::Map<_, _> =
+                    (0..20_000).map(|n| (format!("b{n}"), json!(""))).collect();
+                let places: Vec<_> = (0..500).map(|n| format!("/metadata/annotations/b{}", 19_999 - n)).collect();
+                let record = json!({"version": 1, "profiles": [{"profile": "bomb", "revision": "1", "added": places}]});
+                annotations.insert("pillion.dev/injected".into(), json!(record.to_string()));
+                json!({
+                    "metadata": {"annotations": annotations, "managedFields": [{"manager": "m"}]},
+                    "spec": {"containers": [{"name": "app"}]},
+                })
+            },
+            EITHER,
+        ),
+    ]
+}

@@ -1,0 +1,97 @@
+//! Pods that are stored, as their authors gave them to the API server: as a review of their creation shows them.
+
+use pillion_engine::json::OwnedTape;
+use serde_json::Value;
+
+/// A stored pod as its author wrote it, as far as that can be known: without Pillion's record and what the record says was
+/// added, and without what only a stored pod has. A record that is not Pillion's own stays, and nothing of what it says is
+/// believed.
+pub(crate) fn as_its_author_wrote_it(pod: &Value) -> Value {
+    let tape = OwnedTape::parse(pod.to_string()).ok();
+    let read = tape.as_ref().map(|tape| pillion_engine::audit::read(tape.root()));
+    let authors = read.and_then(|read| serde_json::from_str(read.authors?.root().raw()).ok());
+    let mut authors: Value = authors.unwrap_or_else(|| pod.clone());
+    let Some(fields) = authors.as_object_mut() else { return authors };
+    fields.shift_remove("status");
+    // In a list, what they are is said once for all of them.
+    fields.insert("apiVersion".to_owned(), "v1".into());
+    fields.insert("kind".to_owned(), "Pod".into());
+    if !is_bound_by_author(pod)
+        && let Some(spec) = fields.get_mut("spec").and_then(Value::as_object_mut)
+    {
+        spec.shift_remove("nodeName");
+    }
+    if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"]
+        {
+            metadata.shift_remove(field);
+        }
+        // It is made of this one, and not before the pod was admitted.
+        if metadata.contains_key("generateName") {
+            metadata.shift_remove("name");
+        }
+    }
+    authors
+}
+
+/// Whether the pod's node was named by its author. The scheduler names it by a binding, which leaves no trace in the fields
+/// that are managed.
+fn is_bound_by_author(pod: &Value) -> bool {
+    let managers = pod.pointer("/metadata/managedFields").and_then(Value::as_array);
+    managers.into_iter().flatten().any(|entry| entry.pointer("/fieldsV1/f:spec/f:nodeName").is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A pod with a record, and who wrote that.
+    fn pod(record_is_authors: bool) -> Value {
+        let record = json!({"version": 1, "profiles": [{
+            "profile": "nginx", "revision": "ab", "added": ["/spec/containers/proxy"],
+        }]});
+        let fields = if record_is_authors {
+            json!({"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}})
+        } else {
+            json!({"f:spec": {}})
+        };
+        json!({
+            "metadata": {
+                "name": "web-x", "generateName": "web-", "uid": "u", "resourceVersion": "7",
+                "annotations": {"a": "b", "pillion.dev/injected": record.to_string()},
+                "managedFields": [{"manager": "kubectl", "fieldsV1": fields}],
+            },
+            "spec": {"containers": [{"name": "app"}, {"name": "proxy"}], "nodeName": "node-1"},
+            "status": {"phase": "Running"},
+        })
+    }
+
+    #[test]
+    fn what_was_injected_and_what_came_later_is_gone() {
+        let authors = as_its_author_wrote_it(&pod(false));
+        let managed = json!([{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]);
+        let expected = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"generateName": "web-", "annotations": {"a": "b"}, "managedFields": managed},
+            "spec": {"containers": [{"name": "app"}]},
+        });
+        assert_eq!(authors, expected);
+    }
+
+    #[test]
+    fn a_node_is_the_authors_if_the_author_has_named_it() {
+        let mut bound = pod(false);
+        bound["metadata"]["managedFields"][0]["fieldsV1"] = json!({"f:spec": {"f:nodeName": {}}});
+        assert_eq!(as_its_author_wrote_it(&bound)["spec"]["nodeName"], "node-1");
+        assert!(as_its_author_wrote_it(&pod(false))["spec"].get("nodeName").is_none());
+    }
+
+    #[test]
+    fn what_a_record_of_somebody_else_says_is_not_undone() {
+        let authors = as_its_author_wrote_it(&pod(true));
+        assert_eq!(authors["spec"], json!({"containers": [{"name": "app"}, {"name": "proxy"}]}));
+        assert!(authors["metadata"]["annotations"].get("pillion.dev/injected").is_some(), "{authors}");
+    }
+}

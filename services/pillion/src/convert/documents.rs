@@ -1,0 +1,162 @@
+//! What is converted: each document of a file, and each key of a `ConfigMap`, with the way back to its place.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::from::{Document, Remark};
+use crate::load::yaml::{self, Content, Node};
+use crate::load::{Problem, Source, files, place};
+
+/// How large a file may be, in bytes.
+const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
+
+/// How deep lists may stand in lists.
+const MAX_LISTS: usize = 8;
+
+/// What there is to convert in files, beside documents that are no objects of Kubernetes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted {
+    /// The keys of `ConfigMap`s.
+    ConfigMaps,
+    /// Objects of a kind.
+    Kind(&'static str),
+}
+
+/// All documents, and where they stand.
+pub(super) struct Documents {
+    wanted: Wanted,
+    all: Vec<Document>,
+    /// Of each document: the text that it stands in, and its tree.
+    places: Vec<(Arc<Source>, Node)>,
+    problems: Vec<Problem>,
+}
+
+impl Documents {
+    /// Reads all files that the paths name.
+    ///
+    /// # Errors
+    /// A file cannot be read, is no YAML, or there is nothing to convert in what a path names.
+    pub(super) fn read(paths: &[PathBuf], wanted: Wanted) -> Result<Self, Vec<Problem>> {
+        let mut read = Self { wanted, all: Vec::new(), places: Vec::new(), problems: Vec::new() };
+        for path in paths {
+            let before = (read.all.len(), read.problems.len());
+            if path.as_os_str() == "-" {
+                let mut text = String::new();
+                match io::stdin().take(MAX_FILE_BYTES + 1).read_to_string(&mut text) {
+                    Ok(size) => read.sized("<stdin>".to_owned(), size as u64, || Ok(text)),
+                    Err(error) => read.cannot("<stdin>", &error),
+                }
+            } else {
+                match files::of(path) {
+                    Ok(files) => files.iter().for_each(|file| read.file(file)),
+                    Err(error) => read.cannot(&path.display().to_string(), &error),
+                }
+            }
+            if (read.all.len(), read.problems.len()) == before {
+                let message = match wanted {
+                    Wanted::ConfigMaps => "there is neither a ConfigMap nor a configuration in it".to_owned(),
+                    Wanted::Kind(kind) => format!("there is no {kind} in it"),
+                };
+                read.problems.push(Problem::whole(path.display().to_string(), message));
+            }
+        }
+        if read.problems.is_empty() { Ok(read) } else { Err(read.problems) }
+    }
+
+    /// The documents.
+    pub(super) fn all(&self) -> &[Document] {
+        &self.all
+    }
+
+    /// Remarks at their places.
+    pub(super) fn problems(&self, remarks: &[Remark]) -> Vec<Problem> {
+        remarks.iter().map(|remark| self.problem(remark)).collect()
+    }
+
+    fn problem(&self, remark: &Remark) -> Problem {
+        let Remark { document, path, message, help } = remark;
+        let Some((source, node)) = self.places.get(*document) else { return Problem::whole("", message.as_str()) };
+        let at = place::of_name(node, path);
+        Problem::at(source, at, message.as_str()).of_field(path.as_str()).with_help(help.clone())
+    }
+
+    fn cannot(&mut self, name: &str, error: &io::Error) {
+        self.problems.push(Problem::whole(name, format!("cannot be read: {error}")));
+    }
+
+    fn file(&mut self, file: &Path) {
+        let size = fs::metadata(file).map_or(0, |metadata| metadata.len());
+        self.sized(file.display().to_string(), size, || fs::read_to_string(file));
+    }
+
+    /// A text of this many bytes, unless that is too large.
+    fn sized(&mut self, name: String, size: u64, text: impl FnOnce() -> io::Result<String>) {
+        if size > MAX_FILE_BYTES {
+            let message = format!("a file has at most {MAX_FILE_BYTES} bytes");
+            self.problems.push(Problem::whole(name, message).with_help("make several of it".to_owned()));
+            return;
+        }
+        match text() {
+            Ok(text) => self.text(name, text),
+            Err(error) => self.cannot(&name, &error),
+        }
+    }
+
+    fn text(&mut self, name: String, text: String) {
+        let source = Arc::new(Source::new(name, text));
+        match yaml::documents(&source.text) {
+            Ok(documents) => documents.into_iter().for_each(|document| self.document(&source, document, 0)),
+            Err(fault) => self.problems.push(Problem::syntax(&source, fault)),
+        }
+    }
+
+    /// What stands beside `ConfigMap`s, as in the manifests of a whole namespace, is none of our business.
+    fn document(&mut self, source: &Arc<Source>, document: Node, depth: usize) {
+        match (document.text("apiVersion"), document.text("kind")) {
+            (Some(_), Some("ConfigMap")) if matches!(self.wanted, Wanted::ConfigMaps) => {
+                self.config_map(source, &document);
+            }
+            (Some(_), Some(kind)) if matches!(self.wanted, Wanted::Kind(wanted) if wanted == kind) => {
+                self.push(source.name.clone(), source, document);
+            }
+            (Some(_), Some(_)) if depth < MAX_LISTS => {
+                let items = document.get("items").map(Node::items).unwrap_or_default();
+                for item in items {
+                    self.document(source, item.clone(), depth + 1);
+                }
+            }
+            (Some(_), Some(_)) => {}
+            _ => self.push(source.name.clone(), source, document),
+        }
+    }
+
+    /// Each key is a file of its own, whose places are told in its own text.
+    fn config_map(&mut self, source: &Arc<Source>, object: &Node) {
+        let name = object.get("metadata").and_then(|metadata| metadata.text("name")).unwrap_or("ConfigMap");
+        for entry in object.get("binaryData").map(Node::entries).unwrap_or_default() {
+            let problem = Problem::at(source, entry.key_span.clone(), "what is binary is no configuration");
+            self.problems.push(problem.of_field(format!("binaryData.{}", entry.key)));
+        }
+        for entry in object.get("data").map(Node::entries).unwrap_or_default() {
+            let Content::Scalar(serde_json::Value::String(text)) = &entry.value.content else {
+                let problem = Problem::at(source, entry.value.span.clone(), "expected text");
+                self.problems.push(problem.of_field(format!("data.{}", entry.key)));
+                continue;
+            };
+            // Beside the file, so that keys of one ConfigMap may name one another.
+            let file = format!("{}/{name}/{}", source.name, entry.key);
+            let inner = Arc::new(Source::new(file.clone(), text.clone()));
+            match yaml::documents(&inner.text) {
+                Ok(documents) => documents.into_iter().for_each(|node| self.push(file.clone(), &inner, node)),
+                Err(fault) => self.problems.push(Problem::syntax(&inner, fault)),
+            }
+        }
+    }
+
+    fn push(&mut self, file: String, source: &Arc<Source>, node: Node) {
+        self.all.push(Document { file, value: node.to_value() });
+        self.places.push((Arc::clone(source), node));
+    }
+}

@@ -1,0 +1,97 @@
+//! The configuration of morvencao's sidecar injector: containers and volumes under one key of a `ConfigMap`, which pods ask
+//! for by an annotation.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{Converted, Document, Remark, literal, object_name};
+
+/// Lists of a configuration.
+const LISTS: [&str; 3] = ["initContainers", "containers", "volumes"];
+
+/// What annotations begin with.
+pub(crate) const PREFIX: &str = "sidecar-injector-webhook.morven.me";
+
+/// What the one who converts says.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// What annotations begin with, without the slash.
+    pub(crate) prefix: String,
+    /// The name of the profile; of several a number is added.
+    pub(crate) name: String,
+}
+
+/// Makes a profile of each configuration.
+///
+/// # Errors
+/// Everything that keeps configurations from becoming profiles.
+pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
+    let mut converted = Converted::default();
+    let mut faults = Vec::new();
+    for (index, document) in documents.iter().enumerate() {
+        let name = match index {
+            0 => object_name(&options.name),
+            _ => object_name(&format!("{}-{}", options.name, index + 1)),
+        };
+        match profile(index, document, &name, options, &mut converted.notes) {
+            Ok(profile) => converted.profiles.push(profile),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    if documents.len() > 1 {
+        let message = "there is more than one configuration, and pods ask for all of them by the same annotation";
+        let help = "give each a `request.values` of its own, or keep one";
+        converted.notes.push(Remark::new(1, "", message).with_help(help));
+    }
+    if faults.is_empty() { Ok(converted) } else { Err(faults) }
+}
+
+fn profile(
+    index: usize,
+    document: &Document,
+    name: &str,
+    options: &Options,
+    notes: &mut Vec<Remark>,
+) -> Result<Json, Remark> {
+    let fault = |path: &str, message: &str| Remark::new(index, path, message);
+    let Some(fields) = document.value.as_object() else {
+        return Err(fault("", "a configuration is a mapping with containers and volumes"));
+    };
+    let mut spec = Map::new();
+    for (field, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+        if !LISTS.contains(&field.as_str()) {
+            notes.push(fault(field, "the injector does not know this: it is left out"));
+            continue;
+        }
+        let items = value.as_array().ok_or_else(|| fault(field, "expected a list"))?;
+        for (place, item) in items.iter().enumerate() {
+            if item.get("name").and_then(Json::as_str).is_none_or(str::is_empty) {
+                return Err(Remark::new(
+                    index,
+                    format!("{field}[{place}]"),
+                    format!("each of {field} needs its `name`"),
+                ));
+            }
+        }
+        if !items.is_empty() {
+            let list =
+                literal(value, field).map_err(|path| fault(&path, "a key with a `$` is no field of Kubernetes"))?;
+            spec.insert(field.clone(), list);
+        }
+    }
+    if spec.is_empty() {
+        return Err(fault("", "there are neither containers nor volumes in it"));
+    }
+    let prefix = &options.prefix;
+    let status = format!("{prefix}/status");
+    Ok(json!({
+        "apiVersion": "pillion.dev/v1alpha1",
+        "kind": "ClusterInjectionProfile",
+        "metadata": {"name": name},
+        "spec": {
+            "description": "What the sidecar injector added",
+            "activation": "Requested",
+            "request": {"annotation": format!("{prefix}/inject"), "truthy": ["y", "yes", "true", "on"]},
+            "template": {"metadata": {"annotations": {status: "injected"}}, "spec": spec},
+        },
+    }))
+}

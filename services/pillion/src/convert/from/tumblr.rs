@@ -1,0 +1,459 @@
+//! Configurations of k8s-sidecar-injector: whole sidecars, one file or one key of a `ConfigMap` for each, which pods ask for
+//! by `name` or `name:version`.
+//!
+//! Each becomes a profile that extends `sidecar-config`, the shipped one that says what all of them have in common. What
+//! a configuration inherits is put into it, as its own injector does when it reads the file.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{Converted, Document, Remark, escaped, literal, object_name, quoted};
+
+/// The profile that all others extend.
+const BASE: &str = "sidecar-config";
+
+/// Its rule for all containers.
+const EVERYWHERE: &str = "everywhere";
+
+/// What the injector calls a configuration that does not say its version.
+const LATEST: &str = "latest";
+
+/// How many configurations may inherit from one another in a row.
+const LONGEST_CHAIN: usize = 16;
+
+/// Lists of a configuration whose elements have names, by which they are united with those that are inherited.
+const NAMED: [&str; 5] = ["containers", "volumes", "env", "volumeMounts", "initContainers"];
+
+/// Fields of a configuration beside lists, and what they have to be.
+const SINGLE: [(&str, &str); 5] = [
+    ("name", "text"),
+    ("inherits", "text"),
+    ("serviceAccountName", "text"),
+    ("hostNetwork", "true or false"),
+    ("hostPID", "true or false"),
+];
+
+/// Fields that are text wherever they stand, and lists of texts. The injector reads YAML by what it fills, and takes a number,
+/// or a yes, for the text that it would be in JSON.
+const TEXT: [&str; 9] =
+    ["name", "image", "value", "mountPath", "subPath", "workingDir", "ip", "inherits", "serviceAccountName"];
+const TEXTS: [&str; 3] = ["args", "command", "hostnames"];
+
+/// Words by which nobody can ask for a profile by name: they mean yes or no.
+const WORDS: [&str; 14] =
+    ["true", "t", "yes", "y", "on", "enabled", "1", "false", "f", "no", "n", "off", "disabled", "0"];
+
+/// What the one who converts says.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// What annotations begin with, without the slash.
+    pub(crate) prefix: String,
+}
+
+/// The injector's own prefix.
+pub(crate) const PREFIX: &str = "injector.tumblr.com";
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { prefix: PREFIX.to_owned() }
+    }
+}
+
+type Fields = Map<String, Json>;
+
+/// A configuration that can be asked for.
+struct Configuration {
+    document: usize,
+    /// Name and version, in small letters.
+    name: String,
+    version: String,
+    /// With what it inherits.
+    fields: Fields,
+}
+
+/// Makes a profile of each configuration.
+///
+/// # Errors
+/// Everything that keeps configurations from becoming profiles.
+pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
+    let mut reader = Reader { documents, faults: Vec::new(), notes: Vec::new() };
+    let configurations: Vec<_> = (0..documents.len()).filter_map(|index| reader.configuration(index)).collect();
+    reader.twice(&configurations);
+    let names = profile_names(&configurations);
+    let profiles: Vec<_> = configurations
+        .iter()
+        .zip(&names)
+        .filter_map(|(configuration, name)| reader.profile(configuration, name, options))
+        .collect();
+    let Reader { faults, notes, .. } = reader;
+    if faults.is_empty() { Ok(Converted { profiles, notes }) } else { Err(faults) }
+}
+
+struct Reader<'d> {
+    documents: &'d [Document],
+    faults: Vec<Remark>,
+    notes: Vec<Remark>,
+}
+
+impl Reader<'_> {
+    fn configuration(&mut self, document: usize) -> Option<Configuration> {
+        let before = self.faults.len();
+        let fields = self.checked(document)?;
+        let (name, version) = match fields.get("name").and_then(Json::as_str).unwrap_or_default() {
+            "" => {
+                let fault = Remark::new(document, "name", "a configuration needs a name: pods ask for it by that");
+                self.faults.push(fault.with_help("say name: NAME, or name: NAME:VERSION"));
+                return None;
+            }
+            full => self.name_and_version(document, full)?,
+        };
+        let fields = self.with_inherited(document, fields, &mut vec![document])?;
+        (self.faults.len() == before).then_some(Configuration { document, name, version, fields })
+    }
+
+    /// The fields of a document, each of its type; what the injector does not know is left out.
+    fn checked(&mut self, document: usize) -> Option<Fields> {
+        let mut value = self.documents.get(document)?.value.clone();
+        read_as_text(&mut value);
+        let Some(fields) = value.as_object() else {
+            self.faults.push(Remark::new(
+                document,
+                "",
+                "a configuration is a mapping: name, containers, env and so on",
+            ));
+            return None;
+        };
+        let mut known = Fields::new();
+        for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+            if NAMED.contains(&key.as_str()) || key == "hostAliases" {
+                let unique = if key == "hostAliases" { "ip" } else { "name" };
+                self.check_list(document, key, value, unique);
+            } else if let Some((_, expected)) = SINGLE.iter().find(|(name, _)| name == key) {
+                let fits = if *expected == "text" { value.is_string() } else { value.is_boolean() };
+                if !fits {
+                    self.faults.push(Remark::new(document, key, format!("expected {expected}, found {value}")));
+                }
+            } else {
+                let note = Remark::new(document, key, format!("unknown field `{key}`: it is left out"));
+                let names: Vec<_> = NAMED.into_iter().chain(["hostAliases"]).collect();
+                let names = names.into_iter().chain(SINGLE.map(|(name, _)| name));
+                let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+                self.notes.push(note.with_help(format!("there is {}", names.join(", "))));
+                continue;
+            }
+            known.insert(key.clone(), value.clone());
+        }
+        Some(known)
+    }
+
+    /// A list whose elements are mappings with a key of their own.
+    fn check_list(&mut self, document: usize, field: &str, value: &Json, unique: &str) {
+        let Some(items) = value.as_array() else {
+            self.faults.push(Remark::new(document, field, "expected a list"));
+            return;
+        };
+        let mut seen: Vec<&str> = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            let path = format!("{field}[{index}]");
+            let Some(key) = item.get(unique).and_then(Json::as_str).filter(|key| !key.is_empty()) else {
+                self.faults.push(Remark::new(document, path, format!("each of {field} needs its `{unique}`")));
+                continue;
+            };
+            // One volume may be mounted at several places, and an address have several lines.
+            if seen.contains(&key) && !["volumeMounts", "hostAliases"].contains(&field) {
+                let fault = Remark::new(document, path, format!("there is another `{key}` in {field}"));
+                self.faults.push(fault.with_help("take away all but one: which of them counts differs by container"));
+            }
+            seen.push(key);
+        }
+    }
+
+    fn name_and_version(&mut self, document: usize, full: &str) -> Option<(String, String)> {
+        let lower = full.to_lowercase();
+        let (name, version) = lower.split_once(':').unwrap_or((&lower, LATEST));
+        let version = if version.is_empty() { LATEST } else { version };
+        let message = if version.contains(':') {
+            "has more than one `:`"
+        } else if name.is_empty() {
+            "has no name before its version"
+        } else if lower.contains(',') || lower.trim() != lower {
+            "has a comma, or a blank at its end: a comma separates what a pod asks for"
+        } else if WORDS.contains(&name) && version == LATEST {
+            "is a word that means yes or no where a pod asks for a profile"
+        } else {
+            return Some((name.to_owned(), version.to_owned()));
+        };
+        let fault = Remark::new(document, "name", format!("`{full}` {message}"));
+        self.faults.push(fault.with_help("give it another name, and ask for that one"));
+        None
+    }
+
+    /// With what it inherits, and what that inherits. `chain` are the documents on the way, this one last.
+    fn with_inherited(&mut self, document: usize, mut fields: Fields, chain: &mut Vec<usize>) -> Option<Fields> {
+        let Some(Json::String(parent)) = fields.remove("inherits") else { return Some(fields) };
+        let file = self.documents.get(document).map(|document| document.file.as_str()).unwrap_or_default();
+        let wanted = beside(file, &parent);
+        let Some(found) = self.documents.iter().position(|other| other.file == wanted) else {
+            let fault = Remark::new(document, "inherits", format!("there is no `{wanted}` among what is converted"));
+            self.faults.push(fault.with_help("convert both files together, for instance by naming their folder"));
+            return None;
+        };
+        if chain.contains(&found) {
+            self.faults.push(Remark::new(document, "inherits", format!("`{parent}` inherits from this one in turn")));
+            return None;
+        }
+        if chain.len() >= LONGEST_CHAIN {
+            let message = format!("more than {LONGEST_CHAIN} configurations inherit from one another");
+            self.faults.push(Remark::new(document, "inherits", message));
+            return None;
+        }
+        chain.push(found);
+        let notes = self.notes.len();
+        let faults = self.faults.len();
+        let parent = self.checked(found);
+        // The parent's own faults and notes are told of the parent.
+        self.notes.truncate(notes);
+        self.faults.truncate(faults);
+        let parent = self.with_inherited(found, parent?, chain)?;
+        Some(united(parent, fields))
+    }
+
+    /// Two configurations by which the same would be asked for.
+    fn twice(&mut self, configurations: &[Configuration]) {
+        for (index, configuration) in configurations.iter().enumerate() {
+            let same =
+                |other: &&Configuration| other.name == configuration.name && other.version == configuration.version;
+            let Some(first) = configurations.iter().take(index).find(same) else { continue };
+            let file = self.documents.get(first.document).map(|document| document.file.as_str()).unwrap_or_default();
+            let message = format!("{file} is called {}:{} too", configuration.name, configuration.version);
+            let fault = Remark::new(configuration.document, "name", message);
+            self.faults.push(fault.with_help("names have to be unique: give one of them another version"));
+        }
+    }
+
+    fn profile(&mut self, configuration: &Configuration, name: &str, options: &Options) -> Option<Json> {
+        let fields = match literal(&Json::Object(configuration.fields.clone()), "") {
+            Ok(Json::Object(fields)) => fields,
+            Ok(_) => return None,
+            Err(path) => {
+                let path = path.trim_start_matches('.').to_owned();
+                let fault = Remark::new(configuration.document, path, "a key with a `$` is no field of Kubernetes");
+                self.faults.push(fault);
+                return None;
+            }
+        };
+        let Options { prefix } = options;
+        let full = format!("{}:{}", configuration.name, configuration.version);
+        let mut spec = json!({
+            "description": escaped(&format!("{full} of k8s-sidecar-injector")),
+            "extends": {"name": BASE},
+            "request": {"annotation": format!("{prefix}/request"), "values": words(configuration)},
+        });
+        let mut parameters = Vec::new();
+        if let Some(account) = fields.get("serviceAccountName").filter(|account| *account != "") {
+            parameters.push(json!({"name": "account", "default": account}));
+        }
+        if prefix != PREFIX {
+            parameters.push(json!({"name": "status", "default": format!("{prefix}/status")}));
+        }
+        set(&mut spec, "parameters", parameters.into());
+        let pod = pod(&fields);
+        if !pod.is_empty() {
+            set(&mut spec, "template", json!({"spec": pod}));
+        }
+        let everywhere = everywhere(&fields);
+        if !everywhere.is_empty() {
+            set(&mut spec, "containers", json!([{"name": EVERYWHERE, "template": everywhere}]));
+        }
+        Some(json!({
+            "apiVersion": "pillion.dev/v1alpha1",
+            "kind": "ClusterInjectionProfile",
+            "metadata": {"name": name},
+            "spec": spec,
+        }))
+    }
+}
+
+/// Makes text of what stands where text is meant.
+fn read_as_text(value: &mut Json) {
+    let as_text = |value: &mut Json| {
+        if value.is_number() || value.is_boolean() {
+            *value = Json::String(value.to_string());
+        }
+    };
+    match value {
+        Json::Array(items) => items.iter_mut().for_each(read_as_text),
+        Json::Object(fields) => {
+            for (key, value) in fields {
+                if TEXT.contains(&key.as_str()) {
+                    as_text(value);
+                } else if TEXTS.contains(&key.as_str()) {
+                    value.as_array_mut().into_iter().flatten().for_each(as_text);
+                }
+                read_as_text(value);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A file that another one names, in the way of paths: beside it.
+fn beside(file: &str, name: &str) -> String {
+    let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in name.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| !["", ".", ".."].contains(last)) => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    let path = parts.join("/");
+    if folder.is_empty() { path.trim_start_matches('/').to_owned() } else { path }
+}
+
+/// A configuration over the one that it inherits from: of two elements of one name it is the child's, in the parent's
+/// place; aliases are those of both.
+fn united(mut parent: Fields, child: Fields) -> Fields {
+    for (key, value) in child {
+        match (parent.get_mut(&key), value) {
+            (Some(Json::Array(list)), Json::Array(items)) if NAMED.contains(&key.as_str()) => {
+                *list = laid_over(list, items);
+            }
+            (Some(Json::Array(list)), Json::Array(items)) => list.extend(items),
+            // An empty name is none.
+            (Some(_), Json::String(text)) if text.is_empty() => {}
+            (_, value) => {
+                parent.insert(key, value);
+            }
+        }
+    }
+    parent
+}
+
+fn laid_over(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
+    let mut whole = Vec::new();
+    for old in list {
+        let (own, rest): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item.get("name") == old.get("name"));
+        items = rest;
+        let is_replaced = !own.is_empty() || whole.iter().any(|new: &Json| new.get("name") == old.get("name"));
+        whole.extend(own);
+        if !is_replaced {
+            whole.push(old.clone());
+        }
+    }
+    whole.extend(items);
+    whole
+}
+
+/// What pods ask for.
+fn words(configuration: &Configuration) -> Vec<String> {
+    let Configuration { name, version, .. } = configuration;
+    let full = format!("{name}:{version}");
+    // A name with a colon and nothing behind it is one without a version.
+    if version == LATEST { vec![name.clone(), full, format!("{name}:")] } else { vec![full] }
+}
+
+/// A name for each profile. No two are the same, and none is what pods call another one.
+fn profile_names(configurations: &[Configuration]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for (index, configuration) in configurations.iter().enumerate() {
+        let Configuration { name, version, .. } = configuration;
+        let plain = if version == LATEST { object_name(name) } else { object_name(&format!("{name}-{version}")) };
+        let is_taken = |candidate: &String| {
+            let others = configurations.iter().enumerate().filter(|(other, _)| *other != index);
+            names.contains(candidate) || others.flat_map(|(_, other)| words(other)).any(|word| word == *candidate)
+        };
+        let numbered = (2..).map(|number| format!("{plain}-{number}"));
+        // There are more numbers than configurations.
+        names.push(std::iter::once(plain.clone()).chain(numbered).find(|name| !is_taken(name)).unwrap_or_default());
+    }
+    names
+}
+
+/// What is laid over the pod.
+fn pod(fields: &Fields) -> Fields {
+    let mut pod = Fields::new();
+    for field in ["hostNetwork", "hostPID"] {
+        if fields.get(field) == Some(&Json::Bool(true)) {
+            pod.insert(field.to_owned(), json!({"$value": true, "$conflict": "Replace"}));
+        }
+    }
+    for field in ["initContainers", "containers"] {
+        pod.extend(fields.get(field).filter(|list| !is_empty(list)).map(|list| (field.to_owned(), list.clone())));
+    }
+    let volumes: Vec<_> = items(fields, "volumes").map(|volume| with(volume, "$conflict", "Keep")).collect();
+    let aliases = aliases(fields);
+    for (field, list) in [("volumes", volumes), ("hostAliases", aliases)] {
+        if !list.is_empty() {
+            pod.insert(field.to_owned(), list.into());
+        }
+    }
+    pod
+}
+
+/// One alias for each address, with the names of all its lines: that is how Kubernetes tells them apart.
+fn aliases(fields: &Fields) -> Vec<Json> {
+    let mut aliases: Vec<(Json, Vec<Json>)> = Vec::new();
+    for alias in items(fields, "hostAliases") {
+        let address = alias.get("ip").cloned().unwrap_or_default();
+        let place = aliases.iter().position(|(ip, _)| *ip == address).unwrap_or(aliases.len());
+        if place == aliases.len() {
+            aliases.push((address, Vec::new()));
+        }
+        let Some((_, names)) = aliases.get_mut(place) else { continue };
+        for name in alias.get("hostnames").and_then(Json::as_array).into_iter().flatten() {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+    }
+    let alias = |(ip, names)| json!({"ip": ip, "hostnames": {"$value": names, "$join": {}}});
+    aliases.into_iter().filter(|(_, names)| !names.is_empty()).map(alias).collect()
+}
+
+/// What is laid over every container. A volume is mounted where the container does not have it mounted already.
+fn everywhere(fields: &Fields) -> Fields {
+    let mut container = Fields::new();
+    if let Some(env) = fields.get("env").filter(|list| !is_empty(list)) {
+        container.insert("env".to_owned(), env.clone());
+    }
+    let mounts: Vec<_> = items(fields, "volumeMounts")
+        .map(|mount| {
+            let name = quoted(mount.get("name").and_then(Json::as_str).unwrap_or_default());
+            with(mount, "$when", &format!("!hasMount(container, {name})"))
+        })
+        .collect();
+    if !mounts.is_empty() {
+        container.insert("volumeMounts".to_owned(), mounts.into());
+    }
+    container
+}
+
+fn items<'f>(fields: &'f Fields, list: &str) -> impl Iterator<Item = &'f Json> {
+    fields.get(list).and_then(Json::as_array).into_iter().flatten()
+}
+
+fn is_empty(list: &Json) -> bool {
+    list.as_array().is_none_or(Vec::is_empty)
+}
+
+/// An element with a directive behind its first field.
+fn with(element: &Json, directive: &str, value: &str) -> Json {
+    let mut fields = Fields::new();
+    for (index, (name, member)) in element.as_object().into_iter().flatten().enumerate() {
+        fields.insert(name.clone(), member.clone());
+        if index == 0 {
+            fields.insert(directive.to_owned(), value.into());
+        }
+    }
+    Json::Object(fields)
+}
+
+fn set(object: &mut Json, field: &str, value: Json) {
+    let is_empty = value.as_array().is_some_and(Vec::is_empty);
+    if let Some(fields) = object.as_object_mut().filter(|_| !is_empty) {
+        fields.insert(field.to_owned(), value);
+    }
+}

@@ -1,0 +1,238 @@
+//! The pods that run now, with the profiles that are at work and with changed ones. Nothing is written to the cluster.
+//!
+//! One pod stands for all of its workload. It is taken as its author wrote it, by its record, and decided about twice.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::{Api, Client};
+use pillion_api::names::{INJECT_LABEL, INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES};
+use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
+use pillion_control::audit::NOT_ENDED;
+use pillion_control::{Lookups, audit, lists};
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::LookedUp;
+use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSet, compile_with};
+use pillion_engine::report::{Decision, Reason};
+use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+use super::report::{Compared, Rendered};
+use super::{DiffArgs, Fault};
+use crate::authors::as_its_author_wrote_it;
+use crate::config::{Overrides, WebhookPolicy};
+use crate::load::{self, Written};
+use crate::progress::Progress;
+use crate::trial;
+use crate::workload::{Owners, Workload, controller};
+
+/// What decisions depend on beside the pod.
+struct Surroundings {
+    before: Snapshot,
+    after: Snapshot,
+    lookups: Lookups,
+    cluster: Option<Arc<OwnedTape>>,
+}
+
+/// Compares what becomes of a pod of each workload.
+pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
+    let (client, release) = args.at.connect().await?;
+    let policy = args.config.load::<WebhookPolicy>(&Overrides::default()).map_err(Fault::Problems)?;
+    let served = audit::served(&client, &release).await?;
+    let before = served.snapshot.as_ref().clone().with_guardrails(policy.guardrails.clone());
+    let after = changed(&client, &before, &args.profiles).await?;
+    let surroundings = Surroundings {
+        after: before.with_profiles(after),
+        before,
+        lookups: Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default())),
+        cluster: policy.cluster_facts()?.or_else(LookedUp::unknown_cluster),
+    };
+    let is_meant = |name: &str| {
+        args.namespace.as_deref().is_none_or(|only| only == name)
+            && !served.excluded.contains(name)
+            && !SYSTEM_NAMESPACES.contains(&name)
+    };
+    let namespaces = surroundings.before.namespaces().filter(|(name, known)| known.level().is_some() && is_meant(name));
+    let namespaces: BTreeMap<Box<str>, Arc<Namespace>> =
+        namespaces.map(|(name, known)| (name.into(), Arc::clone(known))).collect();
+    if let Some(name) = args.namespace.as_deref().filter(|_| namespaces.is_empty()) {
+        return Err(anyhow!("namespace {name} is not opted in, is left alone, or is not there").into());
+    }
+    let mut progress = Progress::new("namespaces", namespaces.len());
+    let mut owners = Owners::new(client.clone());
+    let mut compared = Vec::new();
+    for (name, namespace) in &namespaces {
+        progress.step(name);
+        for (workload, (pod, pods)) in pods(&client, name, &mut owners).await? {
+            let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &surroundings).await;
+            let about = || format!("about {workload}");
+            let before = render(&surroundings.before).await.with_context(about)?;
+            let after = render(&surroundings.after).await.with_context(about)?;
+            compared.push(Compared { name: workload.to_string(), pods, before, after });
+        }
+    }
+    Ok(compared)
+}
+
+/// The profiles that are at work, with those of files in the place of theirs, and those that extend them made anew.
+async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, Fault> {
+    let stored = stored(client).await?;
+    let cluster = stored.iter().filter(|(name, _)| name.namespace.is_none());
+    let others: BTreeMap<Box<str>, ProfileSpec> =
+        cluster.map(|(name, spec)| (name.name.clone(), spec.clone())).collect();
+    let loaded = load::profiles_among(paths, &others);
+    if !loaded.problems.is_empty() {
+        return Err(Fault::Problems(loaded.problems));
+    }
+    let mut library = Library(others);
+    for Written { name, spec, .. } in loaded.texts.into_iter().filter(|text| text.name.namespace.is_none()) {
+        library.0.insert(name.name, spec);
+    }
+    let changed: BTreeSet<&ProfileName> = loaded.profiles.iter().map(|profile| profile.name()).collect();
+    let is_child = |profile: &CompiledProfile| {
+        profile.ancestors().any(|name| changed.iter().any(|other| other.namespace.is_none() && *other.name == *name))
+    };
+    let mut all: Vec<Arc<CompiledProfile>> = Vec::new();
+    for profile in before.profiles().iter().filter(|profile| !changed.contains(profile.name())) {
+        if !is_child(profile) {
+            all.push(Arc::clone(profile));
+            continue;
+        }
+        let name = profile.name();
+        let spec =
+            stored.get(name).with_context(|| format!("profile {name} is at work, and its text cannot be read"))?;
+        let compiled = compile_with(name, spec, &library).map_err(|faults| {
+            let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
+            anyhow!("profile {name} extends a changed one, and does not compile with it: {}", faults.join("; "))
+        })?;
+        all.push(Arc::new(compiled));
+    }
+    all.extend(loaded.profiles.iter().cloned());
+    Ok(ProfileSet::after(before.profiles(), all))
+}
+
+/// The texts of all profiles as they stand in the cluster.
+async fn stored(client: &Client) -> anyhow::Result<BTreeMap<ProfileName, ProfileSpec>> {
+    let mut stored = BTreeMap::new();
+    for resource in [ApiResource::erase::<ClusterInjectionProfile>(&()), ApiResource::erase::<InjectionProfile>(&())] {
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+        for object in lists::all(&api, &ListParams::default()).await.context("profiles cannot be listed")? {
+            let spec = object.data.get("spec").cloned().unwrap_or_default();
+            let (Some(name), Ok(spec)) = (object.metadata.name, serde_json::from_value(spec)) else { continue };
+            let name = ProfileName { namespace: object.metadata.namespace.map(Into::into), name: name.into() };
+            stored.insert(name, spec);
+        }
+    }
+    Ok(stored)
+}
+
+/// The texts of cluster profiles, for those that extend one.
+struct Library(BTreeMap<Box<str>, ProfileSpec>);
+
+impl Parents for Library {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        self.0.get(name).map_or(Parent::Unknown, |spec| Parent::Accepted(Cow::Borrowed(spec)))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.keys().map(|name| &**name).collect()
+    }
+}
+
+/// A pod of each workload of a namespace as its author wrote it, and how many there are.
+async fn pods(
+    client: &Client,
+    namespace: &str,
+    owners: &mut Owners,
+) -> anyhow::Result<BTreeMap<Workload, (Value, usize)>> {
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
+    let pods = lists::all(&api, &ListParams::default().fields(NOT_ENDED)).await;
+    let mut workloads: BTreeMap<Workload, (Value, usize)> = BTreeMap::new();
+    for pod in pods.with_context(|| format!("the pods of namespace {namespace} cannot be listed"))? {
+        if pod.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let owner = controller(&pod.metadata);
+        let owner = owner.as_ref().map(|(kind, name)| (kind.as_str(), *name));
+        let workload = owners.workload(namespace, name, owner).await;
+        let workload = workload.with_context(|| format!("cannot tell whose pod {namespace}/{name} is"))?;
+        if let Some((_, count)) = workloads.get_mut(&workload) {
+            *count += 1;
+        } else {
+            let written = as_written(&pod).with_context(|| format!("pod {namespace}/{name}"))?;
+            workloads.insert(workload, (written, 1));
+        }
+    }
+    Ok(workloads)
+}
+
+/// A pod as it was when it was to be created, without a record of anybody: the webhook believes no record of the author's.
+fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
+    let mut pod = as_its_author_wrote_it(&serde_json::to_value(pod).context("it cannot be written as JSON")?);
+    if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+        annotations.shift_remove(INJECTED_ANNOTATION);
+    }
+    Ok(pod)
+}
+
+/// What becomes of a pod.
+async fn rendered(
+    pod: &Value,
+    name: &str,
+    namespace: &Arc<Namespace>,
+    snapshot: &Snapshot,
+    surroundings: &Surroundings,
+) -> anyhow::Result<Rendered> {
+    let level = namespace.level().context("its namespace is not opted in")?;
+    let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
+    let decided = if level == InjectionLevel::Enabled && label == Some("false") {
+        // The API server itself leaves such pods out.
+        Decided { decision: Decision::skipped(Reason::OptedOut), patch: None }
+    } else {
+        let body = trial::review(pod, name, &json!({"username": "pillion-diff"})).to_string();
+        let review = Review::parse(body.as_bytes()).context("it cannot be reviewed")?;
+        let endpoint = Endpoint::Level(level);
+        let mut facts =
+            Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
+        facts.looked_up = surroundings.lookups.get(review.needs(endpoint, snapshot, &facts)).await;
+        facts.looked_up.cluster.clone_from(&surroundings.cluster);
+        review.decide(endpoint, snapshot, &facts).context("it cannot be decided on")?
+    };
+    let mut changed = pod.clone();
+    if let Some(patch) = &decided.patch {
+        let patch: json_patch::Patch = serde_json::from_slice(patch).context("the patch is not one of RFC 6902")?;
+        json_patch::patch(&mut changed, &patch).context("the patch does not apply")?;
+    }
+    Ok(Rendered::new(&decided.decision, changed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_copied_record_lists_is_the_authors_own() {
+        let record =
+            json!({"version": 1, "profiles": [{"profile": "a", "revision": "r", "added": ["/spec/containers/proxy"]}]});
+        let fields = json!({"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}});
+        let pod: DynamicObject = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web", "annotations": {"pillion.dev/injected": record.to_string()},
+                "managedFields": [{"manager": "kubectl", "operation": "Update", "fieldsV1": fields}],
+            },
+            "spec": {"containers": [{"name": "app"}, {"name": "proxy"}]},
+        }))
+        .unwrap();
+        let written = as_written(&pod).unwrap();
+        assert_eq!(written["spec"]["containers"], json!([{"name": "app"}, {"name": "proxy"}]));
+        assert_eq!(written["metadata"]["annotations"], json!({}));
+    }
+}

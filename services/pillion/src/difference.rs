@@ -1,0 +1,111 @@
+//! The difference of two objects as people read it: a unified diff of their YAML, as lines, and in colours where somebody sees
+//! them.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use similar::{ChangeTag, TextDiff};
+
+use crate::output;
+
+const RED: &str = "\u{1b}[31m";
+const GREEN: &str = "\u{1b}[32m";
+const CYAN: &str = "\u{1b}[36m";
+const BOLD: &str = "\u{1b}[1m";
+const PLAIN: &str = "\u{1b}[0m";
+
+/// How many lines that are the same are shown around one that is not.
+const CONTEXT: usize = 3;
+
+/// A piece of a unified diff.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Hunk {
+    /// Which lines it is about, as in `@@ -2,5 +2,7 @@`.
+    pub(crate) header: String,
+    /// The line of the new text that it begins at, counted from one.
+    pub(crate) start: usize,
+    pub(crate) lines: Vec<Line>,
+}
+
+/// A line of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Line {
+    pub(crate) change: Change,
+    /// Without its end.
+    pub(crate) text: String,
+}
+
+/// What became of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Change {
+    Same,
+    Removed,
+    Added,
+}
+
+/// Where two texts differ, with what is around it; nothing if they are the same. With a limit of time, more may be shown as
+/// different than need be.
+pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> {
+    let mut how = TextDiff::configure();
+    if let Some(limit) = limit {
+        how.timeout(limit);
+    }
+    let diff = how.diff_lines(old, new);
+    let mut unified = diff.unified_diff();
+    let hunks = unified.context_radius(CONTEXT).iter_hunks().map(|hunk| {
+        let lines = hunk.iter_changes().map(|change| Line {
+            change: match change.tag() {
+                ChangeTag::Equal => Change::Same,
+                ChangeTag::Delete => Change::Removed,
+                ChangeTag::Insert => Change::Added,
+            },
+            text: change.value().trim_end_matches('\n').to_owned(),
+        });
+        let start = hunk.ops().first().map_or(0, |first| first.new_range().start) + 1;
+        Hunk { header: hunk.header().to_string(), start, lines: lines.collect() }
+    });
+    hunks.collect()
+}
+
+/// The difference of an object before and after, with the names that both have; nothing if they are the same. It is for
+/// [`output::show`], which takes colours out where nobody would see them.
+pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Result<String> {
+    let (old, new) = (output::yaml(before.1)?, output::yaml(after.1)?);
+    if old == new {
+        return Ok(String::new());
+    }
+    let mut text = format!("{BOLD}--- {}{PLAIN}\n{BOLD}+++ {}{PLAIN}\n", before.0, after.0);
+    for Hunk { header, lines, .. } in hunks(&old, &new, None) {
+        // Writing to a text never fails.
+        let _ = writeln!(text, "{CYAN}{header}{PLAIN}");
+        for Line { change, text: line } in lines {
+            let _ = match change {
+                Change::Same => writeln!(text, " {line}"),
+                Change::Removed => writeln!(text, "{RED}-{line}{PLAIN}"),
+                Change::Added => writeln!(text, "{GREEN}+{line}{PLAIN}"),
+            };
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_new_and_what_is_gone_is_shown_with_what_is_around_it() {
+        let before = json!({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6});
+        let after = json!({"a": 1, "b": 2, "c": 3, "d": 4, "e": "5", "f": 6, "g": [7]});
+        let text = of(("x", &before), ("y", &after)).unwrap();
+        let plain = anstream::adapter::strip_str(&text).to_string();
+        assert_eq!(plain, "--- x\n+++ y\n@@ -2,5 +2,7 @@\n b: 2\n c: 3\n d: 4\n-e: 5\n+e: \"5\"\n f: 6\n+g:\n+- 7\n");
+        assert!(text.contains("\u{1b}[32m+g:\u{1b}[0m"), "{text:?}");
+        assert_eq!(of(("x", &before), ("y", &before)).unwrap(), "");
+    }
+}

@@ -1,0 +1,350 @@
+//! Facts from the cluster. Nothing is changed: pods are asked for by dry run.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
+use kube::Client;
+use kube::api::{Api, ListParams, PostParams};
+use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::webhook_configuration::opt_in_of;
+use pillion_control::probe::judge::certificates;
+use pillion_control::probe::{self, Expected, ProbeMetrics, Prober};
+use pillion_control::{Release, at_once, lists};
+use pillion_engine::lookup::LookedUp;
+use pillion_engine::report::ProfileOutcome;
+use pillion_engine::review::{Endpoint, Facts as Asked, Review};
+use pillion_engine::snapshot::Snapshot;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+use super::facts::{Canary, Facts, NotRead};
+use super::judge::is_ours;
+use crate::explain::changes::{self, What};
+use crate::installation::{self, Part, Unread, kept};
+use crate::trial;
+
+/// How many pairs of namespace and profile are tried on the engine before it is given up to find one for the canary.
+const MOST_PAIRS: usize = 2_000;
+/// In how many places pods may be refused before it is given up.
+const MOST_REFUSALS: usize = 5;
+/// How many pods are asked for: each may be answered by another replica.
+const TRIES: usize = 6;
+
+/// A right that a program cannot do without.
+#[derive(Clone, Copy)]
+struct Right {
+    account: &'static str,
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+    at_home: bool,
+    /// The suffix of the object's name behind the release's; `None`: whatever its name.
+    name: Option<&'static str>,
+}
+
+const fn right(account: &'static str, verb: &'static str, group: &'static str, resource: &'static str) -> Right {
+    Right { account, verb, group, resource, subresource: "", at_home: false, name: None }
+}
+
+const fn at_home(right: Right, name: &'static str) -> Right {
+    Right { at_home: true, name: Some(name), ..right }
+}
+
+/// What neither could work without. tests/e2e/rbac.rs holds the whole lists.
+const RIGHTS: [Right; 19] = [
+    right("webhook", "list", "", "namespaces"),
+    right("webhook", "watch", "", "namespaces"),
+    right("webhook", "list", "pillion.dev", "clusterinjectionprofiles"),
+    right("webhook", "watch", "pillion.dev", "injectionprofiles"),
+    right("webhook", "get", "pillion.dev", "clusterprofilerevisions"),
+    right("webhook", "get", "pillion.dev", "profilerevisions"),
+    at_home(right("webhook", "watch", "", "secrets"), "-serving"),
+    at_home(right("webhook", "watch", "", "configmaps"), ""),
+    right("controller", "create", "admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+    Right {
+        name: Some(""),
+        ..right("controller", "update", "admissionregistration.k8s.io", "mutatingwebhookconfigurations")
+    },
+    right("controller", "list", "", "pods"),
+    right("controller", "watch", "pillion.dev", "clusterinjectionprofiles"),
+    right("controller", "create", "pillion.dev", "clusterprofilerevisions"),
+    Right { subresource: "status", ..right("controller", "patch", "pillion.dev", "clusterinjectionprofiles") },
+    right("controller", "create", "pillion.dev", "injectioncanaries"),
+    at_home(right("controller", "update", "", "secrets"), "-authority"),
+    at_home(right("controller", "update", "", "secrets"), "-serving"),
+    at_home(right("controller", "update", "coordination.k8s.io", "leases"), "-controller"),
+    Right { at_home: true, ..right("controller", "list", "discovery.k8s.io", "endpointslices") },
+];
+
+/// All facts. Nothing of it fails as a whole: what cannot be read is told.
+pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
+    let mut unread = Vec::new();
+    let home = release.namespace();
+    let configurations = Api::<MutatingWebhookConfiguration>::all(client.clone()).list(&ListParams::default()).await;
+    let configurations = kept(configurations, Part::Configurations, &mut unread).map(|list| list.items);
+    let ours =
+        configurations.iter().flatten().find(|one| one.metadata.name.as_deref() == Some(release.configuration()));
+    let opt_in = ours.and_then(opt_in_of).unwrap_or_default();
+    let at_once = at_once::read(client, None, &opt_in).await;
+    let has_definitions = !at_once.unread.iter().any(|(_, why)| is_not_found(why));
+    unread
+        .extend(at_once.unread.into_iter().filter(|(_, why)| !is_not_found(why)).map(|(part, why)| (part.into(), why)));
+    let switch = Api::<ConfigMap>::namespaced(client.clone(), home).get_opt(release.switch()).await;
+    let serving = Api::<Secret>::namespaced(client.clone(), home).get_opt(&release.serving_secret()).await;
+    let lease = Api::<Lease>::namespaced(client.clone(), home).get_opt(&release.lease()).await;
+    let mut entries = ours.into_iter().flat_map(|one| one.webhooks.iter().flatten());
+    let bundle = entries.find_map(|entry| {
+        let bundle = entry.client_config.ca_bundle.as_ref().filter(|_| is_ours(entry, release));
+        bundle.map(|bundle| bundle.0.clone())
+    });
+    let namespaces = lists::all_metadata(&Api::<Namespace>::all(client.clone()), &ListParams::default()).await;
+    let namespaces = kept(namespaces, Part::Namespaces, &mut unread).unwrap_or_default();
+    let (rights, missing_accounts) = rights(client, release, &mut unread).await;
+    let probed = probe(client, release, bundle, &mut unread).await;
+    // What a profile may do is bounded by the platform, for the canary too.
+    let guardrails = installation::policy(client, release, &mut unread).await.map(|policy| policy.guardrails);
+    let snapshot = Snapshot::clone(&at_once.snapshot).with_guardrails(guardrails.unwrap_or_default());
+    let canary = canary(client, &snapshot, ours).await;
+    let request_keys =
+        snapshot.profiles().iter().flat_map(|profile| profile.request_keys().map(str::to_owned)).collect();
+    Facts {
+        now: Timestamp::now(),
+        has_definitions,
+        endpoints: installation::slices(client, release, &mut unread)
+            .await
+            .map(|found| installation::endpoints(&found)),
+        switch: kept(switch, Part::Switch, &mut unread).ok_or(NotRead),
+        serving: kept(serving, Part::ServingSecret, &mut unread).ok_or(NotRead),
+        lease: kept(lease, Part::Lease, &mut unread).ok_or(NotRead),
+        probed,
+        canary,
+        request_keys,
+        rights,
+        missing_accounts,
+        namespaces: namespaces
+            .into_iter()
+            .map(|one| (one.metadata.name.unwrap_or_default(), one.metadata.labels.unwrap_or_default()))
+            .collect(),
+        stored: at_once.stored,
+        broken: at_once.broken,
+        images: images(client, release).await,
+        configurations,
+        opt_in,
+        release: release.clone(),
+        unread,
+    }
+}
+
+/// Whether the API server says that there is no such resource.
+fn is_not_found(why: &str) -> bool {
+    why.contains("could not find the requested resource") || why.contains("404")
+}
+
+async fn probe(client: &Client, release: &Release, bundle: Option<Vec<u8>>, unread: &mut Unread) -> Vec<probe::Probed> {
+    let bundle = bundle.map(|bundle| certificates(&bundle)).unwrap_or_default();
+    let Some(expected) = Expected::of_strangers(release, bundle) else { return Vec::new() };
+    let mut prober = Prober::new(probe::Settings::default(), ProbeMetrics::register(&mut Registry::default()));
+    let found = prober.round(client, release, &Arc::new(expected)).await;
+    kept(found, Part::Endpoints, unread).map(|found| found.probed).unwrap_or_default()
+}
+
+async fn rights(client: &Client, release: &Release, unread: &mut Unread) -> (Vec<(String, String, bool)>, Vec<String>) {
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), release.namespace());
+    let mut missing = Vec::new();
+    for account in ["webhook", "controller"] {
+        let name = format!("{}-{account}", release.name());
+        if matches!(accounts.get_metadata_opt(&name).await, Ok(None)) {
+            missing.push(name);
+        }
+    }
+    let reviews = Api::<SubjectAccessReview>::all(client.clone());
+    let mut found = Vec::new();
+    for right in &RIGHTS {
+        let account = format!("{}-{}", release.name(), right.account);
+        if missing.contains(&account) {
+            continue;
+        }
+        let name = right.name.map(|suffix| format!("{}{suffix}", release.name()));
+        let attributes = ResourceAttributes {
+            verb: Some(right.verb.to_owned()),
+            group: Some(right.group.to_owned()),
+            resource: Some(right.resource.to_owned()),
+            subresource: Some(right.subresource.to_owned()).filter(|sub| !sub.is_empty()),
+            namespace: right.at_home.then(|| release.namespace().to_owned()),
+            name: name.clone(),
+            ..ResourceAttributes::default()
+        };
+        let user = format!("system:serviceaccount:{}:{account}", release.namespace());
+        let groups = ["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{}", release.namespace())];
+        let spec = SubjectAccessReviewSpec {
+            user: Some(user),
+            groups: Some([&groups[..], &["system:authenticated".to_owned()]].concat()),
+            resource_attributes: Some(attributes),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+        let Some(answer) = kept(reviews.create(&PostParams::default(), &review).await, Part::Rights, unread) else {
+            // Who may not ask about one may not ask about any.
+            break;
+        };
+        let part = if right.subresource.is_empty() { String::new() } else { format!("/{}", right.subresource) };
+        let what = format!(
+            "{} {}{part}{}{}",
+            right.verb,
+            right.resource,
+            name.map(|name| format!(" {name}")).unwrap_or_default(),
+            if right.at_home { format!(" in {}", release.namespace()) } else { String::new() }
+        );
+        found.push((account, what, answer.status.is_some_and(|status| status.allowed)));
+    }
+    (found, missing)
+}
+
+/// Asks for pods that a profile is for, as the engine says, where a namespace is opted in.
+async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebhookConfiguration>) -> Canary {
+    let entries = ours.into_iter().flat_map(|one| one.webhooks.iter().flatten());
+    let excluded: Vec<_> = entries
+        .flat_map(|entry| entry.namespace_selector.iter().flat_map(|one| one.match_expressions.iter().flatten()))
+        .filter(|one| one.operator == "NotIn")
+        .flat_map(|one| one.values.clone().unwrap_or_default())
+        .collect();
+    let mut namespaces: Vec<_> = snapshot
+        .namespaces()
+        .filter(|(name, namespace)| {
+            namespace.level().is_some() && !SYSTEM_NAMESPACES.contains(name) && !excluded.iter().any(|one| one == name)
+        })
+        .collect();
+    if namespaces.is_empty() {
+        return Canary::NotTried("no namespace is opted in".to_owned());
+    }
+    // Where a failure is a refusal, the API server says why.
+    namespaces.sort_by_key(|(name, namespace)| (namespace.level() != Some(InjectionLevel::Required), *name));
+    let pairs = namespaces
+        .iter()
+        .flat_map(|(name, namespace)| snapshot.profiles().iter().map(move |profile| (*name, *namespace, profile)));
+    let own: Vec<_> =
+        ours.into_iter().flat_map(|one| one.webhooks.iter().flatten()).map(|entry| &*entry.name).collect();
+    let mut not_taken = Vec::new();
+    for (name, namespace, profile) in pairs.take(MOST_PAIRS) {
+        let pod = pod(name, &profile.name().name);
+        let facts = Asked {
+            namespace: Some(Arc::clone(namespace)),
+            looked_up: LookedUp { cluster: LookedUp::unknown_cluster(), ..LookedUp::default() },
+            ..Asked::default()
+        };
+        let user = json!({"username": "pillion-doctor"});
+        let body = trial::review(&pod, name, &user).to_string();
+        let Ok(review) = Review::parse(body.as_bytes()) else { continue };
+        let Ok(decided) = review.decide(Endpoint::Any, snapshot, &facts) else { continue };
+        let applies = decided
+            .decision
+            .profiles
+            .iter()
+            .any(|one| one.profile.name() == profile.name() && one.outcome == ProfileOutcome::Applied);
+        if applies && decided.patch.is_some() {
+            match send(client, name, profile.display_name(), &pod, &own).await {
+                // A quota, a policy or another webhook keeps pods from being made here; elsewhere they may be.
+                Canary::NotTried(why) => not_taken.push(why),
+                tried @ Canary::Tried { .. } => return tried,
+            }
+            if not_taken.len() >= MOST_REFUSALS {
+                break;
+            }
+        }
+    }
+    if let Some(why) = not_taken.pop() {
+        return Canary::NotTried(why);
+    }
+    Canary::NotTried("no profile is for a plain pod in a namespace that is opted in".to_owned())
+}
+
+fn pod(namespace: &str, profile: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "generateName": "pillion-doctor-", "namespace": namespace,
+            "annotations": {PROFILES_ANNOTATION: profile},
+        },
+        "spec": {
+            "automountServiceAccountToken": false,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 65_532, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "doctor", "image": "registry.k8s.io/pause:3.10",
+                "resources": {"requests": {"cpu": "1m", "memory": "1Mi"}, "limits": {"cpu": "10m", "memory": "8Mi"}},
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
+        },
+    })
+}
+
+/// Whether the API server says that it could not call one of these webhooks: it quotes the name of the one.
+fn is_failed_call(message: &str, own: &[&str]) -> bool {
+    let quoted = message.split_once("failed calling webhook \"").and_then(|(_, rest)| rest.split_once('"'));
+    quoted.is_some_and(|(name, _)| own.contains(&name))
+}
+
+async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own: &[&str]) -> Canary {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let Ok(pod) = serde_json::from_value::<Pod>(pod.clone()) else {
+        return Canary::NotTried("the pod cannot be made".to_owned());
+    };
+    let parameters = PostParams { dry_run: true, field_manager: Some("pillion-doctor".to_owned()) };
+    let (mut untouched, mut refused) = (0, Vec::new());
+    for _ in 0..TRIES {
+        match pods.create(&parameters, &pod).await {
+            Ok(made) => {
+                let changes = changes::of_record(&serde_json::to_value(&made).unwrap_or_default());
+                let is_whole =
+                    !changes.is_empty() && changes.iter().all(|change| change.present || change.what != What::Added);
+                untouched += usize::from(!is_whole);
+            }
+            Err(kube::Error::Api(status)) if is_failed_call(&status.message, own) => {
+                refused.push(status.message.clone());
+            }
+            Err(error) => {
+                return Canary::NotTried(format!(
+                    "the API server does not take it in namespace {namespace}: {}",
+                    crate::causes::told(&error.into())
+                ));
+            }
+        }
+    }
+    Canary::Tried { namespace: namespace.to_owned(), profile: profile.to_owned(), tries: TRIES, untouched, refused }
+}
+
+async fn images(client: &Client, release: &Release) -> Vec<(String, String)> {
+    let selector = format!("app.kubernetes.io/name=pillion,app.kubernetes.io/instance={}", release.name());
+    let pods = Api::<Pod>::namespaced(client.clone(), release.namespace());
+    let Ok(pods) = pods.list(&ListParams::default().labels(&selector)).await else { return Vec::new() };
+    let images = pods.items.into_iter().filter_map(|pod| {
+        // Others may have put containers of theirs beside it.
+        let is_own = |name: &str| ["webhook", "controller"].contains(&name);
+        let image = pod.spec?.containers.into_iter().find(|container| is_own(&container.name))?.image?;
+        Some((pod.metadata.name?, image))
+    });
+    images.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_call_of_an_own_webhook_that_failed_is_its_failure() {
+        let said = |name: &str| {
+            format!(
+                "Internal error occurred: failed calling webhook \"{name}\": failed to call webhook: Post \"https://x\": x509: unknown"
+            )
+        };
+        let own = ["enabled.pillion.dev"];
+        assert!(is_failed_call(&said("enabled.pillion.dev"), &own));
+        assert!(!is_failed_call(&said("other.example.test"), &own));
+        assert!(!is_failed_call("admission webhook \"enabled.pillion.dev\" denied the request", &own));
+        assert!(!is_failed_call("exceeded quota: failed calling webhook", &own));
+    }
+}

@@ -1,0 +1,412 @@
+//! From facts to findings. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
+use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL};
+use pillion_api::opt_in::OptIn;
+use pillion_control::Release;
+use pillion_control::probe::{Probed, Verdict};
+use pillion_control::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
+use serde::Serialize;
+
+use super::certificates::leaves;
+use super::facts::{Canary, Facts};
+use crate::explain::profiles::readiness;
+use crate::explain::webhooks::{creates_pods, selects};
+use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
+use crate::installation::{Part, switching};
+
+/// How alike a label has to be to one that opts in, to be taken for a slip of the pen.
+const ALIKE: f64 = 0.93;
+/// Values by which people say that a namespace is not opted in.
+pub(crate) const NO: [&str; 6] = ["disabled", "false", "off", "no", "none", "never"];
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Check {
+    Definitions,
+    Switch,
+    WebhookConfiguration,
+    Replicas,
+    NetworkPath,
+    Certificates,
+    Canary,
+    Rights,
+    Leader,
+    Profiles,
+    NamespaceLabels,
+    OtherWebhooks,
+    Versions,
+}
+
+impl Check {
+    pub(crate) const ALL: [Self; 13] = [
+        Self::Definitions,
+        Self::Switch,
+        Self::WebhookConfiguration,
+        Self::Replicas,
+        Self::NetworkPath,
+        Self::Certificates,
+        Self::Canary,
+        Self::Rights,
+        Self::Leader,
+        Self::Profiles,
+        Self::NamespaceLabels,
+        Self::OtherWebhooks,
+        Self::Versions,
+    ];
+
+    /// For people.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Definitions => "definitions of the custom resources",
+            Self::Switch => "kill switch and break-glass",
+            Self::WebhookConfiguration => "webhook configuration",
+            Self::Replicas => "replicas behind the Service",
+            Self::NetworkPath => "connections to replicas",
+            Self::Certificates => "certificates and bundles",
+            Self::Canary => "a pod through the API server, by dry run",
+            Self::Rights => "rights of the service accounts",
+            Self::Leader => "leader among the controllers",
+            Self::Profiles => "profiles",
+            Self::NamespaceLabels => "labels of namespaces",
+            Self::OtherWebhooks => "other webhooks that change pods",
+            Self::Versions => "versions",
+        }
+    }
+}
+
+/// Findings by what was looked at.
+pub(crate) fn judge(facts: &Facts) -> Vec<(Check, Vec<Finding>)> {
+    let of = |check: Check| match check {
+        Check::Definitions => definitions(facts),
+        Check::Switch => levers(facts),
+        Check::WebhookConfiguration => configuration(facts),
+        Check::Replicas => replicas(facts),
+        Check::NetworkPath => network(facts),
+        Check::Certificates => leaves(facts),
+        Check::Canary => canary(facts),
+        Check::Rights => rights(facts),
+        Check::Leader => leader(facts),
+        Check::Profiles => facts.stored.iter().filter_map(|stored| readiness(stored, &facts.broken)).collect(),
+        Check::NamespaceLabels => labels(facts),
+        Check::OtherWebhooks => others(facts),
+        Check::Versions => versions(facts),
+    };
+    Check::ALL.into_iter().map(|check| (check, sorted(of(check)))).collect()
+}
+
+/// What could not be looked at.
+pub(crate) fn unread(facts: &Facts) -> Vec<Finding> {
+    let object = ObjectRef::new("Release", Some(facts.release.namespace()), facts.release.name());
+    let finding =
+        |(part, why): &(Part, String)| Finding::new(Code::Unreadable, object.clone(), format!("{part}: {why}"));
+    facts.unread.iter().map(finding).collect()
+}
+
+fn definitions(facts: &Facts) -> Vec<Finding> {
+    let object = ObjectRef::new("CustomResourceDefinition", None, "clusterinjectionprofiles.pillion.dev");
+    let missing =
+        || Finding::new(Code::DefinitionMissing, object, "the API server does not know the kinds of pillion.dev");
+    (!facts.has_definitions).then(missing).into_iter().collect()
+}
+
+fn levers(facts: &Facts) -> Vec<Finding> {
+    let Ok(map) = &facts.switch else { return Vec::new() };
+    let release = &facts.release;
+    let object = || ObjectRef::new("ConfigMap", Some(release.namespace()), release.switch());
+    let who = |key| switch::author(map.as_ref(), key).map(|who| format!(", by {who}")).unwrap_or_default();
+    let patch = |key: &str, word: &str| switching(release, key, word);
+    let mut found = Vec::new();
+    for (key, position, on) in [
+        (INJECTION_KEY, switch::injection(map.as_ref()), "enabled"),
+        (WEBHOOKS_KEY, switch::webhooks(map.as_ref()), "armed"),
+    ] {
+        if let Position::Unreadable(word) = position {
+            let message = format!("{key} is {word:?}, which nobody understands: it stays as it was before");
+            found.push(Finding::new(Code::SwitchUnreadable, object(), message).remedy(patch(key, on)));
+        }
+    }
+    if switch::injection(map.as_ref()) == Position::Off {
+        let message = format!("injection is switched off for the whole cluster{}", who(INJECTION_KEY));
+        found.push(Finding::new(Code::SwitchedOff, object(), message).remedy(patch(INJECTION_KEY, "enabled")));
+    }
+    if switch::webhooks(map.as_ref()) == Position::Off {
+        let message = format!("the webhook configurations were taken away{}", who(WEBHOOKS_KEY));
+        found.push(Finding::new(Code::Disarmed, object(), message).remedy(patch(WEBHOOKS_KEY, "armed")));
+    }
+    found
+}
+
+fn is_disarmed(facts: &Facts) -> bool {
+    facts.switch.as_ref().is_ok_and(|map| switch::webhooks(map.as_ref()) == Position::Off)
+}
+
+fn configuration(facts: &Facts) -> Vec<Finding> {
+    let Some(configurations) = &facts.configurations else { return Vec::new() };
+    let release = &facts.release;
+    let entries = configurations.iter().flat_map(|one| one.webhooks.iter().flatten());
+    let mut for_pods = entries.filter(|entry| entry.rules.iter().flatten().any(creates_pods));
+    if for_pods.any(|entry| is_ours(entry, release)) || is_disarmed(facts) {
+        return Vec::new();
+    }
+    let object = ObjectRef::new("MutatingWebhookConfiguration", None, release.configuration());
+    vec![Finding::new(Code::NotRegistered, object, "no entry has the API server call Pillion for pods")]
+}
+
+pub(super) fn service(facts: &Facts) -> ObjectRef {
+    ObjectRef::new("Service", Some(facts.release.namespace()), facts.release.service())
+}
+
+fn replicas(facts: &Facts) -> Vec<Finding> {
+    let Some(endpoints) = &facts.endpoints else { return Vec::new() };
+    let ready = endpoints.iter().filter(|(_, ready)| *ready).count();
+    let of = format!("of {} endpoints of the Service {ready} are ready", endpoints.len());
+    match ready {
+        0 => vec![Finding::new(Code::NoReadyReplica, service(facts), of)],
+        1 => vec![Finding::new(
+            Code::FewReadyReplicas,
+            service(facts),
+            format!("{of}: nobody takes its place when it ends"),
+        )],
+        _ => Vec::new(),
+    }
+}
+
+/// Whether a dry run proves that the API server's calls are not answered. That a pod comes back as it was proves it only
+/// where nobody else can be the reason.
+fn is_unanswered(facts: &Facts) -> bool {
+    let Canary::Tried { namespace, untouched, refused, .. } = &facts.canary else { return false };
+    if !refused.is_empty() {
+        return true;
+    }
+    let is_off = facts.switch.as_ref().is_ok_and(|map| switch::injection(map.as_ref()) != Position::On);
+    let none = BTreeMap::new();
+    let labels = facts.namespaces.iter().find(|(name, _)| name == namespace).map_or(&none, |(_, labels)| labels);
+    let is_called = |entry: &&MutatingWebhook| {
+        entry.rules.iter().flatten().any(creates_pods) && selects(entry.namespace_selector.as_ref(), labels)
+    };
+    let called =
+        || facts.configurations.iter().flatten().flat_map(|one| one.webhooks.iter().flatten()).filter(is_called);
+    let is_ours_alone =
+        called().any(|entry| is_ours(entry, &facts.release)) && called().all(|entry| is_ours(entry, &facts.release));
+    *untouched > 0 && !is_off && is_ours_alone
+}
+
+fn network(facts: &Facts) -> Vec<Finding> {
+    let is_ready = |address: &str| {
+        facts.endpoints.iter().flatten().any(|(ready, is)| {
+            *is && (ready == address
+                || address.starts_with(&format!("{ready}:"))
+                || address.starts_with(&format!("[{ready}]")))
+        })
+    };
+    let ready: Vec<_> = facts.probed.iter().filter(|one| is_ready(&one.endpoint.to_string())).collect();
+    let silent: Vec<_> = ready.iter().filter(|one| matches!(one.verdict, Verdict::Unreachable(_))).collect();
+    // From outside of the cluster's network nobody is reached, and that says nothing as long as API servers are answered.
+    if silent.len() == ready.len() && !is_unanswered(facts) {
+        let message = "no replica can be connected to from here, which is outside of the cluster's network";
+        let outside = || {
+            Finding::new(Code::Unreadable, service(facts), message)
+                .graded(Severity::Info)
+                .remedy("go by the dry run through the API server, or run it in the cluster")
+        };
+        return (!silent.is_empty()).then(outside).into_iter().collect();
+    }
+    let find = |one: &&&Probed| {
+        let Verdict::Unreachable(why) = one.verdict else { return None };
+        let message = format!("{} is listed as ready and cannot be connected to: {}", one.endpoint, why.as_str());
+        Some(Finding::new(Code::ReplicaUnreachable, service(facts), message))
+    };
+    silent.iter().filter_map(find).collect()
+}
+
+fn canary(facts: &Facts) -> Vec<Finding> {
+    match &facts.canary {
+        Canary::NotTried(why) => {
+            let object = ObjectRef::new("Release", Some(facts.release.namespace()), facts.release.name());
+            vec![Finding::new(Code::CanaryNotTried, object, format!("no pod was sent through the API server: {why}"))]
+        }
+        Canary::Tried { namespace, profile, tries, untouched, refused } => {
+            let object = || ObjectRef::new("Namespace", None, namespace);
+            let mut found = Vec::new();
+            if *untouched > 0 {
+                let message = format!(
+                    "of {tries} pods that profile {profile} is for, {untouched} came back from a dry run in namespace {namespace} without what it adds"
+                );
+                found.push(Finding::new(Code::CanaryFailed, object(), message));
+            }
+            if let Some(said) = refused.first() {
+                let message = format!("of {tries} pods {} were refused in a dry run: {said}", refused.len());
+                found.push(Finding::new(Code::CanaryFailed, object(), message));
+            }
+            found
+        }
+    }
+}
+
+fn rights(facts: &Facts) -> Vec<Finding> {
+    let account = |name: &str| ObjectRef::new("ServiceAccount", Some(facts.release.namespace()), name);
+    let missing = facts.missing_accounts.iter().map(|name| {
+        Finding::new(Code::ServiceAccountMissing, account(name), "the service account of the release is not there")
+            .remedy("install the chart, or apply deploy/rbac")
+    });
+    let lacking = facts
+        .rights
+        .iter()
+        .filter(|(.., may)| !may)
+        .map(|(name, what, _)| Finding::new(Code::RightMissing, account(name), format!("it may not {what}")));
+    missing.chain(lacking).collect()
+}
+
+fn leader(facts: &Facts) -> Vec<Finding> {
+    let Ok(lease) = &facts.lease else { return Vec::new() };
+    let object = ObjectRef::new("Lease", Some(facts.release.namespace()), &facts.release.lease());
+    let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
+    let Some(spec) = spec.filter(|spec| spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty())) else {
+        return vec![Finding::new(Code::NoLeader, object, "no controller holds the lease")];
+    };
+    let renewed = spec.renew_time.as_ref().map(|time| time.0);
+    let seconds = i64::from(spec.lease_duration_seconds.unwrap_or(15));
+    let is_old = renewed.is_none_or(|renewed| facts.now.duration_since(renewed).as_secs() > 2 * seconds);
+    let told =
+        || format!("its holder has not renewed it since {}", renewed.map(|time| time.to_string()).unwrap_or_default());
+    is_old.then(|| Finding::new(Code::NoLeader, object, told())).into_iter().collect()
+}
+
+/// A label that looks like one that opts in, and is none; nor one by which a profile is asked for.
+pub(crate) fn misspelt<'l>(
+    labels: &'l BTreeMap<String, String>,
+    opt_in: &OptIn,
+    asks_for_a_profile: &dyn Fn(&str) -> bool,
+) -> Option<(&'l str, &'l str)> {
+    let known = |key: &str| opt_in.labels().iter().any(|label| label.key == key);
+    if labels.keys().any(|key| known(key)) {
+        return None;
+    }
+    let is_alike = |key: &str| {
+        let key = key.to_lowercase();
+        key == INJECT_LABEL || strsim::jaro_winkler(&key, INJECTION_LABEL) > ALIKE
+    };
+    labels
+        .iter()
+        .find(|(key, _)| is_alike(key) && !asks_for_a_profile(key))
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+}
+
+fn labels(facts: &Facts) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (name, labels) in &facts.namespaces {
+        let object = || ObjectRef::new("Namespace", None, name);
+        for label in facts.opt_in.labels() {
+            let Some(value) = labels.get(&label.key).filter(|value| !NO.contains(&&***value)) else { continue };
+            if !label.values.iter().any(|(known, _)| known == value) {
+                let values: Vec<_> = label.values.iter().map(|(value, _)| value.as_str()).collect();
+                let message =
+                    format!("its label {}={value} opts nobody in; it may be {}", label.key, values.join(", "));
+                found.push(Finding::new(Code::OptInValueUnknown, object(), message));
+            }
+        }
+        if let Some((key, value)) =
+            misspelt(labels, &facts.opt_in, &|key| facts.request_keys.iter().any(|known| known == key))
+        {
+            let message = format!("its label {key}={value} is not {INJECTION_LABEL}, which it looks like");
+            let remedy = format!("kubectl label namespace {name} {INJECTION_LABEL}=enabled");
+            found.push(Finding::new(Code::OptInLabelMisspelt, object(), message).remedy(remedy));
+        }
+    }
+    found
+}
+
+/// Whoever else changes pods. Two that are asked for by the same label do the same work twice.
+fn others(facts: &Facts) -> Vec<Finding> {
+    let release = &facts.release;
+    let opted_in: Vec<_> = facts
+        .namespaces
+        .iter()
+        .filter(|(_, labels)| facts.opt_in.level(|key| labels.get(key).map(String::as_str)).is_some())
+        .collect();
+    let mut found = Vec::new();
+    for configuration in facts.configurations.iter().flatten() {
+        let name = configuration.metadata.name.clone().unwrap_or_default();
+        let of_others: Vec<_> = configuration
+            .webhooks
+            .iter()
+            .flatten()
+            .filter(|entry| !is_ours(entry, release) && entry.rules.iter().flatten().any(creates_pods))
+            .collect();
+        if of_others.is_empty() {
+            continue;
+        }
+        let entries: Vec<_> = of_others.iter().map(|entry| entry.name.as_str()).collect();
+        let shared: BTreeSet<_> = of_others
+            .iter()
+            .flat_map(|entry| opted_in.iter().filter(|(_, labels)| selects(entry.namespace_selector.as_ref(), labels)))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        // Namespaces that both of them have by one and the same label.
+        let has_key = |entry: &&MutatingWebhook| {
+            let selector = entry.namespace_selector.as_ref();
+            let by_labels =
+                selector.and_then(|selector| selector.match_labels.as_ref()).into_iter().flatten().map(|(key, _)| key);
+            let by_expressions = selector
+                .and_then(|selector| selector.match_expressions.as_ref())
+                .into_iter()
+                .flatten()
+                .filter(|one| ["In", "Exists"].contains(&&*one.operator))
+                .map(|one| &one.key);
+            by_labels.chain(by_expressions).any(|key| facts.opt_in.labels().iter().any(|label| label.key == *key))
+        };
+        let is_by_our_label = !shared.is_empty() && of_others.iter().any(has_key);
+        let object = ObjectRef::new("MutatingWebhookConfiguration", None, &name);
+        let when = if name.as_str() < release.configuration() { "before" } else { "after" };
+        let some: Vec<_> = shared.iter().copied().take(5).collect();
+        let shared = match shared.len() {
+            0 => "in no namespace that is opted in".to_owned(),
+            count => format!("in {count} of the namespaces that are opted in: {}", some.join(", ")),
+        };
+        let message = format!("its entries change pods too, {when} Pillion, {shared}: {}", entries.join(", "));
+        let finding = Finding::new(Code::OtherInjector, object, message);
+        found.push(if is_by_our_label {
+            finding.graded(Severity::Warning).remedy(
+                "one label asks for both: have the other one select another label, or take this one off webhooks.optIn",
+            )
+        } else {
+            finding
+        });
+    }
+    found
+}
+
+/// Whether an entry leads to the release.
+pub(super) fn is_ours(entry: &MutatingWebhook, release: &Release) -> bool {
+    let service = entry.client_config.service.as_ref();
+    service.is_some_and(|service| service.name == release.service() && service.namespace == release.namespace())
+}
+
+fn versions(facts: &Facts) -> Vec<Finding> {
+    let tag = |image: &str| {
+        let name = image.split('@').next()?.rsplit('/').next()?;
+        Some(name.split_once(':')?.1.to_owned())
+    };
+    let tags: BTreeSet<_> = facts.images.iter().filter_map(|(_, image)| tag(image)).collect();
+    let object = || ObjectRef::new("Release", Some(facts.release.namespace()), facts.release.name());
+    let told = tags.iter().cloned().collect::<Vec<_>>().join(", ");
+    let own = env!("CARGO_PKG_VERSION");
+    if tags.len() > 1 {
+        return vec![Finding::new(Code::VersionSkew, object(), format!("its pods run {told}"))];
+    }
+    let is_other = tags.iter().any(|tag| tag.trim_start_matches('v') != own);
+    let other = || {
+        Finding::new(Code::VersionSkew, object(), format!("its pods run {told}, and this program is {own}"))
+            .graded(Severity::Info)
+            .remedy("use the program of the release's version: what it says of profiles may differ")
+    };
+    is_other.then(other).into_iter().collect()
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

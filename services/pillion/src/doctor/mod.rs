@@ -1,0 +1,82 @@
+//! `pillion doctor`: what keeps Pillion in a cluster from working, and what to do about it.
+//!
+//! * [`gather`]: the facts, from the cluster; pods are sent through the API server by dry run.
+//! * [`judge`]: from facts to findings, without asking anybody; `certificates` is a part of it.
+
+mod certificates;
+pub(crate) mod facts;
+pub(crate) mod gather;
+pub(crate) mod judge;
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+pub(crate) use self::judge::{NO, misspelt};
+use crate::args::ClusterArgs;
+use crate::blocking::block_on;
+use crate::explain::NOT_ANSWERED;
+use crate::finding::{self, Finding, Severity};
+use crate::output::{self, Form};
+
+/// Arguments of `pillion doctor`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// How the answer is printed.
+    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
+    output: Form,
+    #[command(flatten)]
+    at: ClusterArgs,
+}
+
+/// Looks. Exit code 0: nothing is wrong; 1: something is; 2: it could not be looked for.
+pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+    let DoctorArgs { output, at } = args;
+    let gathered = block_on(async {
+        let (client, release) = at.connect().await?;
+        Ok(gather::gather(&client, &release).await)
+    });
+    let facts = match gathered {
+        Ok(facts) => facts,
+        Err(error) => {
+            output::error(&error)?;
+            return Ok(ExitCode::from(NOT_ANSWERED));
+        }
+    };
+    let checks = judge::judge(&facts);
+    let found = checks.iter().flat_map(|(_, findings)| findings.iter().cloned()).chain(judge::unread(&facts));
+    let findings = finding::sorted(found.collect());
+    output.print(|| Ok(text(&checks, &findings)), || document(&checks, &findings))?;
+    Ok(if finding::is_well(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn worst(findings: &[Finding]) -> Option<Severity> {
+    findings.iter().map(|finding| finding.severity).min()
+}
+
+fn text(checks: &[(judge::Check, Vec<Finding>)], findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for (check, findings) in checks {
+        let mark = match worst(findings) {
+            None => "\u{1b}[32mok     \u{1b}[0m",
+            Some(Severity::Info) => "\u{1b}[36minfo   \u{1b}[0m",
+            Some(Severity::Warning) => "\u{1b}[33mwarning\u{1b}[0m",
+            Some(Severity::Error) => "\u{1b}[31merror  \u{1b}[0m",
+        };
+        // Writing to a text never fails.
+        let _ = writeln!(text, "{mark}  {}", check.words());
+    }
+    if !findings.is_empty() {
+        text.push('\n');
+        text += &finding::lines(findings);
+    }
+    text
+}
+
+fn document(checks: &[(judge::Check, Vec<Finding>)], findings: &[Finding]) -> anyhow::Result<Value> {
+    let checks: Vec<_> =
+        checks.iter().map(|(check, findings)| json!({"check": check, "worst": worst(findings)})).collect();
+    Ok(json!({"checks": checks, "findings": serde_json::to_value(findings)?}))
+}

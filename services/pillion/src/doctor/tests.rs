@@ -1,0 +1,182 @@
+use std::sync::LazyLock;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use pillion_api::webhook_configuration::{Settings, mutating};
+use pillion_control::authority::{LeafMaterial, Lifetimes, Making, SystemRandomness};
+use pillion_control::rotation::Generation;
+use serde_json::json;
+
+use super::*;
+use crate::doctor::facts::NotRead;
+
+/// The pair that the release serves, with its authority.
+fn ca() -> &'static LeafMaterial {
+    static MADE: LazyLock<LeafMaterial> = LazyLock::new(|| {
+        let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+        let (lifetimes, now) = (Lifetimes::default(), "2026-11-22T00:00:00Z".parse().unwrap());
+        let mut making = Making { release: &release, lifetimes: &lifetimes, now, random: &mut SystemRandomness };
+        let authority = making.authority(Generation(1), &[]).unwrap();
+        making.leaf(&authority, &release.server_names()).unwrap()
+    });
+    &MADE
+}
+
+fn serving() -> Secret {
+    let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+    ca().secret(&release, 1, None)
+}
+
+/// A release in which nothing is wrong.
+fn well() -> Facts {
+    let now: Timestamp = "2026-11-22T00:00:00Z".parse().unwrap();
+    let lease = json!({"spec": {"holderIdentity": "a", "leaseDurationSeconds": 15, "renewTime": "2026-11-21T23:59:55.000000Z"}});
+    Facts {
+        release: Release::new("pillion", "pillion-system", "cluster.local").unwrap(),
+        now,
+        opt_in: OptIn::default(),
+        has_definitions: true,
+        configurations: Some(vec![mutating(&Settings::new("pillion-system", ca().authority_pem()))]),
+        switch: Ok(None),
+        endpoints: Some(vec![("10.0.0.1".to_owned(), true), ("10.0.0.2".to_owned(), true)]),
+        serving: Ok(Some(serving())),
+        probed: Vec::new(),
+        canary: tried(0, &[]),
+        rights: vec![("pillion-webhook".to_owned(), "list namespaces".to_owned(), true)],
+        request_keys: vec!["pillion.dev/inject-nginx".to_owned()],
+        missing_accounts: Vec::new(),
+        namespaces: vec![("shop".to_owned(), labels(&[(INJECTION_LABEL, "enabled")]))],
+        stored: Vec::new(),
+        broken: Vec::new(),
+        lease: Ok(Some(serde_json::from_value(lease).unwrap())),
+        images: vec![("a".to_owned(), format!("ghcr.io/pillion-dev/pillion:{}", env!("CARGO_PKG_VERSION")))],
+        unread: Vec::new(),
+    }
+}
+
+fn tried(untouched: usize, refused: &[&str]) -> Canary {
+    Canary::Tried {
+        namespace: "shop".to_owned(),
+        profile: "nginx".to_owned(),
+        tries: 6,
+        untouched,
+        refused: refused.iter().map(|&said| said.to_owned()).collect(),
+    }
+}
+
+fn labels(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
+    labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn codes(facts: &Facts) -> Vec<&'static str> {
+    judge(facts).into_iter().flat_map(|(_, findings)| findings).map(|finding| finding.code.as_str()).collect()
+}
+
+#[test]
+fn where_nothing_is_wrong_nothing_is_found() {
+    assert_eq!(codes(&well()), Vec::<&str>::new());
+}
+
+#[test]
+fn each_mistake_has_its_code() {
+    let map = |key: &str, word: &str| -> Result<Option<ConfigMap>, NotRead> {
+        Ok(serde_json::from_value(json!({"data": {key: word}})).ok())
+    };
+    let namespaces = |found: &[(&str, &str)]| vec![("shop".to_owned(), labels(found))];
+    let cases: Vec<(Facts, &[&str])> = vec![
+        (Facts { serving: Ok(None), ..well() }, &["certificate_unfit"]),
+        (Facts { switch: map("injection", "maybe"), ..well() }, &["switch_unreadable"]),
+        (Facts { switch: map("webhooks", "of"), ..well() }, &["switch_unreadable"]),
+        (Facts { has_definitions: false, ..well() }, &["definition_missing"]),
+        (Facts { switch: map("injection", "disabled"), ..well() }, &["switched_off"]),
+        (Facts { switch: map("webhooks", "disarmed"), configurations: Some(Vec::new()), ..well() }, &["disarmed"]),
+        (Facts { configurations: Some(Vec::new()), ..well() }, &["not_registered"]),
+        (Facts { endpoints: Some(Vec::new()), ..well() }, &["no_ready_replica"]),
+        (Facts { endpoints: Some(vec![("10.0.0.1".to_owned(), true)]), ..well() }, &["few_ready_replicas"]),
+        (Facts { canary: tried(2, &[]), ..well() }, &["canary_failed"]),
+        (Facts { serving: Err(NotRead), ..well() }, &[]),
+        (
+            Facts { canary: tried(0, &["failed calling webhook: x509: unknown authority"]), ..well() },
+            &["ca_bundle_mismatch", "canary_failed"],
+        ),
+        (Facts { canary: Canary::NotTried("why".to_owned()), ..well() }, &["canary_not_tried"]),
+        (
+            Facts { rights: vec![("pillion-webhook".to_owned(), "list namespaces".to_owned(), false)], ..well() },
+            &["right_missing"],
+        ),
+        (Facts { missing_accounts: vec!["pillion-webhook".to_owned()], ..well() }, &["service_account_missing"]),
+        (Facts { lease: Ok(None), ..well() }, &["no_leader"]),
+        (Facts { now: "2026-11-22T00:01:00Z".parse().unwrap(), ..well() }, &["no_leader"]),
+        (Facts { namespaces: namespaces(&[(INJECTION_LABEL, "true")]), ..well() }, &["opt_in_value_unknown"]),
+        (Facts { namespaces: namespaces(&[(INJECTION_LABEL, "disabled")]), ..well() }, &[]),
+        (
+            Facts { namespaces: namespaces(&[("pillion.dev/injecton", "enabled")]), ..well() },
+            &["opt_in_label_misspelt"],
+        ),
+        (Facts { namespaces: namespaces(&[("pillion.dev/inject", "true")]), ..well() }, &["opt_in_label_misspelt"]),
+        (Facts { namespaces: namespaces(&[("pillion.dev/inject-nginx", "true")]), ..well() }, &[]),
+        (Facts { namespaces: namespaces(&[("istio-injection", "enabled")]), ..well() }, &[]),
+        (
+            Facts {
+                images: vec![("a".to_owned(), "x/pillion:1".to_owned()), ("b".to_owned(), "x/pillion:2".to_owned())],
+                ..well()
+            },
+            &["version_skew"],
+        ),
+        // A digest is no version.
+        (Facts { images: vec![("a".to_owned(), format!("x:5000/pillion@sha256:{}", "0".repeat(64)))], ..well() }, &[]),
+    ];
+    for (facts, expected) in cases {
+        assert_eq!(codes(&facts), expected, "{facts:?}");
+    }
+}
+
+#[test]
+fn a_replica_counts_as_out_of_reach_only_where_somebody_is_reached_or_nobody_is_answered() {
+    use pillion_control::probe::dial::Unreachable;
+    use pillion_control::probe::{Endpoint, Probed};
+    let probed = |address: &str, verdict: Verdict| Probed {
+        endpoint: Endpoint { address: address.to_owned(), port: Some(8443) },
+        verdict,
+        trusted: verdict == Verdict::Trusted,
+        not_after: None,
+    };
+    let silent = Verdict::Unreachable(Unreachable::Connection);
+    let one = vec![probed("10.0.0.1", Verdict::Trusted), probed("10.0.0.2", silent)];
+    assert_eq!(codes(&Facts { probed: one, ..well() }), ["replica_unreachable"]);
+    let all = || vec![probed("10.0.0.1", silent), probed("10.0.0.2", silent)];
+    assert_eq!(codes(&Facts { probed: all(), ..well() }), ["unreadable"], "seen from outside of the cluster");
+    // Where the switch is off, or somebody else may have undone it, that a pod came back as it was proves nothing.
+    let off = serde_json::from_value(json!({"data": {"injection": "disabled"}})).unwrap();
+    let facts = Facts { probed: all(), canary: tried(6, &[]), switch: Ok(Some(off)), ..well() };
+    assert_eq!(codes(&facts), ["switched_off", "unreadable", "canary_failed"]);
+    let mut other = mutating(&Settings::new("mesh-system", "ca"));
+    other.metadata.name = Some("mesh".to_owned());
+    let configurations = Some(vec![other, well().configurations.unwrap().remove(0)]);
+    let facts = Facts { probed: all(), canary: tried(6, &[]), configurations, ..well() };
+    assert_eq!(codes(&facts), ["unreadable", "canary_failed", "other_injector"]);
+    let expected = ["replica_unreachable", "replica_unreachable", "canary_failed"];
+    assert_eq!(codes(&Facts { probed: all(), canary: tried(6, &[]), ..well() }), expected);
+    let stranger = vec![probed("10.0.0.1", Verdict::Stranger), probed("10.0.0.2", Verdict::Trusted)];
+    assert_eq!(codes(&Facts { probed: stranger, ..well() }), ["ca_bundle_mismatch"]);
+}
+
+#[test]
+fn another_webhook_is_told_of_and_warned_of_where_one_label_asks_for_both() {
+    let other = |key: &str| {
+        let mut other = mutating(&Settings::new("mesh-system", "ca"));
+        other.metadata.name = Some("mesh".to_owned());
+        for entry in other.webhooks.iter_mut().flatten() {
+            let expressions = entry.namespace_selector.as_mut().unwrap().match_expressions.as_mut().unwrap();
+            expressions[0].key = key.to_owned();
+        }
+        let configurations = Some(vec![other, well().configurations.unwrap().remove(0)]);
+        judge(&Facts { configurations, ..well() }).into_iter().flat_map(|(_, findings)| findings).collect::<Vec<_>>()
+    };
+    let apart = other("mesh-injection");
+    assert_eq!((apart[0].code, apart[0].severity, apart.len()), (Code::OtherInjector, Severity::Info, 1));
+    assert!(apart[0].message.contains("before Pillion, in no namespace"), "{}", apart[0].message);
+    let same = other(INJECTION_LABEL);
+    assert_eq!((same[0].code, same[0].severity), (Code::OtherInjector, Severity::Warning));
+    assert!(same[0].message.contains("in 1 of the namespaces that are opted in: shop"), "{}", same[0].message);
+}

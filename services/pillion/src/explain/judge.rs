@@ -1,0 +1,441 @@
+//! From facts to an explanation. Pure: what the engine decides is the engine's own decision, what the API server does is
+//! [`super::webhooks`], and why a stored pod is as it is, is what the audit says of such circumstances.
+
+use pillion_api::profile::Activation;
+use pillion_engine::profile::CompiledProfile;
+use pillion_engine::report::{Decision, Outcome as Decided, ProfileOutcome, Reason};
+use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::select::considered::Considered;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::changes::{self, Change, Manager};
+use super::facts::{Origin, Question, Surroundings};
+use super::profiles::{self, ProfileView};
+use super::webhooks::{self, About, EntryView, Outcome};
+use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
+
+/// The answer to one question.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Explanation {
+    pub(crate) object: ObjectRef,
+    pub(crate) verdict: Verdict,
+    /// The entries of webhook configurations that are for pods, and what the API server does with them.
+    pub(crate) webhooks: Vec<EntryView>,
+    /// What the engine decides about the object as its author wrote it.
+    pub(crate) decision: DecisionView,
+    pub(crate) profiles: Vec<ProfileView>,
+    pub(crate) changes: Vec<Change>,
+    /// Who wrote the rest of the object, and when last.
+    pub(crate) managers: Vec<Manager>,
+    pub(crate) findings: Vec<Finding>,
+}
+
+/// In one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Verdict {
+    /// The pod has all that its profiles say.
+    Injected,
+    /// It has something of it.
+    PartlyInjected,
+    /// It has nothing.
+    NotInjected,
+    /// A pod that is made now gets what its profiles say.
+    WouldBeInjected,
+    /// It would get nothing.
+    WouldNotBeInjected,
+    /// It would be refused.
+    WouldBeRefused,
+    /// The pod has ended, or is being deleted: nothing is to be done.
+    Ended,
+    /// Pods of the namespace are looked at.
+    OptedIn,
+    /// They are not.
+    NotOptedIn,
+}
+
+/// What the engine says.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DecisionView {
+    pub(crate) outcome: &'static str,
+    pub(crate) reason: &'static str,
+    /// The reason as a sentence, with what is particular to this object.
+    pub(crate) message: String,
+    /// What the author is told beside it.
+    pub(crate) notices: Vec<String>,
+}
+
+impl Verdict {
+    /// For people.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Injected => "injected",
+            Self::PartlyInjected => "injected in part",
+            Self::NotInjected => "not injected",
+            Self::WouldBeInjected => "would be injected",
+            Self::WouldNotBeInjected => "would not be injected",
+            Self::WouldBeRefused => "would be refused",
+            Self::Ended => "has ended",
+            Self::OptedIn => "opted in",
+            Self::NotOptedIn => "not opted in",
+        }
+    }
+
+    /// Whether it is what one would want.
+    pub(crate) const fn is_good(self) -> bool {
+        matches!(self, Self::Injected | Self::WouldBeInjected | Self::Ended | Self::OptedIn)
+    }
+}
+
+/// What is being judged, with what was found out so far.
+pub(super) struct Judging<'a> {
+    pub(super) facts: &'a Surroundings,
+    pub(super) question: &'a Question,
+    pub(super) entries: Vec<EntryView>,
+    pub(super) decision: Decision,
+    pub(super) considered: Vec<Considered>,
+    pub(super) findings: Vec<Finding>,
+}
+
+/// Explains.
+pub(crate) fn judge(facts: &Surroundings, question: &Question) -> Explanation {
+    let entries = webhooks::entries(
+        facts.configurations.as_deref().unwrap_or_default(),
+        &facts.release,
+        About {
+            namespace: &facts.namespace.name,
+            namespace_labels: &facts.namespace.labels,
+            pod: question.pod(),
+            user: question.review.pointer("/request/userInfo").unwrap_or(&Value::Null),
+            is_user_guessed: question.is_user_guessed,
+            is_dry_run: question.review.pointer("/request/dryRun").and_then(Value::as_bool) == Some(true),
+        },
+    );
+    let (decision, considered) = decide(facts, question, &entries);
+    let mut judging = Judging { facts, question, entries, decision, considered, findings: Vec::new() };
+    judging.installation();
+    judging.call();
+    judging.object();
+    judging.request();
+    judging.selected();
+    judging.readiness();
+    let changes = question.found.as_ref().map(changes::of_own_record).unwrap_or_default();
+    let missing = judging.stored(&changes);
+    let verdict = judging.verdict(missing);
+    let Judging { entries, decision, considered, findings, .. } = judging;
+    Explanation {
+        object: question.object.clone(),
+        verdict,
+        webhooks: entries,
+        profiles: profiles::views(&decision, &considered, facts),
+        decision: view(&decision),
+        changes,
+        managers: question.found.as_ref().map(changes::managers).unwrap_or_default(),
+        findings: sorted(findings),
+    }
+}
+
+/// What the engine says, for people and programs.
+pub(crate) fn view(decision: &Decision) -> DecisionView {
+    DecisionView {
+        outcome: decision.outcome.as_str(),
+        reason: decision.reason.as_str(),
+        message: profiles::told(decision.reason, decision.detail.as_deref()),
+        notices: decision.notices.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// What the engine decides, by the path that the API server would call.
+fn decide(facts: &Surroundings, question: &Question, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
+    let called = entries.iter().find(|entry| entry.ours && entry.outcome == Outcome::Called);
+    let endpoint = called.and_then(|entry| entry.level).map_or(Endpoint::Any, Endpoint::Level);
+    let nothing = || (Decision::skipped(Reason::OtherResource), Vec::new());
+    let Ok(body) = serde_json::to_vec(&question.review) else { return nothing() };
+    let Ok(review) = Review::parse(&body) else { return nothing() };
+    let trust = match question.origin {
+        // A file has no managedFields of a request; its record is what an earlier run of this program wrote.
+        Origin::Template if !facts.is_live => RecordTrust::AsFound,
+        _ => RecordTrust::ManagedFields,
+    };
+    let asked = Facts {
+        namespace: facts.namespace.found.clone(),
+        looked_up: question.looked_up.clone(),
+        record_trust: trust,
+        guardrails: None,
+    };
+    let considered = review.considered(endpoint, &facts.snapshot, &asked);
+    match review.decide(endpoint, &facts.snapshot, &asked) {
+        Ok(decided) => (decided.decision, considered),
+        Err(fault) => {
+            let detail = Some(fault.to_string().into());
+            (Decision { detail, ..Decision::skipped(Reason::LimitExceeded) }, considered)
+        }
+    }
+}
+
+impl Judging<'_> {
+    pub(super) fn find(&mut self, code: Code, message: impl Into<String>) -> &mut Finding {
+        self.find_of(code, self.question.object.clone(), message)
+    }
+
+    pub(super) fn find_of(&mut self, code: Code, object: ObjectRef, message: impl Into<String>) -> &mut Finding {
+        self.findings.push(Finding::new(code, object, message));
+        let last = self.findings.len() - 1;
+        #[expect(clippy::indexing_slicing, reason = "it was pushed a line above")]
+        &mut self.findings[last]
+    }
+
+    pub(super) fn namespace(&self) -> ObjectRef {
+        ObjectRef::new("Namespace", None, &self.facts.namespace.name)
+    }
+
+    pub(super) fn has(&self, code: Code) -> bool {
+        self.findings.iter().any(|finding| finding.code == code)
+    }
+
+    /// Whether the API server calls, as far as it is known.
+    pub(super) fn is_called(&self) -> bool {
+        let is_called = |entry: &EntryView| matches!(entry.outcome, Outcome::Called | Outcome::Unknown);
+        self.entries.iter().any(|entry| entry.ours && is_called(entry))
+    }
+
+    /// Whether all profiles that may act here could be read.
+    pub(super) fn knows_profiles(&self) -> bool {
+        !self.facts.unread.iter().any(|(part, _)| part.is_of_profiles())
+    }
+
+    /// What the object is.
+    fn object(&mut self) {
+        match self.decision.reason {
+            Reason::MirrorPod => {
+                self.find(Code::MirrorPod, "it shows a static pod of the kubelet, which no admission can change");
+            }
+            Reason::BeingDeleted => {
+                self.find(Code::BeingDeleted, "it is being deleted");
+            }
+            Reason::NoContainers | Reason::OtherOperation | Reason::OtherResource
+                if self.question.origin != Origin::Anybody =>
+            {
+                let message = self.decision.reason.sentence();
+                self.find(Code::NothingToInject, message);
+            }
+            _ => {}
+        }
+        let review = self.question.review.get("request");
+        if self.question.origin == Origin::Review
+            && review.and_then(|request| request.get("dryRun")).and_then(Value::as_bool) == Some(true)
+        {
+            self.find(Code::DryRun, "the request was a dry run: what it shows was never stored");
+        }
+        if let Some((account, false)) = &self.question.account {
+            let namespace = self.facts.namespace.name.clone();
+            let message = format!("service account {account} is not there: the API server refuses pods that name it");
+            self.find_of(
+                Code::ServiceAccountMissing,
+                ObjectRef::new("ServiceAccount", Some(&namespace), account),
+                message,
+            )
+            .remedy =
+                format!("kubectl -n {namespace} create serviceaccount {account}, or correct spec.serviceAccountName");
+        }
+    }
+
+    /// What was asked for, and where.
+    fn request(&mut self) {
+        let notices = self.decision.notices.clone();
+        for notice in &notices {
+            profiles::notice(notice, &self.considered, &self.facts.stored, |code, profile, message| {
+                let finding = Finding::new(code, self.question.object.clone(), message);
+                self.findings.push(match profile {
+                    Some(profile) => finding.of_profile(profile),
+                    None => finding,
+                });
+            });
+        }
+        if let Some(workload) = &self.question.workload {
+            let misplaced = profiles::misplaced(workload, self.question.pod(), &self.facts.snapshot);
+            if !misplaced.is_empty() {
+                let kind = workload.get("kind").and_then(Value::as_str).unwrap_or("workload");
+                let name = workload.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+                let object = ObjectRef::new(kind, Some(&self.facts.namespace.name), name);
+                let keys = misplaced.join(", ");
+                let message = format!("{keys} stands on the {kind} itself, where nobody reads it, and not on its pods");
+                self.find_of(Code::AnnotationOnWorkload, object, message).remedy =
+                    format!("move {keys} to spec.template.metadata of the {kind}");
+            }
+        }
+        if self.question.origin == Origin::Anybody {
+            return;
+        }
+        let excluded = profiles::excluded_by_namespace(&self.considered, self.question.pod(), &self.facts.namespace);
+        let is_nothing_asked = self.decision.profiles.is_empty();
+        for (name, is_asked) in excluded {
+            if (is_asked || is_nothing_asked) && !self.has(Code::NamespaceSelector) {
+                let object = self.namespace();
+                self.find_of(
+                    Code::NamespaceSelector,
+                    object,
+                    "the labels of the namespace do not match the profile's namespaceSelector",
+                )
+                .profile = Some(name);
+            }
+        }
+        let is_said = [
+            Code::AnnotationOnWorkload,
+            Code::NamespaceSelector,
+            Code::UnknownProfile,
+            Code::AmbiguousRequest,
+            Code::ProfileNotReady,
+            Code::OptedOut,
+        ]
+        .into_iter()
+        .any(|code| self.has(code));
+        let is_said = is_said || !self.knows_profiles();
+        match self.decision.reason {
+            Reason::NoProfile if !is_said => {
+                let name = self.facts.namespace.name.clone();
+                self.find(Code::NoProfile, format!("no profile is for namespace {name}"));
+            }
+            Reason::NotRequested if !is_said => {
+                let names: Vec<_> = self.considered.iter().map(|one| one.profile.name().to_string()).take(8).collect();
+                let message =
+                    format!("neither the pod nor its namespace asks for a profile; there are {}", names.join(", "));
+                // Of a single one it is known how to ask for it.
+                let remedy = match self.considered.as_slice() {
+                    [one] => profiles::asking(&one.profile),
+                    _ => None,
+                };
+                let finding = self.find(Code::NotRequested, message);
+                if let Some(remedy) = remedy {
+                    finding.remedy = format!("{remedy}, on the pod template");
+                }
+            }
+            Reason::OptedOut if self.decision.profiles.is_empty() && !self.has(Code::OptedOut) => {
+                self.find(Code::OptedOut, "the pod opts out");
+            }
+            _ => {}
+        }
+        if self.decision.outcome == Decided::Denied {
+            let message = view(&self.decision).message;
+            self.find(Code::Refused, message);
+        }
+    }
+
+    /// What became of the profiles that were asked for.
+    fn selected(&mut self) {
+        let decisions = self.decision.profiles.clone();
+        for decision in &decisions {
+            if !matches!(
+                decision.outcome,
+                ProfileOutcome::NotMatched | ProfileOutcome::Skipped | ProfileOutcome::Denied
+            ) {
+                continue;
+            }
+            let mut code = profiles::code(decision.reason);
+            if decision.reason == Reason::MatchCondition && self.is_for_want_of_a_network(&decision.profile) {
+                code = Some(Code::HostNetwork);
+            }
+            let Some(code) = code.filter(|code| *code != Code::OptedOut || !self.has(Code::OptedOut)) else { continue };
+            let message = profiles::told(decision.reason, decision.detail.as_deref());
+            let name = decision.profile.name().to_string();
+            let is_for_others = decision.outcome == ProfileOutcome::NotMatched
+                && match code {
+                    Code::OptedOut => true,
+                    Code::MatchCondition | Code::ObjectSelector => decision.profile.activation() == Activation::Always,
+                    _ => false,
+                };
+            let finding = self.find(code, message);
+            finding.profile = Some(name);
+            // A profile that applies to all and is not for this pod, or that its author does without, is as it is meant.
+            if is_for_others {
+                finding.severity = Severity::Info;
+            }
+        }
+        let applied = decisions
+            .iter()
+            .any(|decision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged));
+        // If nothing at all came of it, the reason why is grave.
+        for finding in self.findings.iter_mut().filter(|_| !applied) {
+            if matches!(finding.code, Code::MatchCondition | Code::ObjectSelector | Code::OptedOut) {
+                finding.severity = Severity::Error;
+            }
+        }
+    }
+
+    /// Whether a profile would be for the pod if it were not on the host's network: the engine is asked again.
+    fn is_for_want_of_a_network(&self, profile: &CompiledProfile) -> bool {
+        if self.question.pod().pointer("/spec/hostNetwork").and_then(Value::as_bool) != Some(true) {
+            return false;
+        }
+        let mut review = self.question.review.clone();
+        if let Some(spec) = review.pointer_mut("/request/object/spec").and_then(Value::as_object_mut) {
+            spec.remove("hostNetwork");
+        }
+        let other = Question {
+            object: self.question.object.clone(),
+            origin: self.question.origin,
+            review,
+            found: None,
+            is_user_guessed: self.question.is_user_guessed,
+            looked_up: self.question.looked_up.clone(),
+            workload: None,
+            account: None,
+        };
+        let (decision, _) = decide(self.facts, &other, &self.entries);
+        decision.profiles.iter().any(|other| {
+            other.profile.name() == profile.name()
+                && matches!(other.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged)
+        })
+    }
+
+    /// Profiles that are not at work as they are stored, as far as they concern this pod.
+    fn readiness(&mut self) {
+        let facts = self.facts;
+        for stored in &facts.stored {
+            if self.question.origin != Origin::Anybody
+                && !profiles::concerns(stored, self.question.pod(), &facts.namespace)
+            {
+                continue;
+            }
+            if let Some(finding) = profiles::readiness(stored, &facts.broken) {
+                self.findings.push(finding);
+            }
+        }
+        // What is asked for and not ready is not unknown.
+        if self.has(Code::ProfileNotReady) {
+            let not_ready: Vec<_> = self
+                .findings
+                .iter()
+                .filter(|finding| finding.code == Code::ProfileNotReady)
+                .map(|finding| finding.object.name.clone())
+                .collect();
+            self.findings.retain(|finding| {
+                let is_named = |name: &String| finding.profile.as_deref() == Some(name);
+                !(matches!(finding.code, Code::NotRequested | Code::NoProfile)
+                    || (finding.code == Code::UnknownProfile && not_ready.iter().any(is_named)))
+            });
+        }
+    }
+
+    fn verdict(&self, missing: bool) -> Verdict {
+        let applies = matches!(self.decision.outcome, Decided::Injected | Decided::Unchanged);
+        let stands = self.is_called() || self.facts.configurations.is_none();
+        match self.question.origin {
+            Origin::Anybody if self.is_called() => Verdict::OptedIn,
+            Origin::Anybody => Verdict::NotOptedIn,
+            Origin::Stored if self.question.has_ended() => Verdict::Ended,
+            Origin::Stored => match (self.question.is_injected(), missing || self.has(Code::RemovedAfterInjection)) {
+                (true, true) => Verdict::PartlyInjected,
+                (true, false) => Verdict::Injected,
+                (false, _) => Verdict::NotInjected,
+            },
+            Origin::Template | Origin::Review if self.decision.outcome == Decided::Denied => Verdict::WouldBeRefused,
+            Origin::Template | Origin::Review if applies && stands && self.facts.switched_off.is_none() => {
+                Verdict::WouldBeInjected
+            }
+            Origin::Template | Origin::Review => Verdict::WouldNotBeInjected,
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Why a pod that is there is as it is: its record held against what it should have, and what was otherwise when it was
+//! created.
+
+use std::sync::Arc;
+
+use pillion_api::names::INJECTION_GATE;
+use pillion_control::audit::{self, Cause, Circumstances, ProfileAge, State};
+use pillion_engine::audit::Injected;
+use pillion_engine::report::ProfileOutcome;
+use serde_json::Value;
+
+use super::changes::{Change, What};
+use super::facts::Origin;
+use super::judge::Judging;
+use super::webhooks::Outcome;
+use crate::finding::{Code, Severity};
+
+impl Judging<'_> {
+    /// What the pod has, held against what it should have. Whether something is missing.
+    pub(super) fn stored(&mut self, changes: &[Change]) -> bool {
+        let question = self.question;
+        let (Some(pod), Some(found)) = (question.as_found(), &question.found) else { return false };
+        if question.origin != Origin::Stored {
+            return false;
+        }
+        if question.has_ended() {
+            // What it lacks is good to know, and nothing that anybody could mend.
+            for finding in &mut self.findings {
+                finding.severity = Severity::Info;
+            }
+            self.find(Code::BeingDeleted, "it has ended or is being deleted");
+            return false;
+        }
+        let gates = found.pointer("/spec/schedulingGates").and_then(Value::as_array).into_iter().flatten();
+        if gates.into_iter().any(|gate| gate.get("name").and_then(Value::as_str) == Some(INJECTION_GATE)) {
+            self.find(Code::Held, "it waits for its injection: nobody answered when it was created");
+        }
+        let has = match pillion_engine::audit::read(pod.root()).injected {
+            Injected::Foreign if self.has(Code::ForeignRecord) => Vec::new(),
+            Injected::Foreign => {
+                self.find(Code::ForeignRecord, "its annotation pillion.dev/injected was not written by Pillion");
+                Vec::new()
+            }
+            Injected::Nothing => Vec::new(),
+            Injected::Profiles(profiles) => profiles,
+        };
+        self.taken_away(changes);
+        let wanted: Vec<_> = self
+            .decision
+            .profiles
+            .iter()
+            .filter(|decision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged))
+            .map(|decision| Arc::clone(&decision.profile))
+            .collect();
+        let mut missing = false;
+        for profile in &wanted {
+            let name = profile.display_name();
+            let state = match has.iter().find(|(known, _)| **known == *name) {
+                None => State::Missing,
+                Some((_, revision)) if **revision != *profile.revision() => State::Outdated,
+                Some(_) => continue,
+            };
+            missing |= state == State::Missing;
+            self.explain_state(name, state, !has.is_empty(), Some(profile.revision()));
+        }
+        let has_all = self.knows_profiles();
+        for (name, revision) in has.iter().filter(|_| has_all) {
+            let at_work = self.considered.iter().find(|one| one.profile.display_name() == &**name);
+            let is_wanted = wanted.iter().any(|profile| profile.display_name() == &**name);
+            if !is_wanted && at_work.is_none_or(|one| one.profile.revision() != &**revision) {
+                self.explain_state(name, State::Surplus, true, None);
+            }
+        }
+        missing
+    }
+
+    /// What Pillion added and is not there any more, and who may have taken it away.
+    fn taken_away(&mut self, changes: &[Change]) {
+        let gone: Vec<_> = changes.iter().filter(|change| change.what == What::Added && !change.present).collect();
+        let Some(first) = gone.first() else { return };
+        let others: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|entry| !entry.ours && matches!(entry.outcome, Outcome::Called | Outcome::Unknown))
+            .map(|entry| format!("{} of {}", entry.name, entry.configuration))
+            .collect();
+        let others = if others.is_empty() {
+            "no other mutating webhook is called for it now; a policy or a webhook of earlier did it".to_owned()
+        } else {
+            format!("called for it too: {}", others.join(", "))
+        };
+        let paths: Vec<_> = gone.iter().map(|change| change.path.as_str()).collect();
+        let message = format!("Pillion added {}, which is not there any more; {others}", paths.join(", "));
+        self.find(Code::RemovedAfterInjection, message).profile = Some(first.by.clone());
+    }
+
+    fn explain_state(&mut self, profile: &str, state: State, is_recorded: bool, want: Option<&str>) {
+        let (facts, question) = (self.facts, self.question);
+        // A request that the API server does not make explains what is missing for good.
+        if state == State::Missing && !self.is_called() && facts.configurations.is_some() {
+            return;
+        }
+        let created = question.created();
+        let stored = facts.stored.iter().find(|stored| stored.name.to_string() == profile);
+        let age = stored.map(|stored| ProfileAge::of(&stored.metadata)).unwrap_or_default();
+        let circumstances = Circumstances {
+            created,
+            is_recorded,
+            opted_in: facts.namespace.age.opted_in,
+            namespace_changed: facts.namespace.age.changed,
+            profile_gone: stored.is_none(),
+            profile_created: age.created,
+            profile_changed: age.changed,
+            silence: facts.silences.at(created),
+        };
+        let cause = audit::cause(state, &circumstances);
+        let (code, message) = match (state, cause) {
+            (State::Outdated, _) => (
+                Code::OutdatedRevision,
+                format!("the pod carries an older revision of the profile; {} is at work", want.unwrap_or_default()),
+            ),
+            (State::Surplus, _) => {
+                (Code::SurplusProfile, format!("the pod carries the profile, and {}", cause.sentence()))
+            }
+            (_, Cause::BeforeOptIn) => {
+                (Code::CreatedBeforeOptIn, self.times("the namespace was opted in", circumstances.opted_in))
+            }
+            (_, Cause::ProfileCreated) => {
+                (Code::CreatedBeforeProfile, self.times("the profile was created", age.created))
+            }
+            (_, Cause::SwitchedOff) => {
+                (Code::SwitchedOff, "injection was switched off when the pod was created".to_owned())
+            }
+            (_, Cause::NamespaceChanged) => {
+                (Code::NamespaceChanged, self.times("the namespace was changed", circumstances.namespace_changed))
+            }
+            (_, Cause::ProfileChanged | Cause::ProfileDeleted) => {
+                (Code::ProfileChanged, self.times("the profile was changed", age.changed))
+            }
+            (_, Cause::LeftOut) => (Code::LeftOut, "the webhook saw the pod and left the profile out".to_owned()),
+            (_, Cause::WebhookAway) => (Code::WebhookAway, self.absence()),
+            (_, Cause::Unknown) => (Code::Unexplained, self.unexplained()),
+        };
+        let remedy = self.restart();
+        let finding = self.find(code, message);
+        finding.profile = Some(profile.to_owned());
+        if code != Code::SwitchedOff {
+            finding.remedy = remedy;
+        }
+    }
+
+    fn times(&self, what: &str, when: Option<i64>) -> String {
+        let time =
+            |seconds: i64| jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default();
+        let created = self.question.created();
+        let shortly = if when.is_some_and(|when| when < created) {
+            ", so shortly before that not every API server and replica may have known it"
+        } else {
+            ""
+        };
+        let (created, when) = (time(created), when.map(time).unwrap_or_default());
+        format!("the pod was created at {created}, and {what} at {when}{shortly}")
+    }
+
+    /// What is known of why nobody answered.
+    fn absence(&self) -> String {
+        let silences = self.facts.silences;
+        let why = if silences.registered.is_some_and(|registered| self.question.created() < registered) {
+            "the webhook configuration is younger than the pod"
+        } else {
+            "no replica is ready now either"
+        };
+        format!(
+            "nobody answered for the webhook when the pod was created, and its failure policy let the pod pass: {why}"
+        )
+    }
+
+    /// What may have been, where nothing that can be seen now says what was.
+    fn unexplained(&self) -> String {
+        let created = self.question.created();
+        if !self.facts.is_live {
+            let text = "it was created while nobody answered for the webhook, or before its namespace was labelled, or before the profile";
+            return format!("{text}: files do not say which");
+        }
+        let hint = if self.facts.silences.endpoints_changed.is_some_and(|changed| created < changed) {
+            "; its endpoints have changed since"
+        } else {
+            ""
+        };
+        format!(
+            "when the pod was created, either nobody answered for the webhook in time, or it answered and left the profile out{hint}"
+        )
+    }
+
+    /// How its pods are made anew.
+    fn restart(&self) -> String {
+        let namespace = &self.facts.namespace.name;
+        let of = |workload: &Value| {
+            let kind = workload.get("kind")?.as_str()?.to_lowercase();
+            let name = workload.pointer("/metadata/name")?.as_str()?;
+            let restarts = ["deployment", "statefulset", "daemonset"].contains(&&*kind);
+            restarts.then(|| format!("kubectl -n {namespace} rollout restart {kind} {name}"))
+        };
+        let of_workload = self.question.workload.as_ref().and_then(of);
+        of_workload.unwrap_or_else(|| {
+            format!(
+                "make the pod anew: kubectl -n {namespace} delete pod {}, if something makes it again",
+                self.question.object.name
+            )
+        })
+    }
+}

@@ -1,0 +1,392 @@
+//! Profiles in an explanation: what became of each, what its parameters stand for and who set them, and why one that is
+//! asked for is not at work.
+
+use std::sync::Arc;
+
+use pillion_api::names::{INJECT_LABEL, PROFILES_ANNOTATION};
+use pillion_api::profile::Activation;
+use pillion_api::selector::LabelSelector;
+use pillion_control::at_once::Stored;
+use pillion_control::profiles::Broken;
+use pillion_engine::profile::CompiledProfile;
+use pillion_engine::report::{Decision, Notice, Reason};
+use pillion_engine::select::considered::{Considered, ParameterValue, SetBy, Standing};
+use pillion_engine::snapshot::Snapshot;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::facts::{NamespaceFacts, Surroundings};
+use crate::finding::{Code, Finding, ObjectRef, Severity};
+
+/// A profile that was considered.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ProfileView {
+    pub(crate) profile: String,
+    pub(crate) revision: String,
+    /// What is done with it; `not_asked` if nobody asks for it here.
+    pub(crate) outcome: &'static str,
+    pub(crate) reason: &'static str,
+    /// The reason as a sentence, with what is particular to this object.
+    pub(crate) message: String,
+    pub(crate) parameters: Vec<ParameterView>,
+}
+
+/// What a parameter stands for.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ParameterView {
+    pub(crate) name: String,
+    /// Null if nobody sets it and it has no default, or if it has no value because of `error`.
+    pub(crate) value: Value,
+    /// Who set it: `object`, `serviceAccount`, `namespace`, `namespaceProfile` or `default`; the one that counts most first.
+    pub(crate) from: Vec<FromView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+}
+
+/// Who set a parameter.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct FromView {
+    pub(crate) source: &'static str,
+    /// The label or annotation.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) key: String,
+}
+
+/// How a profile is asked for, in words for who has not; `None` if nobody has to, or can.
+pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
+    if profile.activation() != Activation::Requested {
+        return None;
+    }
+    let name = &profile.name().name;
+    let own = profile.request_keys().next().map(|key| {
+        let word = profile.request_word().unwrap_or(name);
+        format!("{key}: {word:?}")
+    });
+    let asked = own.unwrap_or_else(|| format!("{PROFILES_ANNOTATION}: {name}"));
+    Some(format!("ask for it by {asked}"))
+}
+
+/// All profiles that were considered, in the order in which they are applied, then the others.
+pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &Surroundings) -> Vec<ProfileView> {
+    let mut views: Vec<_> = considered.iter().map(|one| view(decision, one)).collect();
+    // Those that are served, where none is considered: of a namespace that is not opted in, or of no pod at all.
+    let is_visible = |profile: &&Arc<CompiledProfile>| {
+        profile.name().namespace.as_deref().is_none_or(|namespace| namespace == facts.namespace.name)
+    };
+    for profile in facts.snapshot.profiles().iter().filter(is_visible) {
+        let name = profile.name().to_string();
+        // Of a profile that is rolled out there are two.
+        if !views.iter().any(|view| view.profile == name) {
+            views.push(ProfileView {
+                profile: name,
+                revision: profile.revision().to_owned(),
+                outcome: "not_matched",
+                reason: decision.reason.as_str(),
+                message: decision.reason.sentence().to_owned(),
+                parameters: Vec::new(),
+            });
+        }
+    }
+    // Those that nobody serves at all.
+    for stored in &facts.stored {
+        let name = stored.name.to_string();
+        if !views.iter().any(|view| view.profile == name) {
+            views.push(ProfileView {
+                profile: name,
+                revision: String::new(),
+                outcome: "not_served",
+                reason: "profile_not_ready",
+                message: "it is stored, and not at work".to_owned(),
+                parameters: Vec::new(),
+            });
+        }
+    }
+    views
+}
+
+fn view(decision: &Decision, considered: &Considered) -> ProfileView {
+    let profile = &considered.profile;
+    let decided = decision.profiles.iter().find(|decided| decided.profile.name() == profile.name());
+    let (outcome, reason, message) = match decided {
+        Some(decided) => {
+            (decided.outcome.as_str(), decided.reason.as_str(), told(decided.reason, decided.detail.as_deref()))
+        }
+        None => match considered.standing {
+            Standing::NamespaceSelector => (
+                "not_matched",
+                "namespace_selector",
+                "the labels of the namespace do not match the profile's namespaceSelector".to_owned(),
+            ),
+            Standing::OtherTarget => ("not_matched", "other_resource", "it is not for the creation of pods".to_owned()),
+            Standing::Asked => ("not_matched", decision.reason.as_str(), decision.reason.sentence().to_owned()),
+            Standing::NotAsked => ("not_asked", "not_requested", not_asked(considered)),
+        },
+    };
+    ProfileView {
+        profile: profile.name().to_string(),
+        revision: profile.revision().to_owned(),
+        outcome,
+        reason,
+        message,
+        parameters: considered.parameters.iter().map(parameter).collect(),
+    }
+}
+
+/// A reason as a sentence, with what is particular to the object.
+pub(crate) fn told(reason: Reason, detail: Option<&str>) -> String {
+    let sentence = reason.sentence();
+    detail.map_or_else(|| sentence.to_owned(), |detail| format!("{sentence}: {detail}"))
+}
+
+fn not_asked(considered: &Considered) -> String {
+    let profile = &considered.profile;
+    if profile.activation() == Activation::Never {
+        return "it is there to be extended, and never applied itself".to_owned();
+    }
+    let keys: Vec<_> = profile.request_keys().collect();
+    if keys.is_empty() {
+        format!("nobody asks for it: {PROFILES_ANNOTATION}: {} would", profile.name().name)
+    } else {
+        format!("nobody asks for it by {} or by its name", keys.join(" or "))
+    }
+}
+
+fn parameter(parameter: &ParameterValue) -> ParameterView {
+    let from = parameter.set_by.iter().map(|(by, key)| FromView { source: by.as_str(), key: key.to_string() });
+    let (value, error) = match &parameter.value {
+        Ok(value) => (value.clone().unwrap_or(Value::Null), None),
+        Err(error) => (Value::Null, Some(error.to_string())),
+    };
+    ParameterView { name: parameter.name.to_string(), value, from: from.collect(), error }
+}
+
+impl ParameterView {
+    /// Who set it, in words.
+    pub(crate) fn told(&self) -> String {
+        let told: Vec<_> = self
+            .from
+            .iter()
+            .map(|from| match (from.source, &*from.key) {
+                (source, "") if source == SetBy::NamespaceProfile.as_str() => "the namespace's profile".to_owned(),
+                (source, "") => source.to_owned(),
+                (source, key) => {
+                    format!("{key} of the {}", if source == "serviceAccount" { "service account" } else { source })
+                }
+            })
+            .collect();
+        told.join(", ")
+    }
+}
+
+/// What a reason of the engine's is called here; `None` if it is no reason to be told.
+pub(crate) fn code(reason: Reason) -> Option<Code> {
+    Some(match reason {
+        Reason::OptedOut => Code::OptedOut,
+        Reason::ObjectSelector => Code::ObjectSelector,
+        Reason::Ambiguous => Code::AmbiguousRequest,
+        Reason::UnknownProfile => Code::UnknownProfile,
+        Reason::MatchCondition => Code::MatchCondition,
+        Reason::InvalidParameter => Code::InvalidParameter,
+        Reason::ExpressionFailed => Code::ExpressionFailed,
+        Reason::LookupFailed => Code::LookupFailed,
+        Reason::ExclusiveGroup => Code::ExclusiveGroup,
+        Reason::NameTaken => Code::NameTaken,
+        Reason::TypeConflict | Reason::DuplicateKey | Reason::MissingVolume => Code::TemplateConflict,
+        Reason::OperatingSystem => Code::OperatingSystem,
+        Reason::RecordTooLarge | Reason::LimitExceeded => Code::LimitExceeded,
+        Reason::SwitchedOff => Code::SwitchedOff,
+        // What stands in its stead is applied.
+        Reason::Extended
+        | Reason::Injected
+        | Reason::AlreadyInjected
+        | Reason::Valid
+        | Reason::ValidationFailed
+        | Reason::OtherOperation
+        | Reason::OtherResource
+        | Reason::BeingDeleted
+        | Reason::MirrorPod
+        | Reason::NoContainers
+        | Reason::SystemNamespace
+        | Reason::NotOptedIn
+        | Reason::NoProfile
+        | Reason::NotRequested => return None,
+    })
+}
+
+/// What a notice is as a finding: its code, the profile that it is about, and a message.
+pub(crate) fn notice(
+    notice: &Notice,
+    considered: &[Considered],
+    stored: &[Stored],
+    mut find: impl FnMut(Code, Option<&str>, String),
+) {
+    match notice {
+        Notice::RecordDropped => find(Code::ForeignRecord, None, notice.to_string()),
+        Notice::AmbiguousWord { .. } => find(Code::AmbiguousRequest, None, notice.to_string()),
+        Notice::UnknownWord { word, .. } => {
+            let name = word.split('@').next().unwrap_or(word);
+            let selective = considered
+                .iter()
+                .find(|one| one.standing == Standing::NamespaceSelector && *one.profile.name().name == *name);
+            // A profile that the namespace's labels exclude is told as that.
+            if selective.is_some() {
+                return;
+            }
+            let known: Vec<_> = considered.iter().map(|one| &*one.profile.name().name).collect();
+            let near = known
+                .iter()
+                .filter(|known| strsim::jaro_winkler(known, name) > 0.85)
+                .max_by(|one, other| strsim::jaro_winkler(one, name).total_cmp(&strsim::jaro_winkler(other, name)));
+            let meant = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            let stored = stored.iter().find(|stored| *stored.name.name == *name);
+            let profile = stored.map_or_else(|| name.to_owned(), |stored| stored.name.to_string());
+            find(Code::UnknownProfile, Some(&profile), format!("{notice}{meant}"));
+        }
+        Notice::Parameter { profile, message } => {
+            find(Code::InvalidParameter, Some(profile), message.to_string());
+        }
+        Notice::OfProfile { .. } => {}
+    }
+}
+
+/// The requests that stand on a workload itself and not on its pods.
+pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> Vec<String> {
+    let on = |object: &Value, part: &str, key: &str| {
+        object.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)).is_some()
+    };
+    let mut keys = vec![PROFILES_ANNOTATION.to_owned(), INJECT_LABEL.to_owned()];
+    keys.extend(snapshot.profiles().iter().flat_map(|profile| profile.request_keys().map(str::to_owned)));
+    keys.sort();
+    keys.dedup();
+    let is_misplaced =
+        |key: &String| ["labels", "annotations"].into_iter().any(|part| on(workload, part, key) && !on(pod, part, key));
+    keys.into_iter().filter(is_misplaced).collect()
+}
+
+/// The profiles that the namespace's labels exclude, and whether the pod or the namespace asks for each.
+pub(crate) fn excluded_by_namespace(
+    considered: &[Considered],
+    pod: &Value,
+    namespace: &NamespaceFacts,
+) -> Vec<(String, bool)> {
+    let selective = considered.iter().filter(|one| one.standing == Standing::NamespaceSelector);
+    let asked = |one: &&Considered| {
+        let profile = &one.profile;
+        let keys: Vec<_> = profile.request_keys().map(str::to_owned).collect();
+        let is_asked = asks(&profile.name().name, &keys, pod, namespace);
+        let is_for_all = profile.activation() == Activation::Always;
+        (is_asked || is_for_all).then_some(is_asked)
+    };
+    selective.filter_map(|one| Some((one.profile.name().to_string(), asked(&one)?))).collect()
+}
+
+/// Whether a pod or its namespace asks for a profile, by one of these keys or by name.
+fn asks(name: &str, keys: &[String], pod: &Value, namespace: &NamespaceFacts) -> bool {
+    let of_pod =
+        |part: &str, key: &str| pod.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)?.as_str());
+    let by_key = |key: &String| {
+        of_pod("labels", key).is_some()
+            || of_pod("annotations", key).is_some()
+            || namespace.labels.contains_key(key)
+            || namespace.annotations.contains_key(key)
+    };
+    let names = [
+        of_pod("annotations", PROFILES_ANNOTATION),
+        namespace.annotations.get(PROFILES_ANNOTATION).map(String::as_str),
+    ];
+    let mut words = names.into_iter().flatten().flat_map(|list| list.split(',')).map(str::trim);
+    keys.iter().any(by_key) || words.any(|word| word.split('@').next() == Some(name))
+}
+
+/// Whether a stored profile concerns a pod, as far as its text says, which may be one that does not compile.
+pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> bool {
+    let spec = stored.spec();
+    let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
+    let keys: Vec<_> =
+        ["/request/label", "/request/annotation"].into_iter().filter_map(text).map(str::to_owned).collect();
+    applies_to_all(spec, pod, namespace) || asks(&stored.name.name, &keys, pod, namespace)
+}
+
+/// Whether a profile's text applies to this pod without being asked for.
+fn applies_to_all(spec: &Value, pod: &Value, namespace: &NamespaceFacts) -> bool {
+    let of_pod = |key: &str| pod.pointer("/metadata/labels")?.get(key)?.as_str();
+    let of_namespace = |key: &str| namespace.labels.get(key).map(String::as_str);
+    spec.get("activation").and_then(Value::as_str) == Some("Always")
+        && selects(spec.get("namespaceSelector"), of_namespace)
+        && selects(spec.get("objectSelector"), of_pod)
+}
+
+/// Whether the text of a selector selects labels. One that cannot be read may be for any.
+fn selects<'l>(selector: Option<&Value>, label: impl Fn(&str) -> Option<&'l str>) -> bool {
+    let selector = selector.filter(|selector| !selector.is_null());
+    let selector: Option<LabelSelector> = selector.and_then(|selector| serde_json::from_value(selector.clone()).ok());
+    selector.is_none_or(|selector| selector.matches(label))
+}
+
+/// What is wrong with a stored profile, if it is not at work as it is stored.
+pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
+    let namespace = stored.name.namespace.as_deref();
+    let object = ObjectRef::new(&stored.kind(), namespace, &stored.name.name);
+    let name = stored.name.to_string();
+    let of = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+    let kind = if namespace.is_some() { "iprof" } else { "ciprof" };
+    let serves = stored.status.revision.as_ref().map(|revision| format!("; revision {revision} is served meanwhile"));
+    let severity = if serves.is_some() { Severity::Warning } else { Severity::Error };
+    let remedy =
+        format!("correct its text: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin", stored.name.name);
+    let not_ready = |why: String| {
+        let message = format!("it is not at work as it is stored: {why}{}", serves.clone().unwrap_or_default());
+        Finding::new(Code::ProfileNotReady, object.clone(), message)
+            .remedy(remedy.clone())
+            .of_profile(&name)
+            .graded(severity)
+    };
+    for type_ in ["Accepted", "Ready"] {
+        if let Some((false, reason, message)) = stored.condition(type_) {
+            return Some(not_ready(format!("{type_} is false, {reason}: {message}")));
+        }
+    }
+    if let Some(broken) = broken.iter().find(|broken| broken.name == stored.name) {
+        let why = broken.diagnostics.first().map(|one| format!("{}: {}", one.path, one.message));
+        return Some(not_ready(why.unwrap_or_else(|| "it does not compile".to_owned())));
+    }
+    let (observed, generation) = (stored.status.observed_generation, stored.metadata.generation);
+    // Where no controller runs, nobody ever observes.
+    if observed.is_some() && observed < generation {
+        let message = format!(
+            "its generation {} has not been looked at yet: the revision of generation {} is served",
+            generation.unwrap_or_default(),
+            observed.unwrap_or_default()
+        );
+        return Some(Finding::new(Code::ProfilePending, object, message).of_profile(&name));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_text_that_does_not_compile_is_for_the_pods_that_its_selectors_have() {
+        let labels = [("env".to_owned(), "prod".to_owned())];
+        let namespace = NamespaceFacts { labels: labels.into(), ..NamespaceFacts::default() };
+        let pod = json!({"metadata": {"labels": {"tier": "web"}}});
+        let is_for = |spec: Value| applies_to_all(&spec, &pod, &namespace);
+        let env = |value: &str| json!({"matchLabels": {"env": value}});
+        let tier = |value: &str| json!({"matchLabels": {"tier": value}});
+        assert!(is_for(json!({"activation": "Always"})));
+        assert!(is_for(
+            json!({"activation": "Always", "namespaceSelector": env("prod"), "objectSelector": tier("web")})
+        ));
+        assert!(!is_for(json!({"activation": "Always", "namespaceSelector": env("dev")})));
+        assert!(!is_for(json!({"activation": "Always", "objectSelector": tier("db")})));
+        assert!(!is_for(json!({"activation": "Requested"})) && !is_for(json!({})));
+        // What cannot be read may be for anybody.
+        assert!(is_for(json!({"activation": "Always", "objectSelector": {"matchLabels": 7}})));
+    }
+}

@@ -1,0 +1,318 @@
+//! Which entries of webhook configurations the API server calls when a pod is created: as it decides, by rules, selectors
+//! and conditions. Conditions are expressions, and the engine evaluates them as it does a profile's own; what it does not
+//! know of the API server's (`authorizer`) is told as not known.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector as Text;
+use pillion_api::names::InjectionLevel;
+use pillion_api::selector::{LabelSelector, Operator, Requirement};
+use pillion_control::Release;
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::report::{ProfileOutcome, Reason};
+use pillion_engine::review::{Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::trial;
+
+/// What the API server does with an entry for a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EntryView {
+    /// The configuration that it stands in.
+    pub(crate) configuration: String,
+    pub(crate) name: String,
+    /// Whether it is Pillion's own.
+    pub(crate) ours: bool,
+    pub(crate) outcome: Outcome,
+    /// Why, in words.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) detail: String,
+    pub(crate) failure_policy: String,
+    /// Of Pillion's own: how firmly its namespaces are opted in.
+    #[serde(skip)]
+    pub(crate) level: Option<InjectionLevel>,
+}
+
+/// Whether an entry is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Outcome {
+    Called,
+    NamespaceSelector,
+    ObjectSelector,
+    ConditionFalse,
+    ConditionFailed,
+    /// A condition is not one that can be evaluated here.
+    Unknown,
+}
+
+/// What an entry is asked about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) namespace_labels: &'a BTreeMap<String, String>,
+    /// The pod as its author wrote it.
+    pub(crate) pod: &'a Value,
+    pub(crate) user: &'a Value,
+    /// Whether it is not known who creates the pod: `user` is anybody.
+    pub(crate) is_user_guessed: bool,
+    pub(crate) is_dry_run: bool,
+}
+
+/// All entries that are for pods when they are created, in the order in which the API server calls them.
+pub(crate) fn entries(
+    configurations: &[MutatingWebhookConfiguration],
+    release: &Release,
+    about: About<'_>,
+) -> Vec<EntryView> {
+    let mut configurations: Vec<_> = configurations.iter().collect();
+    configurations.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
+    let all = configurations.into_iter().flat_map(|configuration| {
+        let name = configuration.metadata.name.clone().unwrap_or_default();
+        configuration.webhooks.iter().flatten().map(move |entry| (name.clone(), entry))
+    });
+    all.filter(|(_, entry)| entry.rules.iter().flatten().any(creates_pods))
+        .map(|(configuration, entry)| {
+            let level = level(entry, release);
+            let (outcome, detail) = outcome(entry, about);
+            EntryView {
+                configuration,
+                name: entry.name.clone(),
+                ours: level.is_some(),
+                outcome,
+                detail,
+                failure_policy: entry.failure_policy.clone().unwrap_or_else(|| "Fail".to_owned()),
+                level,
+            }
+        })
+        .collect()
+}
+
+/// Whether a rule has the API server call when a pod is created.
+pub(crate) fn creates_pods(rule: &RuleWithOperations) -> bool {
+    let has = |list: &Option<Vec<String>>, word: &str| list.iter().flatten().any(|one| one == "*" || one == word);
+    let is_pods = |resource: &String| ["pods", "*", "*/*"].contains(&&**resource);
+    has(&rule.api_groups, "")
+        && has(&rule.api_versions, "v1")
+        && has(&rule.operations, "CREATE")
+        && rule.resources.iter().flatten().any(is_pods)
+        && rule.scope.as_deref().is_none_or(|scope| scope != "Cluster")
+}
+
+/// Whether a selector has a namespace with these labels.
+pub(crate) fn selects(selector: Option<&Text>, labels: &BTreeMap<String, String>) -> bool {
+    failing(selector, &|key| labels.get(key).map(String::as_str)).is_none()
+}
+
+/// The level of an entry that leads to the release.
+fn level(entry: &MutatingWebhook, release: &Release) -> Option<InjectionLevel> {
+    let service = entry.client_config.service.as_ref()?;
+    let is_ours = service.namespace == release.namespace() && service.name == release.service();
+    let path = service.path.as_deref().filter(|_| is_ours)?;
+    InjectionLevel::ALL.into_iter().find(|level| level.path() == path)
+}
+
+fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (Outcome, String) {
+    let labels = about.pod.pointer("/metadata/labels");
+    let of_pod = |key: &str| labels?.get(key)?.as_str();
+    let of_namespace = |key: &str| about.namespace_labels.get(key).map(String::as_str);
+    if let Some(failing) = failing(entry.namespace_selector.as_ref(), &of_namespace) {
+        return (Outcome::NamespaceSelector, failing);
+    }
+    if let Some(failing) = failing(entry.object_selector.as_ref(), &of_pod) {
+        return (Outcome::ObjectSelector, failing);
+    }
+    let conditions = entry.match_conditions.as_deref().unwrap_or_default();
+    // Who created a pod is not known afterwards; what the other conditions say stands all the same.
+    let (of_user, others): (Vec<_>, Vec<_>) =
+        conditions.iter().partition(|one| about.is_user_guessed && one.expression.contains("userInfo"));
+    let held = if others.is_empty() { (Outcome::Called, String::new()) } else { conditions_hold(&others, about) };
+    match (of_user.first(), held) {
+        (Some(condition), (Outcome::Called, _)) => {
+            let detail = format!("condition {} asks who creates the pod, which is not known", condition.name);
+            (Outcome::Unknown, detail)
+        }
+        (_, held) => held,
+    }
+}
+
+/// The requirements of a selector that do not hold, in words; `None` if all do.
+fn failing<'l>(selector: Option<&Text>, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
+    let selector: LabelSelector = serde_json::from_value(serde_json::to_value(selector?).ok()?).ok()?;
+    let mut told = Vec::new();
+    for (key, value) in &selector.match_labels {
+        let requirement = Requirement { key: key.clone(), operator: Operator::In, values: vec![value.clone()] };
+        told.extend(told_of(&requirement, label));
+    }
+    told.extend(selector.match_expressions.iter().filter_map(|requirement| told_of(requirement, label)));
+    (!told.is_empty()).then(|| told.join("; "))
+}
+
+fn told_of<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
+    let alone = LabelSelector { match_expressions: vec![requirement.clone()], ..LabelSelector::default() };
+    if alone.matches(label) {
+        return None;
+    }
+    let Requirement { key, operator, values } = requirement;
+    let mut text = match operator {
+        Operator::In => format!("{key} has to be {}", values.join(" or ")),
+        Operator::NotIn => format!("{key} must not be {}", values.join(" or ")),
+        Operator::Exists => format!("{key} has to be there"),
+        Operator::DoesNotExist => format!("{key} must not be there"),
+    };
+    // Writing to a text never fails.
+    let _ = match label(key) {
+        Some(value) => write!(text, ", and is {value:?}"),
+        None => write!(text, ", and is not there"),
+    };
+    Some(text)
+}
+
+/// The conditions of an entry, evaluated as those of a profile that does nothing else.
+fn conditions_hold(conditions: &[&MatchCondition], about: About<'_>) -> (Outcome, String) {
+    let unknown = |why: String| (Outcome::Unknown, why);
+    let spec = json!({
+        "activation": "Always",
+        "matchConditions": conditions.iter().map(|one| json!({
+            "name": one.name, "expression": one.expression, "message": one.name,
+        })).collect::<Vec<_>>(),
+        "template": {"metadata": {"annotations": {"example.com/asked": "true"}}},
+    });
+    let Ok(spec) = serde_json::from_value(spec) else { return unknown("its conditions cannot be read".to_owned()) };
+    let profile = match compile(&ProfileName::cluster("condition"), &spec) {
+        Ok(profile) => profile,
+        Err(diagnostics) => {
+            let why = diagnostics.first().map(|one| one.message.clone()).unwrap_or_default();
+            return unknown(format!("a condition cannot be evaluated here: {why}"));
+        }
+    };
+    let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]));
+    let none: [(&str, &str); 0] = [];
+    let labels = about.namespace_labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let facts = Facts { namespace: Some(Arc::new(Namespace::new(labels, none))), ..Facts::default() };
+    let review = if about.is_dry_run { trial::review } else { trial::of_creation };
+    let review = review(about.pod, about.namespace, about.user);
+    let body = serde_json::to_vec(&review).unwrap_or_default();
+    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    let Ok(review) = Review::parse(&body) else { return unknown("the pod cannot be read".to_owned()) };
+    let Ok(decided) = review.decide(endpoint, &snapshot, &facts) else {
+        return unknown("the conditions cannot be evaluated".to_owned());
+    };
+    let Some(decision) = decided.decision.profiles.first() else {
+        return unknown(format!("its conditions are not asked: {}", decided.decision.reason.sentence()));
+    };
+    let detail = decision.detail.as_deref().unwrap_or_default().to_owned();
+    match (decision.outcome, decision.reason) {
+        (_, Reason::MatchCondition) => (Outcome::ConditionFalse, format!("condition {detail} is false")),
+        (ProfileOutcome::Skipped | ProfileOutcome::Denied, _) => (Outcome::ConditionFailed, detail),
+        _ => (Outcome::Called, String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillion_api::webhook_configuration::{Settings, mutating};
+
+    use super::*;
+
+    fn view(labels: &[(&str, &str)], pod: &Value, change: impl FnOnce(&mut MutatingWebhook)) -> (Outcome, String) {
+        let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+        let mut configuration = mutating(&Settings::new("pillion-system", "ca"));
+        change(&mut configuration.webhooks.as_mut().unwrap()[0]);
+        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let user = json!({"username": "u"});
+        let about = About {
+            namespace: "shop",
+            namespace_labels: &labels,
+            pod,
+            user: &user,
+            is_user_guessed: false,
+            is_dry_run: false,
+        };
+        let views = entries(&[configuration], &release, about);
+        assert!(views.iter().all(|view| view.ours), "{views:?}");
+        (views[0].outcome, views[0].detail.clone())
+    }
+
+    fn pod(labels: &Value) -> Value {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "a", "image": "a"}]}})
+    }
+
+    #[test]
+    fn selectors_are_those_of_the_api_server_and_say_what_does_not_hold() {
+        let enabled = [("pillion.dev/injection", "enabled"), ("kubernetes.io/metadata.name", "shop")];
+        assert_eq!(view(&enabled, &pod(&json!({})), |_| {}), (Outcome::Called, String::new()));
+        let (outcome, detail) = view(&[], &pod(&json!({})), |_| {});
+        assert_eq!(outcome, Outcome::NamespaceSelector);
+        assert_eq!(detail, "pillion.dev/injection has to be enabled, and is not there");
+        let (outcome, detail) = view(&enabled, &pod(&json!({"pillion.dev/inject": "false"})), |_| {});
+        assert_eq!(outcome, Outcome::ObjectSelector);
+        assert_eq!(detail, "pillion.dev/inject must not be false, and is \"false\"");
+    }
+
+    #[test]
+    fn conditions_are_evaluated_or_told_as_not_known() {
+        let enabled = [("pillion.dev/injection", "enabled")];
+        let with = |expression: &str| {
+            let condition = MatchCondition { name: "mine".to_owned(), expression: expression.to_owned() };
+            view(&enabled, &pod(&json!({})), |entry| entry.match_conditions = Some(vec![condition])).0
+        };
+        assert_eq!(with("object.spec.containers.size() == 1"), Outcome::Called);
+        assert_eq!(with("object.spec.containers.size() == 2"), Outcome::ConditionFalse);
+        assert_eq!(with("request.userInfo.username == 'u'"), Outcome::Called);
+        assert_eq!(with("!(request.dryRun)"), Outcome::Called);
+        assert_eq!(with("object.metadata.labels['none'] == 'x'"), Outcome::ConditionFailed);
+        assert_eq!(with("authorizer.path('/x').check('get').allowed()"), Outcome::Unknown);
+    }
+
+    #[test]
+    fn a_condition_on_who_creates_the_pod_is_not_known_of_a_pod_that_anybody_may_have_created() {
+        let outcome = |expressions: &[&str], is_user_guessed: bool| {
+            let condition =
+                |expression: &&str| MatchCondition { name: "mine".to_owned(), expression: (*expression).to_owned() };
+            let mut configuration = mutating(&Settings::new("pillion-system", "ca"));
+            let entry = &mut configuration.webhooks.as_mut().unwrap()[0];
+            entry.match_conditions = Some(expressions.iter().map(condition).collect());
+            let labels = BTreeMap::from([("pillion.dev/injection".to_owned(), "enabled".to_owned())]);
+            let (pod, user) = (pod(&json!({})), json!({"username": "u", "groups": ["system:authenticated"]}));
+            let about = About {
+                namespace: "shop",
+                namespace_labels: &labels,
+                pod: &pod,
+                user: &user,
+                is_user_guessed,
+                is_dry_run: false,
+            };
+            let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+            entries(&[configuration], &release, about)[0].outcome
+        };
+        let nodes = "!('system:nodes' in request.userInfo.groups)";
+        assert_eq!(outcome(&[nodes], false), Outcome::Called);
+        assert_eq!(outcome(&[nodes], true), Outcome::Unknown);
+        assert_eq!(outcome(&["request.userInfo.username == 'jane'"], true), Outcome::Unknown);
+        assert_eq!(outcome(&["request.userInfo.username == 'jane'"], false), Outcome::ConditionFalse);
+        assert_eq!(outcome(&[nodes, "object.spec.containers.size() == 2"], true), Outcome::ConditionFalse);
+    }
+
+    #[test]
+    fn entries_for_other_things_than_pods_are_not_asked() {
+        let rule = |resources: &[&str], operations: &[&str]| RuleWithOperations {
+            api_groups: Some(vec![String::new()]),
+            api_versions: Some(vec!["v1".to_owned()]),
+            operations: Some(operations.iter().map(|&word| word.to_owned()).collect()),
+            resources: Some(resources.iter().map(|&word| word.to_owned()).collect()),
+            scope: None,
+        };
+        assert!(creates_pods(&rule(&["pods"], &["CREATE"])) && creates_pods(&rule(&["*"], &["*"])));
+        assert!(!creates_pods(&rule(&["pods/status"], &["CREATE"])) && !creates_pods(&rule(&["pods"], &["UPDATE"])));
+    }
+}

@@ -1,0 +1,416 @@
+//! What `explain`, `doctor` and `status` find, as data: a code that stays, what was found in words, and what to do about it.
+//!
+//! Codes are a closed set and a contract: programs wait for them, and `docs/explain.md` lists them all. A code is never
+//! given another meaning; what is particular to one cluster stands in the message.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
+
+use serde::{Serialize, Serializer};
+
+/// How many findings of one code and profile about pods are shown to people.
+const MOST_ALIKE: usize = 10;
+/// How many pods are named where all of them have the same finding.
+const MOST_NAMES: usize = 5;
+
+/// How grave it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// It keeps something from working.
+    Error,
+    /// It may, or does so for some.
+    Warning,
+    /// Good to know; nothing is wrong.
+    Info,
+}
+
+macro_rules! codes {
+    ($($(#[doc = $doc:literal])+ $name:ident => $text:literal, $severity:ident, $remedy:literal;)+) => {
+        /// What was found. A closed set.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub(crate) enum Code {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Code {
+            /// All codes, in the order of the page that lists them.
+            #[cfg(test)]
+            pub(crate) const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// The code as programs see it.
+            pub(crate) const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)+ }
+            }
+
+            /// How grave it is, unless it is known better.
+            const fn severity(self) -> Severity {
+                match self { $(Self::$name => Severity::$severity,)+ }
+            }
+
+            /// What to do, where nothing more particular is known.
+            const fn remedy(self) -> &'static str {
+                match self { $(Self::$name => $remedy,)+ }
+            }
+        }
+    };
+}
+
+codes! {
+    // What keeps the API server from calling.
+    /// The namespace has no label that opts it in.
+    NotOptedIn => "not_opted_in", Error, "label the namespace with pillion.dev/injection=enabled, then restart its workloads";
+    /// The label that opts in has a value that means nothing.
+    OptInValueUnknown => "opt_in_value_unknown", Error, "use one of the values enabled, required and held";
+    /// A label that looks like the one that opts in, and is another.
+    OptInLabelMisspelt => "opt_in_label_misspelt", Error, "use the label pillion.dev/injection";
+    /// One of the system's namespaces, which are never injected into.
+    SystemNamespace => "system_namespace", Error, "run the workload in a namespace of its own";
+    /// The namespace is excluded by name in the webhook configuration.
+    ExcludedNamespace => "excluded_namespace", Error, "use another namespace, or take this one off the list webhooks.excludedNamespaces";
+    /// The pod opts out.
+    OptedOut => "opted_out", Error, "take the opt-out away from the pod template if it should be injected";
+    /// No webhook configuration has the API server call Pillion.
+    NotRegistered => "not_registered", Error, "see that the controller runs: it writes the configuration once a replica answers";
+    /// A condition in the webhook configuration keeps the API server from calling.
+    WebhookCondition => "webhook_condition", Error, "change the condition in the webhook configuration, or the pod";
+    /// A condition in the webhook configuration cannot be evaluated for this pod.
+    WebhookConditionFailed => "webhook_condition_failed", Error, "repair the condition in the webhook configuration";
+    // What the author asked for, and where.
+    /// The request stands on the workload and not in its pod template.
+    AnnotationOnWorkload => "annotation_on_workload", Error, "move it to spec.template.metadata of the workload";
+    /// Neither the pod nor its namespace asks for a profile.
+    NotRequested => "not_requested", Error, "ask for a profile on the pod template: pillion.dev/profiles: NAME";
+    /// There is no profile for this namespace.
+    NoProfile => "no_profile", Error, "create a ClusterInjectionProfile, or an InjectionProfile in the namespace";
+    /// A profile is asked for that is not there.
+    UnknownProfile => "unknown_profile", Error, "ask for one of the profiles that kubectl get ciprof,iprof lists";
+    /// What is asked for could mean several profiles.
+    AmbiguousRequest => "ambiguous_request", Error, "ask for one profile by its name";
+    // What the profile says.
+    /// The namespace's labels do not match the profile's `namespaceSelector`.
+    NamespaceSelector => "namespace_selector", Error, "label the namespace as the profile's namespaceSelector asks, or use another profile";
+    /// The pod's labels do not match the profile's `objectSelector`.
+    ObjectSelector => "object_selector", Error, "label the pod template as the profile's objectSelector asks, or use another profile";
+    /// A condition of the profile's is not true.
+    MatchCondition => "match_condition", Error, "change the pod so that the condition holds, or the condition in the profile";
+    /// The profile is not for pods on the host's network.
+    HostNetwork => "host_network", Error, "do without hostNetwork: true in the pod template, or opt the pod out";
+    /// An expression of the profile's could not be evaluated.
+    ExpressionFailed => "expression_failed", Error, "repair the expression in the profile; pillion explain -f and -p try it offline";
+    /// Something that the profile reads could not be looked up.
+    LookupFailed => "lookup_failed", Error, "see that the webhook may read it, and that it is there";
+    /// A parameter was set to what the profile does not allow.
+    InvalidParameter => "invalid_parameter", Error, "set the annotation to a value that the profile allows";
+    /// Another profile of the same exclusive group is applied.
+    ExclusiveGroup => "exclusive_group", Info, "ask for one profile of the group only";
+    /// A name that the profile adds is taken by something of the author's.
+    NameTaken => "name_taken", Error, "rename the container or volume in the pod template";
+    /// The pod is for another operating system than the profile's containers.
+    OperatingSystem => "operating_system", Error, "leave the profile out for pods of this operating system";
+    /// What the profile says does not fit the object.
+    TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
+    /// The result would break a limit: of Kubernetes, of this build or of the platform's guardrails.
+    LimitExceeded => "limit_exceeded", Error, "see what the message names; tenants' profiles are bounded by the platform's guardrails";
+    /// The pod is refused.
+    Refused => "refused", Error, "see what the message names: the pod is not created before it is changed";
+    /// The profile is not at work as it is stored: it does not compile, or was not accepted.
+    ProfileNotReady => "profile_not_ready", Error, "pillion lint tells what is wrong with its text; kubectl describe what the controller says";
+    /// The controller has not looked at this generation of the profile yet.
+    ProfilePending => "profile_pending", Warning, "wait a moment; if it stays so, see that the controller runs";
+    // What happened when the pod was created.
+    /// The pod is older than the label that opts its namespace in.
+    CreatedBeforeOptIn => "created_before_opt_in", Error, "restart the workload: pods are injected when they are created";
+    /// The pod is older than the profile.
+    CreatedBeforeProfile => "created_before_profile", Error, "restart the workload: pods are injected when they are created";
+    /// Nobody answered for the webhook when the pod was created: it was away, or too slow.
+    WebhookAway => "webhook_away", Error, "see that replicas are ready (pillion doctor), then restart the workload";
+    /// The pod was not injected, and nothing that can be seen now says why: nobody answered, or the profile was left out.
+    Unexplained => "unexplained", Error, "see that replicas are ready (pillion doctor) and what the controller's audit says, then restart the workload";
+    /// Labels or annotations of the namespace have changed since the pod was created.
+    NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
+    /// The profile has changed since the pod was created, and is for it only now.
+    ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
+    /// The pod carries an older revision of the profile.
+    OutdatedRevision => "outdated_revision", Warning, "restart the workload to have the revision that is at work";
+    /// The pod carries a profile that is gone, or not for it any more.
+    SurplusProfile => "surplus_profile", Warning, "restart the workload to be without it";
+    /// Something that Pillion added is not in the pod any more: another webhook or policy took it away.
+    RemovedAfterInjection => "removed_after_injection", Error, "find out who takes it away among the webhooks that are listed, and have it leave the field alone";
+    /// The record in the pod was not written by Pillion.
+    ForeignRecord => "foreign_record", Warning, "take the annotation pillion.dev/injected out of the pod template: it was copied from another pod";
+    /// The webhook saw the pod and left the profile out.
+    LeftOut => "left_out", Error, "restart the workload and read the warnings of the API server";
+    /// The pod waits for its injection, held by a scheduling gate.
+    Held => "held", Warning, "see that replicas are ready (pillion doctor): the controller has the pod made anew once they are";
+    // What the object is.
+    /// A mirror pod: it shows a static pod of the kubelet, and cannot be changed.
+    MirrorPod => "mirror_pod", Error, "make it a DaemonSet, or write the sidecar into the static pod's manifest on the node";
+    /// The request was a dry run: nothing was stored.
+    DryRun => "dry_run", Info, "send it without --dry-run";
+    /// There is no such object.
+    NotFound => "not_found", Error, "see that name and namespace are right, and that it was not created by a dry run";
+    /// The object is being deleted, or has ended.
+    BeingDeleted => "being_deleted", Info, "nothing has to be done: what ends is not injected into";
+    /// It is nothing that is injected into: another resource or operation, or a pod without containers.
+    NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
+    /// The service account of the pod is not there.
+    ServiceAccountMissing => "service_account_missing", Error, "create the service account, or correct spec.serviceAccountName";
+    // The installation.
+    /// Injection is switched off for the whole cluster.
+    SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
+    /// The webhook configurations were taken away by a person.
+    Disarmed => "disarmed", Error, "set webhooks: armed in the release's ConfigMap";
+    /// A word in the release's ConfigMap is none that the switch knows; it stays as it was.
+    SwitchUnreadable => "switch_unreadable", Error, "injection may be enabled or disabled, webhooks armed or disarmed";
+    /// The API servers do not trust the certificate that replicas serve.
+    CaBundleMismatch => "ca_bundle_mismatch", Error, "see that the controller runs: it puts the bundle right within a second";
+    /// The serving certificate is missing or cannot be served.
+    CertificateUnfit => "certificate_unfit", Error, "see that the controller runs: it makes a new one";
+    /// The serving certificate ends soon and was not renewed.
+    CertificateExpiring => "certificate_expiring", Warning, "see that the controller runs and leads: it renews the certificate";
+    /// No replica is ready.
+    NoReadyReplica => "no_ready_replica", Error, "kubectl get pods and events in the release's namespace tell why";
+    /// Only one replica is ready.
+    FewReadyReplicas => "few_ready_replicas", Warning, "run two replicas at least";
+    /// A replica is listed as ready and cannot be connected to.
+    ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a node that is down between API server and replica";
+    /// A pod that should be injected comes back from a dry run as it was.
+    CanaryFailed => "canary_failed", Error, "see the other findings: the API server gets no answer that it can use";
+    /// No dry run could be made, so the way through the API server is not proven.
+    CanaryNotTried => "canary_not_tried", Info, "opt a namespace in, and run it as somebody who may create pods there";
+    /// A service account lacks a right that its program needs.
+    RightMissing => "right_missing", Error, "apply the roles of the chart (or of deploy/rbac) again";
+    /// Nobody leads among the controllers.
+    NoLeader => "no_leader", Error, "see that the controller runs and reaches the API server";
+    /// The definitions of the custom resources are missing.
+    DefinitionMissing => "definition_missing", Error, "pillion crds | kubectl apply -f -";
+    /// Another webhook changes pods too.
+    OtherInjector => "other_injector", Info, "see that both do not do the same to the same pods";
+    /// Replicas or controllers run another version than this program, or than one another.
+    VersionSkew => "version_skew", Warning, "finish the upgrade";
+    /// Something could not be read, so that not everything was looked at.
+    Unreadable => "unreadable", Warning, "ask for the right to read it, or ask somebody who has it";
+}
+
+/// What a finding is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct ObjectRef {
+    pub(crate) kind: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: String,
+}
+
+/// One thing that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) code: Code,
+    pub(crate) severity: Severity,
+    /// What was found, in words.
+    pub(crate) message: String,
+    /// What to do about it.
+    pub(crate) remedy: String,
+    pub(crate) object: ObjectRef,
+    /// The profile that it is about, if it is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) profile: Option<String>,
+}
+
+impl Serialize for Code {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl ObjectRef {
+    pub(crate) fn new(kind: &str, namespace: Option<&str>, name: &str) -> Self {
+        Self { kind: kind.to_owned(), namespace: namespace.map(str::to_owned), name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(formatter, "{} {namespace}/{}", self.kind, self.name),
+            None => write!(formatter, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+impl Finding {
+    pub(crate) fn new(code: Code, object: ObjectRef, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            severity: code.severity(),
+            message: message.into(),
+            remedy: code.remedy().to_owned(),
+            object,
+            profile: None,
+        }
+    }
+
+    /// With what to do in this very case.
+    pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: remedy.into(), ..self }
+    }
+
+    /// About this profile.
+    pub(crate) fn of_profile(self, profile: &str) -> Self {
+        Self { profile: Some(profile.to_owned()), ..self }
+    }
+
+    pub(crate) fn graded(self, severity: Severity) -> Self {
+        Self { severity, ..self }
+    }
+}
+
+/// The gravest first; each once.
+pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
+    let mut seen = BTreeSet::new();
+    let mut findings: Vec<_> = findings
+        .into_iter()
+        .filter(|finding| {
+            seen.insert((finding.code, finding.object.clone(), finding.profile.clone(), finding.message.clone()))
+        })
+        .collect();
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+/// Whether there is nothing to be done.
+pub(crate) fn is_well(findings: &[Finding]) -> bool {
+    findings.iter().all(|finding| finding.severity == Severity::Info)
+}
+
+/// Findings that are told as one: the first, and the pods of which the same is to be said.
+struct Told<'f> {
+    first: &'f Finding,
+    others: Vec<&'f str>,
+}
+
+/// Pods of which the very same is found are told together.
+fn folded(findings: &[Finding]) -> Vec<Told<'_>> {
+    let mut told: Vec<Told<'_>> = Vec::new();
+    for finding in findings {
+        let is_same = |first: &Finding| {
+            finding.object.kind == "Pod"
+                && (first.code, first.severity, &first.profile, &first.message)
+                    == (finding.code, finding.severity, &finding.profile, &finding.message)
+                && (&first.object.kind, &first.object.namespace) == (&finding.object.kind, &finding.object.namespace)
+        };
+        match told.iter_mut().find(|told| is_same(told.first)) {
+            Some(told) => told.others.push(&finding.object.name),
+            None => told.push(Told { first: finding, others: Vec::new() }),
+        }
+    }
+    told
+}
+
+/// The lines for people: each finding with its remedy below it; of very many pods, the first.
+pub(crate) fn lines(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();
+    for Told { first, others } in folded(findings) {
+        let Finding { code, severity, message, remedy, object, profile } = first;
+        if object.kind == "Pod" {
+            let count = alike.entry((*code, profile.as_deref())).or_default();
+            *count += 1;
+            if *count > MOST_ALIKE {
+                continue;
+            }
+        }
+        let (colour, word) = match severity {
+            Severity::Error => ("\u{1b}[31m", "error"),
+            Severity::Warning => ("\u{1b}[33m", "warning"),
+            Severity::Info => ("\u{1b}[36m", "info"),
+        };
+        let of = profile.as_ref().map(|profile| format!(", profile {profile}")).unwrap_or_default();
+        let more = match others.len() {
+            0 => String::new(),
+            count => {
+                let some: Vec<_> = others.iter().copied().take(MOST_NAMES).collect();
+                let rest = if count > MOST_NAMES { ", …" } else { "" };
+                format!(" and {count} more: {}{rest}", some.join(", "))
+            }
+        };
+        // What somebody else wrote has no lines of its own here.
+        let message = message.replace('\n', "\n  ");
+        // Writing to a text never fails.
+        let code = code.as_str();
+        let _ = writeln!(text, "{colour}{word}\u{1b}[0m \u{1b}[1m{code}\u{1b}[0m: {object}{more}{of}\n  {message}");
+        let _ = writeln!(text, "  \u{1b}[32mdo\u{1b}[0m: {remedy}");
+    }
+    for ((code, _), count) in alike.into_iter().filter(|(_, count)| *count > MOST_ALIKE) {
+        let _ = writeln!(text, "and {} more of {}; -o json has them all", count - MOST_ALIKE, code.as_str());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(code: Code, name: &str) -> Finding {
+        Finding::new(code, ObjectRef::new("Pod", Some("shop"), name), "what")
+    }
+
+    #[test]
+    fn codes_are_words_of_their_own_and_every_one_has_a_remedy() {
+        let mut seen = BTreeSet::new();
+        for code in Code::ALL {
+            let text = code.as_str();
+            assert!(text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{text}");
+            assert!(seen.insert(text), "{text} twice");
+            assert!(code.remedy().len() > 10, "{text}");
+        }
+        assert_eq!(serde_json::to_value(Code::NameTaken).unwrap(), "name_taken");
+    }
+
+    #[test]
+    fn the_page_lists_every_code_with_its_severity_and_nothing_else() {
+        let page = include_str!("../../../docs/explain.md");
+        let rows: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("| `")).collect();
+        let listed: Vec<_> = rows
+            .iter()
+            .filter_map(|row| {
+                let (code, rest) = row.split_once("` | ")?;
+                Some((code, rest.split(" | ").next()?))
+            })
+            .collect();
+        let severity = |code: &Code| match code.severity() {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+            Severity::Info => "info",
+        };
+        let expected: Vec<_> = Code::ALL.iter().map(|code| (code.as_str(), severity(code))).collect();
+        assert_eq!(listed, expected);
+    }
+
+    #[test]
+    fn the_gravest_comes_first_and_each_once() {
+        let found = vec![
+            finding(Code::DryRun, "a"),
+            finding(Code::NotOptedIn, "a"),
+            finding(Code::NotOptedIn, "b"),
+            finding(Code::NotOptedIn, "a"),
+        ];
+        let found = sorted(found);
+        let told: Vec<_> = found.iter().map(|finding| (finding.code, &*finding.object.name)).collect();
+        assert_eq!(told, [(Code::NotOptedIn, "a"), (Code::NotOptedIn, "b"), (Code::DryRun, "a")]);
+        assert!(!is_well(&found) && is_well(&[finding(Code::DryRun, "a")]));
+    }
+
+    #[test]
+    fn pods_of_which_the_same_is_found_are_told_together_and_of_very_many_the_first() {
+        let same: Vec<_> = (0..124).map(|place| finding(Code::WebhookAway, &format!("web-{place}"))).collect();
+        let text = lines(&same);
+        assert!(text.contains("Pod shop/web-0 and 123 more: web-1, web-2, web-3, web-4, web-5, …\n  what"), "{text}");
+        assert_eq!(text.lines().count(), 3, "{text}");
+        let each = |place| Finding { message: format!("at {place}\nforged"), ..finding(Code::WebhookAway, "web") };
+        let text = lines(&(0..40).map(each).collect::<Vec<_>>());
+        assert_eq!(text.matches("webhook_away\u{1b}").count(), MOST_ALIKE, "{text}");
+        assert!(text.ends_with("and 30 more of webhook_away; -o json has them all\n"), "{text}");
+        assert!(!text.contains("\nforged"), "{text}");
+    }
+}

@@ -1,0 +1,119 @@
+//! What explain, doctor and status read of an installation: the same objects, read and told in one way.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Client;
+use kube::api::{Api, ListParams};
+use pillion_control::{Release, at_once};
+
+use crate::config::{Overrides, WebhookPolicy, read};
+
+/// Something that has to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Configurations,
+    Endpoints,
+    Switch,
+    /// What the webhook is configured by, with its guardrails.
+    Policy,
+    ServingSecret,
+    Lease,
+    Namespaces,
+    Rights,
+    Profiles(at_once::Part),
+}
+
+/// What could not be read, and the API server's word.
+pub(crate) type Unread = Vec<(Part, String)>;
+
+impl Part {
+    /// Whether nothing that is said of a pod can be trusted without it.
+    pub(crate) const fn is_needed(&self) -> bool {
+        matches!(self, Self::Profiles(_) | Self::Namespaces)
+    }
+
+    /// Whether these are profiles.
+    pub(crate) const fn is_of_profiles(&self) -> bool {
+        matches!(self, Self::Profiles(at_once::Part::ClusterProfiles | at_once::Part::NamespaceProfiles))
+    }
+}
+
+impl From<at_once::Part> for Part {
+    fn from(part: at_once::Part) -> Self {
+        match part {
+            at_once::Part::Namespaces => Self::Namespaces,
+            part @ (at_once::Part::ClusterProfiles | at_once::Part::NamespaceProfiles) => Self::Profiles(part),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Configurations => "webhook configurations",
+            Self::Endpoints => "the webhook's endpoints",
+            Self::Switch => "the kill switch",
+            Self::Policy => "the policy of the webhook, with its guardrails",
+            Self::ServingSecret => "the serving Secret",
+            Self::Lease => "the controllers' lease",
+            Self::Namespaces => "namespaces",
+            Self::Rights => "rights of service accounts",
+            Self::Profiles(part) => part.as_str(),
+        })
+    }
+}
+
+/// What was found; what was not is kept in mind.
+pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -> Option<T> {
+    found.map_err(|error| unread.push((part, said(error)))).ok()
+}
+
+/// Why something could not be read: the API server's own words, where it has any.
+fn said(error: kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        error => crate::causes::told(&error.into()),
+    }
+}
+
+/// The slices of the webhook's Service.
+pub(crate) async fn slices(client: &Client, release: &Release, unread: &mut Unread) -> Option<Vec<EndpointSlice>> {
+    let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&of_service).await;
+    kept(slices, Part::Endpoints, unread).map(|list| list.items)
+}
+
+/// The addresses in slices, and whether each is ready.
+pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
+    let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten()).flat_map(|endpoint| {
+        let is_ready = endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready.unwrap_or(true));
+        endpoint.addresses.iter().map(move |address| (address.clone(), is_ready))
+    });
+    endpoints.collect()
+}
+
+/// The policy of the webhook as the chart mounts it; `None` where there is none or it cannot be read.
+pub(crate) async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Option<WebhookPolicy> {
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
+    let name = format!("{}-webhook", release.name());
+    let map = kept(maps.get_opt(&name).await, Part::Policy, unread)??;
+    let text = map.data?.remove("policy.yaml")?;
+    match read::from_text(std::path::Path::new("policy.yaml"), &text, &Overrides::default()) {
+        Ok(policy) => Some(policy),
+        Err(problems) => {
+            unread.push((Part::Policy, format!("ConfigMap {name}: {}", read::lines(&problems))));
+            None
+        }
+    }
+}
+
+/// How a person puts a key of the release's switch.
+pub(crate) fn switching(release: &Release, key: &str, word: &str) -> String {
+    format!(
+        "kubectl -n {} patch configmap {} -p '{{\"data\":{{\"{key}\":\"{word}\"}}}}'",
+        release.namespace(),
+        release.switch()
+    )
+}

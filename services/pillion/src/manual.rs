@@ -1,0 +1,34 @@
+//! `pillion man`: the manual pages of all commands.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+
+use crate::{exits, output};
+
+/// Arguments of `pillion man`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The folder to write a page for each command to; it is made if it is not there. Without it the page of pillion itself
+    /// is printed.
+    #[arg(value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+}
+
+/// Writes them, or prints the first.
+pub(crate) fn run(args: ManArgs) -> anyhow::Result<ExitCode> {
+    let command = exits::command();
+    let Some(folder) = args.folder else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command).render(&mut page).context("the page cannot be made")?;
+        output::print(&String::from_utf8(page).context("the page is no text")?)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    clap_mangen::generate_to(command, &folder)
+        .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
+    Ok(ExitCode::SUCCESS)
+}

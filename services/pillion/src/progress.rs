@@ -1,0 +1,58 @@
+//! How far long work is, on a line of standard error that is written over, and only where somebody looks at it.
+
+use std::io::{self, IsTerminal, Write};
+
+/// The last column that is written to.
+const WIDTH: usize = 78;
+
+/// Work of so many steps.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    what: &'static str,
+    done: usize,
+    of: usize,
+    is_seen: bool,
+}
+
+impl Progress {
+    /// Nothing is done yet. `what` are the steps, in the plural.
+    pub(crate) fn new(what: &'static str, of: usize) -> Self {
+        Self { what, done: 0, of, is_seen: io::stderr().is_terminal() }
+    }
+
+    /// The next step begins.
+    pub(crate) fn step(&mut self, name: &str) {
+        self.done += 1;
+        if self.is_seen {
+            write(&line(self.what, self.done, self.of, name));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_seen && self.done > 0 {
+            write("");
+        }
+    }
+}
+
+fn write(text: &str) {
+    // Whoever has closed it does not want to know.
+    let _ = write!(io::stderr().lock(), "\r{text:<WIDTH$}\r");
+}
+
+fn line(what: &str, done: usize, of: usize, name: &str) -> String {
+    format!("{what}: {done} of {of}, {name}").chars().take(WIDTH).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_no_longer_than_a_terminal_is_wide() {
+        assert_eq!(line("namespaces", 3, 40, "shop"), "namespaces: 3 of 40, shop");
+        assert_eq!(line("namespaces", 3, 40, &"é".repeat(200)).chars().count(), WIDTH);
+    }
+}

@@ -1,0 +1,234 @@
+//! Whether a workload can be restarted, and whether its disruption budgets allow it now. Pure.
+//!
+//! A rolling update asks no budget: the controllers delete pods, they do not evict them. So a restart is begun only where
+//! each budget of its pods allows as many disruptions as the workload's own strategy makes at one time.
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use pillion_api::selector::LabelSelector;
+use serde_json::Value;
+
+/// What is to be done with a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// It is restarted.
+    Restart,
+    /// It is restarted as soon as its budget allows it.
+    Wait(String),
+    /// It is left alone; why, and what to do instead.
+    Leave(String),
+}
+
+/// What a restart that is under way takes away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// How many pods at one time.
+    pods: i64,
+    /// The labels of their template.
+    labels: Option<Value>,
+}
+
+impl Taken {
+    /// What the restart of this workload takes away.
+    pub(super) fn by(kind: &str, workload: &Value) -> Self {
+        Self { pods: at_one_time(kind, workload), labels: workload.pointer("/spec/template/metadata/labels").cloned() }
+    }
+}
+
+/// What a kind's pods need to be made anew.
+pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
+    match kind {
+        "Deployment" | "StatefulSet" | "DaemonSet" => None,
+        "Pod" => Some("nobody makes a new one: delete it and create it again"),
+        "Job" | "CronJob" => Some("its pods are not replaced: those of its next run will be as their profiles say"),
+        "ReplicaSet" | "ReplicationController" => Some("it replaces pods only when they are deleted: delete them"),
+        _ => Some("its pods are made by a controller of its own: restart it as that says"),
+    }
+}
+
+/// What is to be done with a Deployment, a `StatefulSet` or a `DaemonSet`, in view of the budgets of its namespace and of the
+/// restarts that are under way there. A budget's status may not know of those yet; once it does they are counted twice,
+/// which is a longer wait and no breach.
+pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], under_way: &[&Taken]) -> Plan {
+    let at = |pointer: &str| workload.pointer(pointer);
+    if workload.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
+        return Plan::Leave("it is being deleted".to_owned());
+    }
+    if at("/spec/paused").and_then(Value::as_bool) == Some(true) {
+        return Plan::Leave("it is paused: kubectl rollout resume".to_owned());
+    }
+    if at("/spec/updateStrategy/type").and_then(Value::as_str) == Some("OnDelete") {
+        return Plan::Leave("its strategy is OnDelete: its pods are new once they are deleted".to_owned());
+    }
+    if let Some(partition) =
+        at("/spec/updateStrategy/rollingUpdate/partition").and_then(Value::as_u64).filter(|p| *p > 0)
+    {
+        return Plan::Leave(format!("its partition is {partition}: pods below it would not be new"));
+    }
+    let disrupted = at_one_time(kind, workload);
+    let labels = at("/spec/template/metadata/labels");
+    for budget in budgets.iter().filter(|budget| selects(budget, labels)) {
+        let name = budget.metadata.name.as_deref().unwrap_or_default();
+        let status = budget.status.as_ref();
+        let is_known = status.is_some_and(|status| status.observed_generation >= budget.metadata.generation);
+        let allowed =
+            status.filter(|_| is_known).map_or(0, |status| i64::from(status.disruptions_allowed.unwrap_or(0)));
+        let beside = under_way.iter().filter(|taken| selects(budget, taken.labels.as_ref()));
+        let beside: i64 = beside.map(|taken| taken.pods).fold(0, i64::saturating_add);
+        if disrupted > allowed.saturating_sub(beside) {
+            let others = if beside == 0 { String::new() } else { format!(", of which other restarts take {beside}") };
+            return Plan::Wait(format!(
+                "it takes {disrupted} of its pods away at one time, and PodDisruptionBudget {name} allows {allowed}{others}"
+            ));
+        }
+    }
+    Plan::Restart
+}
+
+/// Whether a budget is one of pods with these labels.
+fn selects(budget: &PodDisruptionBudget, labels: Option<&Value>) -> bool {
+    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    let selector = selector.and_then(|selector| serde_json::to_value(selector).ok());
+    // Without a selector it is a budget of no pods.
+    let Some(selector) = selector else { return false };
+    // One that cannot be read is taken as a budget of all.
+    serde_json::from_value::<LabelSelector>(selector)
+        .map_or(true, |selector| selector.matches(|label| labels?.get(label)?.as_str()))
+}
+
+/// How many pods a rolling update takes away before new ones are there.
+fn at_one_time(kind: &str, workload: &Value) -> i64 {
+    let at = |pointer: &str| workload.pointer(pointer);
+    let replicas = match kind {
+        "DaemonSet" => at("/status/desiredNumberScheduled").and_then(Value::as_i64).unwrap_or(1),
+        _ => at("/spec/replicas").and_then(Value::as_i64).unwrap_or(1),
+    };
+    match kind {
+        "Deployment" if at("/spec/strategy/type").and_then(Value::as_str) == Some("Recreate") => replicas,
+        "Deployment" => {
+            let of = |field| at(&format!("/spec/strategy/rollingUpdate/{field}"));
+            let unavailable =
+                of("maxUnavailable").map_or_else(|| share(25, replicas, false), |v| count(v, replicas, false));
+            let surge = of("maxSurge").map_or_else(|| share(25, replicas, true), |v| count(v, replicas, true));
+            // Neither would be a restart that never begins.
+            if unavailable == 0 && surge == 0 { 1 } else { unavailable }
+        }
+        "DaemonSet" => {
+            let of = |field| at(&format!("/spec/updateStrategy/rollingUpdate/{field}"));
+            let surge = of("maxSurge").map_or(0, |v| count(v, replicas, true));
+            let unavailable = of("maxUnavailable").map_or(1, |v| count(v, replicas, true));
+            if surge > 0 { 0 } else { unavailable.max(1) }
+        }
+        _ => at("/spec/updateStrategy/rollingUpdate/maxUnavailable").map_or(1, |v| count(v, replicas, true)).max(1),
+    }
+}
+
+/// A count, or a share of the replicas: `3`, `25%`.
+fn count(value: &Value, replicas: i64, rounds_up: bool) -> i64 {
+    match value {
+        Value::String(text) => text
+            .strip_suffix('%')
+            .and_then(|share| share.parse().ok())
+            .map_or(replicas, |percent| share(percent, replicas, rounds_up)),
+        other => other.as_i64().unwrap_or(replicas),
+    }
+}
+
+fn share(percent: i64, replicas: i64, rounds_up: bool) -> i64 {
+    let hundredths = percent.saturating_mul(replicas);
+    if rounds_up { hundredths.saturating_add(99) / 100 } else { hundredths / 100 }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn budget(selector: &Value, allowed: i32, generations: (i64, i64)) -> PodDisruptionBudget {
+        serde_json::from_value(json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+            "metadata": {"name": "web", "generation": generations.0},
+            "spec": {"selector": selector},
+            "status": {"disruptionsAllowed": allowed, "observedGeneration": generations.1,
+                       "currentHealthy": 3, "desiredHealthy": 2, "expectedPods": 3},
+        }))
+        .unwrap()
+    }
+
+    fn deployment(strategy: &Value) -> Value {
+        let template = json!({"metadata": {"labels": {"app": "web"}}});
+        json!({"metadata": {"name": "web"}, "spec": {"replicas": 4, "strategy": strategy, "template": template}})
+    }
+
+    #[test]
+    fn as_many_as_the_strategy_takes_away_have_to_be_allowed() {
+        let web = || json!({"matchLabels": {"app": "web"}});
+        let rolling = |unavailable: Value, surge: Value| {
+            deployment(
+                &json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge}}),
+            )
+        };
+        for (workload, allowed, restarts) in [
+            (deployment(&json!({})), 1, true),
+            (deployment(&json!({})), 0, false),
+            (deployment(&json!({"type": "Recreate"})), 3, false),
+            (deployment(&json!({"type": "Recreate"})), 4, true),
+            (rolling(json!("50%"), json!(0)), 1, false),
+            (rolling(json!("50%"), json!(0)), 2, true),
+            // A pod goes only once another one is there.
+            (rolling(json!(0), json!(1)), 0, true),
+            (rolling(json!("10%"), json!(0)), 0, false),
+        ] {
+            let plan = of("Deployment", &workload, &[budget(&web(), allowed, (1, 1))], &[]);
+            assert_eq!(plan == Plan::Restart, restarts, "{workload} with {allowed}: {plan:?}");
+        }
+        // What the budget's controller has not seen yet is not known.
+        let unseen = budget(&web(), 4, (2, 1));
+        assert!(matches!(of("Deployment", &deployment(&json!({})), &[unseen], &[]), Plan::Wait(_)));
+        let others = [budget(&json!({"matchLabels": {"app": "db"}}), 0, (1, 1)), budget(&Value::Null, 0, (1, 1))];
+        assert_eq!(of("Deployment", &deployment(&json!({})), &others, &[]), Plan::Restart);
+        let all = budget(&json!({}), 0, (1, 1));
+        let Plan::Wait(why) = of("StatefulSet", &deployment(&json!({})), &[all], &[]) else { panic!("it should wait") };
+        assert_eq!(why, "it takes 1 of its pods away at one time, and PodDisruptionBudget web allows 0");
+    }
+
+    #[test]
+    fn what_other_restarts_take_of_a_budget_that_is_shared_is_taken() {
+        let shared = || [budget(&json!({"matchLabels": {"app": "web"}}), 1, (1, 1))];
+        let web = deployment(&json!({}));
+        let other = Taken::by("Deployment", &web);
+        let Plan::Wait(why) = of("Deployment", &web, &shared(), &[&other]) else { panic!("it should wait") };
+        assert!(why.ends_with("PodDisruptionBudget web allows 1, of which other restarts take 1"), "{why}");
+        let db = json!({"spec": {"replicas": 1, "template": {"metadata": {"labels": {"app": "db"}}}}});
+        assert_eq!(of("Deployment", &web, &shared(), &[&Taken::by("StatefulSet", &db)]), Plan::Restart);
+    }
+
+    #[test]
+    fn what_a_restart_does_nothing_for_is_left_alone_with_a_reason() {
+        for (change, told) in [
+            (json!({"paused": true}), "kubectl rollout resume"),
+            (json!({"updateStrategy": {"type": "OnDelete"}}), "OnDelete"),
+            (json!({"updateStrategy": {"rollingUpdate": {"partition": 2}}}), "partition is 2"),
+        ] {
+            let plan = of("StatefulSet", &json!({"spec": change}), &[], &[]);
+            assert!(matches!(&plan, Plan::Leave(why) if why.contains(told)), "{plan:?}");
+        }
+        for kind in ["Pod", "Job", "CronJob", "ReplicaSet", "GameServer"] {
+            assert!(of_kind(kind).is_some(), "{kind}");
+        }
+        assert_eq!(of_kind("DaemonSet"), None);
+    }
+
+    #[test]
+    fn nodes_are_counted_as_their_controller_counts_them() {
+        let of = |update: Value| {
+            at_one_time(
+                "DaemonSet",
+                &json!({"spec": {"updateStrategy": {"rollingUpdate": update}}, "status": {"desiredNumberScheduled": 10}}),
+            )
+        };
+        assert_eq!(of(json!({})), 1);
+        assert_eq!(of(json!({"maxUnavailable": "25%"})), 3);
+        assert_eq!(of(json!({"maxUnavailable": 0, "maxSurge": 1})), 0);
+    }
+}

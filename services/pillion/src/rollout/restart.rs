@@ -1,0 +1,277 @@
+//! Restarts a workload as `kubectl rollout restart` does, and waits until that has come to something. Directly before, a pod
+//! of its template is tried: a restart that would take away what its pods have is worse than none.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use pillion_control::audit::NOT_ENDED;
+use pillion_control::lists;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+use super::plan::{self, Plan, Taken};
+use super::stale::Stale;
+use super::template;
+use crate::workload::{Owners, Workload, controller};
+
+/// The annotation of a template by which kubectl restarts a workload.
+const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
+
+/// Who writes it.
+const MANAGER: &str = "pillion-rollout";
+
+/// How often it is looked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What the restarts that are under way take away, by workload. It is held while one is begun: what two of them may do at
+/// one time is decided one after the other.
+pub(super) type UnderWay = Mutex<Vec<(Workload, Taken)>>;
+
+/// A workload that may be restarted, or not.
+struct Considered {
+    plan: Plan,
+    /// As it is stored; nothing if its kind is not one that can be restarted, or it is gone.
+    object: Value,
+}
+
+/// Whether a workload can be restarted now.
+pub(super) async fn plan(client: &Client, workload: &Workload) -> anyhow::Result<Plan> {
+    Ok(consider(client, workload, &[]).await?.plan)
+}
+
+/// The same beside restarts that are under way.
+async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Taken)]) -> anyhow::Result<Considered> {
+    let leave = |why: &str| Considered { plan: Plan::Leave(why.to_owned()), object: Value::Null };
+    let Some(api) = api(client, workload) else {
+        return Ok(leave(plan::of_kind(&workload.kind).unwrap_or_default()));
+    };
+    let Some(object) = read(&api, workload).await? else { return Ok(leave("it is gone")) };
+    let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), &workload.namespace);
+    let budgets = budgets.list(&ListParams::default()).await;
+    let budgets =
+        budgets.with_context(|| format!("the budgets of namespace {} cannot be listed", workload.namespace))?;
+    let is_beside = |(other, _): &&(Workload, Taken)| other.namespace == workload.namespace && other != workload;
+    let beside: Vec<_> = begun.iter().filter(is_beside).map(|(_, taken)| taken).collect();
+    Ok(Considered { plan: plan::of(&workload.kind, &object, &budgets.items, &beside), object })
+}
+
+/// Restarts it as soon as its budgets allow it, and waits until its pods are new, available and as their profiles say.
+pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) -> anyhow::Result<()> {
+    let workload = &stale.workload;
+    let api = api(client, workload).context("it is of no kind that can be restarted")?;
+    loop {
+        let mut begun = under_way.lock().await;
+        let Considered { plan, object } = consider(client, workload, &begun).await?;
+        match plan {
+            Plan::Restart => {
+                try_a_pod(client, stale, &object).await?;
+                // Before, so that it is known however the next ends.
+                begun.push((workload.clone(), Taken::by(&workload.kind, &object)));
+                patch(&api, workload).await?;
+                break;
+            }
+            Plan::Wait(_) => drop(begun),
+            Plan::Leave(why) => bail!("{why}"),
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    is_done(client, &api, stale).await?;
+    // One that failed takes what it takes still.
+    under_way.lock().await.retain(|(other, _)| other != workload);
+    Ok(())
+}
+
+/// Whether a pod that is made now gets what the stale ones lack: the API server is asked, and nothing is stored.
+async fn try_a_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
+    let Stale { workload, .. } = stale;
+    let pod = template::pod(&workload.kind, object).context("it has no pod template")?;
+    let pod = serde_json::from_value(pod).context("its pod template cannot be read")?;
+    let pods =
+        Api::<DynamicObject>::namespaced_with(client.clone(), &workload.namespace, &ApiResource::erase::<Pod>(&()));
+    let parameters = PostParams { dry_run: true, ..PostParams::default() };
+    let made = pods.create(&parameters, &pod).await;
+    let made = made.context("nothing was changed: a pod of its template, tried by a dry run, is refused")?;
+    match stale.is_wrong_with(&made)? {
+        None => Ok(()),
+        Some(wrong) => bail!(
+            "nothing was changed: a pod that is made now would not be {wrong}; is the webhook there? pillion doctor says more"
+        ),
+    }
+}
+
+async fn patch(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<()> {
+    let annotations = json!({RESTARTED_AT: Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()});
+    let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
+    let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    api.patch(&workload.name, &parameters, &Patch::Merge(&patch)).await.context("it cannot be restarted")?;
+    Ok(())
+}
+
+/// Waits until all pods of a workload that was restarted are new, available and as their profiles say.
+async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale) -> anyhow::Result<()> {
+    let Stale { workload, .. } = stale;
+    loop {
+        let object = read(api, workload).await?.context("it is gone")?;
+        match waits_for(&workload.kind, &object) {
+            Some(Waits::Never(why)) => bail!("{why}"),
+            Some(Waits::For(_)) => tokio::time::sleep(LOOK_EVERY).await,
+            None => {
+                let selector = object.pointer("/spec/selector").cloned().unwrap_or_default();
+                return are_as_their_profiles_say(client, stale, &selector).await;
+            }
+        }
+    }
+}
+
+/// Why it took longer than it may, in words.
+pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &UnderWay, limit: Duration) -> String {
+    let Stale { workload, .. } = stale;
+    let waits = async {
+        if let Plan::Wait(why) = consider(client, workload, &under_way.lock().await).await?.plan {
+            return Ok(why);
+        }
+        let api = api(client, workload).context("no such kind")?;
+        let object = read(&api, workload).await?.context("it is gone")?;
+        anyhow::Ok(match waits_for(&workload.kind, &object) {
+            Some(Waits::For(what) | Waits::Never(what)) => what,
+            None => "it is done by now".to_owned(),
+        })
+    };
+    let why = waits.await.unwrap_or_else(|error| format!("{error:#}"));
+    format!("not done within {} seconds: {why}", limit.as_secs())
+}
+
+/// What a restart waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Waits {
+    /// This.
+    For(String),
+    /// It has come to an end, and not to a good one.
+    Never(String),
+}
+
+/// What a workload waits for until all of its pods are new and available.
+fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
+    let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    if number("/status/observedGeneration") < number("/metadata/generation") {
+        return Some(Waits::For("its controller has not seen the restart yet".to_owned()));
+    }
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let is_late =
+        |condition: &Value| condition.get("reason").is_some_and(|reason| reason == "ProgressDeadlineExceeded");
+    if conditions.into_iter().flatten().any(is_late) {
+        return Some(Waits::Never("its new pods were not available within its progressDeadlineSeconds".to_owned()));
+    }
+    let (wanted, new, available, all) = if kind == "DaemonSet" {
+        let wanted = number("/status/desiredNumberScheduled");
+        (wanted, number("/status/updatedNumberScheduled"), number("/status/numberAvailable"), wanted)
+    } else {
+        let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
+        (wanted, number("/status/updatedReplicas"), number("/status/availableReplicas"), number("/status/replicas"))
+    };
+    // A StatefulSet that is done has no updated pods beside its current ones.
+    let is_settled = kind == "StatefulSet" && text("/status/currentRevision") == text("/status/updateRevision");
+    let new = if is_settled { wanted } else { new };
+    let counts = [(new, "new"), (available, "available")];
+    for (count, what) in counts {
+        if count < wanted {
+            return Some(Waits::For(format!("{count} of {wanted} pods are {what}")));
+        }
+    }
+    (all > wanted).then(|| Waits::For(format!("{} old pods are there still", all - wanted)))
+}
+
+/// Whether the new pods are as they should be; if not, another restart would be in vain too. Pods that have ended are not
+/// replaced, and those of somebody else with the same labels are not its own.
+async fn are_as_their_profiles_say(client: &Client, stale: &Stale, selector: &Value) -> anyhow::Result<()> {
+    let workload = &stale.workload;
+    let api =
+        Api::<DynamicObject>::namespaced_with(client.clone(), &workload.namespace, &ApiResource::erase::<Pod>(&()));
+    let selector: kube::core::Selector =
+        serde_json::from_value::<k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector>(selector.clone())
+            .ok()
+            .and_then(|selector| selector.try_into().ok())
+            .context("its selector cannot be read")?;
+    let parameters = ListParams::default().labels_from(&selector).fields(NOT_ENDED);
+    let pods = lists::all(&api, &parameters).await.context("its pods cannot be listed")?;
+    let mut owners = Owners::new(client.clone());
+    for pod in pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let owner = controller(&pod.metadata);
+        let owner = owner.as_ref().map(|(kind, name)| (kind.as_str(), *name));
+        let whose = owners.workload(&workload.namespace, name, owner).await;
+        if whose.with_context(|| format!("cannot tell whose pod {name} is"))? != *workload {
+            continue;
+        }
+        if let Some(wrong) = stale.is_wrong_with(pod)? {
+            bail!("its new pod {name} is not {wrong}; is the webhook there?");
+        }
+    }
+    Ok(())
+}
+
+fn api(client: &Client, workload: &Workload) -> Option<Api<DynamicObject>> {
+    let resource = match &*workload.kind {
+        "Deployment" => ApiResource::erase::<Deployment>(&()),
+        "StatefulSet" => ApiResource::erase::<StatefulSet>(&()),
+        "DaemonSet" => ApiResource::erase::<DaemonSet>(&()),
+        _ => return None,
+    };
+    Some(Api::namespaced_with(client.clone(), &workload.namespace, &resource))
+}
+
+async fn read(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<Option<Value>> {
+    let found = api.get_opt(&workload.name).await.with_context(|| format!("{workload} cannot be read"))?;
+    found.map(|object| serde_json::to_value(object).context("it cannot be written as JSON")).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(kind: &str, object: &Value) -> Option<String> {
+        waits_for(kind, object).map(|(Waits::For(what) | Waits::Never(what))| what)
+    }
+
+    #[test]
+    fn a_workload_is_done_when_all_its_pods_are_new_and_available() {
+        let deployment =
+            |status: Value| json!({"metadata": {"generation": 2}, "spec": {"replicas": 3}, "status": status});
+        let of = |observed: i64, updated: i64, available: i64, all: i64| {
+            let status = json!({"observedGeneration": observed, "updatedReplicas": updated,
+                                "availableReplicas": available, "replicas": all});
+            told("Deployment", &deployment(status))
+        };
+        assert_eq!(of(1, 3, 3, 3).unwrap(), "its controller has not seen the restart yet");
+        assert_eq!(of(2, 1, 3, 4).unwrap(), "1 of 3 pods are new");
+        assert_eq!(of(2, 3, 2, 3).unwrap(), "2 of 3 pods are available");
+        assert_eq!(of(2, 3, 3, 4).unwrap(), "1 old pods are there still");
+        assert_eq!(of(2, 3, 3, 3), None);
+        let late = json!({"observedGeneration": 2, "conditions": [{"type": "Progressing", "reason": "ProgressDeadlineExceeded"}]});
+        assert!(matches!(waits_for("Deployment", &deployment(late)), Some(Waits::Never(_))));
+    }
+
+    #[test]
+    fn sets_are_done_by_their_own_counts() {
+        let set = |current: &str, updated: i64| {
+            json!({"metadata": {"generation": 1}, "spec": {"replicas": 2}, "status": {
+                "observedGeneration": 1, "replicas": 2, "availableReplicas": 2, "updatedReplicas": updated,
+                "currentRevision": current, "updateRevision": "b"}})
+        };
+        assert_eq!(told("StatefulSet", &set("a", 1)).unwrap(), "1 of 2 pods are new");
+        assert_eq!(told("StatefulSet", &set("b", 0)), None);
+        let daemons = |updated: i64| {
+            json!({"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "desiredNumberScheduled": 2,
+                   "updatedNumberScheduled": updated, "numberAvailable": 2}})
+        };
+        assert_eq!(told("DaemonSet", &daemons(1)).unwrap(), "1 of 2 pods are new");
+        assert_eq!(told("DaemonSet", &daemons(2)), None);
+    }
+}

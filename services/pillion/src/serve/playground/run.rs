@@ -1,0 +1,399 @@
+//! One run: from the texts of the editors to what is wrong with them, or to what comes of them. It is what `pillion lint`,
+//! `pillion inject` and `pillion explain` say of the same texts in files, of which it asks all three.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::ProfileSpec;
+use pillion_api::names::GROUP;
+use pillion_control::{Release, namespaces};
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::KnownObjects;
+use pillion_engine::profile::CompiledProfile;
+use pillion_engine::report::Outcome;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::WebhookPolicy;
+use crate::difference::{self, Hunk};
+use crate::explain::changes::{self, Change};
+use crate::explain::{self, DecisionView, Explanation};
+use crate::inject::objects::{self, Place};
+use crate::inject::review;
+use crate::inject::world::{self, World};
+use crate::load::{self, Defaults, Loaded, Problem, Severity, Source, place, yaml};
+use crate::output::{self, Format};
+
+/// What the texts are called in diagnostics; by these names the page finds its editors.
+const PROFILE: &str = "profile.yaml";
+const OBJECT: &str = "object.yaml";
+const NAMESPACE: &str = "namespace.yaml";
+const PARAMETERS: &str = "parameters.yaml";
+
+/// How many pods and templates one text may have: each is decided about and explained.
+const MAX_PODS: usize = 50;
+/// How many profiles the text may have: each is compiled, and asked about each pod.
+const MAX_PROFILES: usize = 100;
+/// How long the shortest difference is looked for.
+const DIFF_WITHIN: Duration = Duration::from_secs(1);
+
+/// What holds for all runs: what the platform says, and the release that it is taken to have.
+#[derive(Clone, Debug)]
+pub(super) struct Platform {
+    policy: WebhookPolicy,
+    release: Release,
+    cluster: Option<Arc<OwnedTape>>,
+}
+
+/// The texts of the editors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Texts {
+    /// Profiles.
+    pub(super) profile: String,
+    /// A manifest, as `pillion inject -f` takes it.
+    pub(super) object: String,
+    /// A Namespace; empty: one that is called `default` and is opted in.
+    #[serde(default)]
+    pub(super) namespace: String,
+    /// By profile, defaults of its parameters.
+    #[serde(default)]
+    pub(super) parameters: String,
+}
+
+/// What the page shows.
+#[derive(Debug, Serialize)]
+pub(super) struct Answer {
+    /// As `pillion lint -f json` has them.
+    pub(super) diagnostics: Vec<Value>,
+    /// `None` if something is wrong.
+    pub(super) result: Option<Injected>,
+}
+
+/// What comes of the texts.
+#[derive(Debug, Serialize)]
+pub(super) struct Injected {
+    /// The manifest behind it, as YAML.
+    objects: String,
+    diff: Vec<Hunk>,
+    /// For each object the patch that changes it.
+    patches: Vec<Vec<Value>>,
+    pub(super) pods: Vec<Pod>,
+}
+
+/// What became of a pod, or of the template in a workload.
+#[derive(Debug, Serialize)]
+pub(super) struct Pod {
+    name: String,
+    pub(super) decision: DecisionView,
+    /// Why it would be refused once it is injected: it does not pass a validation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) refused: Option<String>,
+    /// What validations say without refusing it.
+    warnings: Vec<String>,
+    changes: Vec<Change>,
+    /// `None` of what `pillion explain` does not speak of: a template that is nobody's.
+    explanation: Option<Explanation>,
+}
+
+impl Platform {
+    /// # Errors
+    /// What the policy says of the cluster nests too deep.
+    pub(super) fn new(policy: WebhookPolicy, release: Release) -> anyhow::Result<Self> {
+        Ok(Self { cluster: policy.cluster_facts()?, policy, release })
+    }
+}
+
+/// The texts that are right, as types.
+struct Parsed {
+    profiles: Vec<Arc<CompiledProfile>>,
+    documents: Vec<Value>,
+    namespace: ObjectMeta,
+}
+
+/// Runs; `parents` are cluster profiles that the profiles may extend. Whatever the texts are, there is an answer: that there
+/// is none, if it was `given_up` before it was through, which is looked at between the engine's answers. Each of those is about
+/// all profiles, whose number is bounded for that.
+pub(super) fn run(
+    texts: &Texts,
+    platform: &Platform,
+    parents: &BTreeMap<Box<str>, ProfileSpec>,
+    given_up: &CancellationToken,
+) -> Answer {
+    let object = Arc::new(Source::new(OBJECT, texts.object.clone()));
+    let (parsed, mut problems) = parse(texts, &object, parents);
+    let result = parsed.and_then(|parsed| match inject(&parsed, platform, given_up) {
+        Ok(result) => Some(result),
+        Err(error) => {
+            problems.push(Problem::whole(OBJECT, format!("{error:#}")));
+            None
+        }
+    });
+    Answer { diagnostics: told(problems), result }
+}
+
+/// What is told of the problems: of more than anybody reads the errors first, as they are why there is no result.
+fn told(mut problems: Vec<Problem>) -> Vec<Value> {
+    problems.sort_by_key(|problem| problem.severity != Severity::Error);
+    problems.iter().take(output::MAX_PROBLEMS).map(Problem::to_json).collect()
+}
+
+/// # Errors
+/// Nobody waits for the run any more.
+fn go_on(given_up: &CancellationToken) -> anyhow::Result<()> {
+    anyhow::ensure!(!given_up.is_cancelled(), "the run was given up: nobody waits for it any more");
+    Ok(())
+}
+
+/// Reads all texts, and says what is wrong with each of them, whatever is with the others. Nothing but warnings, if all can
+/// be read.
+fn parse(
+    texts: &Texts,
+    object: &Arc<Source>,
+    parents: &BTreeMap<Box<str>, ProfileSpec>,
+) -> (Option<Parsed>, Vec<Problem>) {
+    let mut problems = Vec::new();
+    let namespace = namespace(&texts.namespace).unwrap_or_else(|problem| {
+        problems.push(problem);
+        ObjectMeta::default()
+    });
+    let name = namespace.name.as_deref().unwrap_or("default");
+    let source = Arc::new(Source::new(PARAMETERS, texts.parameters.clone()));
+    let defaults = yaml::documents(&source.text).map_err(|fault| Problem::syntax(&source, fault));
+    let defaults = defaults.and_then(|documents| Defaults::read(&source, &documents)).unwrap_or_else(|problem| {
+        problems.push(problem);
+        Defaults::default()
+    });
+    let source = Arc::new(Source::new(PROFILE, texts.profile.clone()));
+    let (profiles, warnings) = if let Some(problem) = too_many(&source) {
+        problems.push(problem);
+        (Vec::new(), Vec::new())
+    } else {
+        let Loaded { profiles, problems: faults, warnings, .. } = load::profiles_of(&source, name, parents, defaults);
+        problems.extend(faults);
+        (profiles, warnings)
+    };
+    let documents = documents(object).unwrap_or_else(|problem| {
+        problems.push(problem);
+        Vec::new()
+    });
+    let is_right = problems.is_empty();
+    problems.extend(warnings);
+    problems.extend(elsewhere(object, &documents, name));
+    (is_right.then_some(Parsed { profiles, documents, namespace }), problems)
+}
+
+/// That there are more profiles in a text than are tried here, at the first of those.
+fn too_many(source: &Arc<Source>) -> Option<Problem> {
+    // Whatever is wrong with the text, its loader says.
+    let documents = yaml::documents(&source.text).ok()?;
+    let objects = documents.iter().flat_map(|document| match document.get("items") {
+        Some(items) if document.text("kind") == Some("List") => items.items().iter().collect(),
+        _ => vec![document],
+    });
+    let profiles: Vec<&yaml::Node> = objects.filter(|object| is_profile(object)).collect();
+    let first = profiles.get(MAX_PROFILES)?;
+    let message = format!("there are {} profiles in it, and at most {MAX_PROFILES} are tried here", profiles.len());
+    Some(Problem::at(source, first.span.clone(), message).with_help("pillion inject takes any number".to_owned()))
+}
+
+/// Whether a document is a profile, right or wrong.
+pub(super) fn is_profile(document: &yaml::Node) -> bool {
+    document.text("apiVersion").is_some_and(|version| version.split('/').next() == Some(GROUP))
+}
+
+/// The namespace that is described, or one that nobody described.
+fn namespace(text: &str) -> Result<ObjectMeta, Problem> {
+    if text.trim().is_empty() {
+        return Ok(ObjectMeta { name: Some("default".to_owned()), ..explain::opted_in() });
+    }
+    let source = Arc::new(Source::new(NAMESPACE, text.to_owned()));
+    let mut described = world::namespaces_of(&source)?;
+    match (described.pop(), described.pop()) {
+        (Some(one), None) => Ok(one),
+        _ => Err(Problem::at(&source, 0..0, "there is more than one Namespace in it")
+            .with_help("leave the one that the object is in; any other is taken as opted in".to_owned())),
+    }
+}
+
+/// The objects, of which one at least has a pod.
+fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
+    let documents = crate::inject::manifests(source)?;
+    let pods: usize = documents.iter().map(|document| objects::pods(document).len()).sum();
+    match pods {
+        0 => Err(Problem::whole(OBJECT, "there is no pod and no workload in it")
+            .with_help("write a Pod, a Deployment or another object that makes pods".to_owned())),
+        1..=MAX_PODS => Ok(documents),
+        _ => Err(Problem::whole(OBJECT, format!("there are {pods} pods in it, and at most {MAX_PODS} are tried here"))
+            .with_help("pillion inject takes any number".to_owned())),
+    }
+}
+
+/// Objects of other namespaces than the one that is described.
+fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<Problem> {
+    // Where things stand is not known of values, and is asked for rarely.
+    let nodes = || yaml::documents(&source.text).unwrap_or_default();
+    let mut told = BTreeSet::new();
+    let mut problems = Vec::new();
+    for (index, document) in documents.iter().enumerate() {
+        for namespace in objects::pods(document).into_iter().filter_map(|place| place.namespace) {
+            if namespace == described || !told.insert(namespace.clone()) {
+                continue;
+            }
+            let span = nodes().get(index).map(|node| place::of(node, "metadata.namespace")).unwrap_or_default();
+            let message =
+                format!("{NAMESPACE} describes {described}, and nobody describes {namespace}: it is taken as opted in");
+            let problem = Problem::at(source, span, message).of_field("metadata.namespace").harmless();
+            problems.push(problem.with_help(format!("call the Namespace {namespace} to have its labels count")));
+        }
+    }
+    problems
+}
+
+fn inject(parsed: &Parsed, platform: &Platform, given_up: &CancellationToken) -> anyhow::Result<Injected> {
+    let Parsed { profiles, documents, namespace } = parsed;
+    let opt_in = platform.policy.opt_in();
+    let described = namespaces::read(namespace.clone(), &opt_in);
+    let default_namespace = described.0.to_string();
+    let world = World::new(profiles.iter().cloned(), vec![described], default_namespace)
+        .guarded(platform.policy.guardrails.clone())
+        .opting_in_by(&opt_in)
+        .with_cluster(platform.cluster.clone());
+    let known = KnownObjects::new(documents, world.default_namespace());
+    let mut explanations = explanations(parsed, platform, given_up)?;
+    let (mut injected, mut patches, mut pods) = (documents.clone(), Vec::new(), Vec::new());
+    for document in &mut injected {
+        let mut patch = Vec::new();
+        for place in objects::pods(document) {
+            go_on(given_up)?;
+            let name = place.describe(world.default_namespace());
+            let (changed, mut pod) = one(document, &place, &world, &known, given_up).with_context(|| name.clone())?;
+            patch.extend(changed);
+            let is_it = |one: &Explanation| one.object.to_string() == name.trim_end_matches('?');
+            let index = explanations.iter().position(is_it);
+            pod.explanation = index.map(|index| explanations.remove(index));
+            pods.push(Pod { name, ..pod });
+        }
+        patches.push(patch);
+    }
+    let (before, after) = (output::objects(documents, Format::Yaml)?, output::objects(&injected, Format::Yaml)?);
+    let diff = difference::hunks(&before, &after, Some(DIFF_WITHIN));
+    Ok(Injected { diff, objects: after, patches, pods })
+}
+
+/// Injects into one pod of a document. The patch of the document, and what is to be told of it.
+fn one(
+    document: &mut Value,
+    place: &Place,
+    world: &World,
+    known: &KnownObjects,
+    given_up: &CancellationToken,
+) -> anyhow::Result<(Vec<Value>, Pod)> {
+    let decided = review::decide(document, place, world, known)?;
+    let mut refused = (decided.decision.outcome == Outcome::Denied).then(|| decided.decision.denial_message());
+    let patch = objects::apply(document, place, decided.patch.as_deref())?;
+    let mut warnings = Vec::new();
+    if refused.is_none() {
+        go_on(given_up)?;
+        let passed = review::validate(document, place, world, known)?.decision;
+        refused = (passed.outcome == Outcome::Denied).then(|| passed.denial_message());
+        warnings.extend(explain::view(&passed).notices);
+    }
+    let changes = if patch.is_empty() {
+        Vec::new()
+    } else {
+        document.pointer(&place.pointer).map(changes::of_record).unwrap_or_default()
+    };
+    let decision = explain::view(&decided.decision);
+    Ok((patch, Pod { name: String::new(), decision, refused, warnings, changes, explanation: None }))
+}
+
+/// The explanations of all pods and workloads, one namespace after the other.
+fn explanations(
+    parsed: &Parsed,
+    platform: &Platform,
+    given_up: &CancellationToken,
+) -> anyhow::Result<Vec<Explanation>> {
+    let Parsed { profiles, documents, namespace } = parsed;
+    let described = namespace.name.clone().unwrap_or_default();
+    let mut by_namespace: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for object in explain::taken_apart(documents.iter().cloned()) {
+        let name = object.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or(&described).to_owned();
+        by_namespace.entry(name).or_default().push(object);
+    }
+    let mut explanations = Vec::new();
+    for (name, objects) in by_namespace {
+        let metadata = if name == described { namespace.clone() } else { explain::opted_in() };
+        let metadata = ObjectMeta { name: Some(name), ..metadata };
+        go_on(given_up)?;
+        let of_objects = explain::of_objects(
+            &objects,
+            documents,
+            profiles.iter().cloned(),
+            metadata,
+            &platform.policy,
+            &platform.release,
+        )?;
+        for explanation in of_objects {
+            explanations.push(explanation);
+            go_on(given_up)?;
+        }
+    }
+    Ok(explanations)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args;
+
+    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: web, image: w}]}\n";
+
+    fn profile(name: usize) -> String {
+        format!(
+            "---\napiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: p{name}}}\n\
+             spec: {{activation: Always, template: {{metadata: {{labels: {{l{name}: x}}}}}}}}\n"
+        )
+    }
+
+    fn ran(profiles: usize, given_up: &CancellationToken) -> Answer {
+        let release = args::release("pillion-system/pillion").unwrap();
+        let platform = Platform::new(WebhookPolicy::default(), release).unwrap();
+        let texts = Texts { profile: (0..profiles).map(profile).collect(), object: POD.to_owned(), ..Texts::default() };
+        run(&texts, &platform, &BTreeMap::new(), given_up)
+    }
+
+    #[test]
+    fn a_run_that_nobody_waits_for_ends() {
+        let given_up = CancellationToken::new();
+        assert!(ran(2, &given_up).result.is_some());
+        given_up.cancel();
+        let answer = ran(2, &given_up);
+        assert!(answer.result.is_none());
+        assert!(answer.diagnostics[0]["message"].as_str().unwrap().contains("given up"), "{:?}", answer.diagnostics);
+    }
+
+    #[test]
+    fn so_many_profiles_are_tried_and_one_more_is_told() {
+        let answer = ran(MAX_PROFILES, &CancellationToken::new());
+        assert!(answer.result.is_some(), "{:?}", answer.diagnostics);
+        let answer = ran(MAX_PROFILES + 1, &CancellationToken::new());
+        assert!(answer.result.is_none());
+        let [told] = answer.diagnostics.as_slice() else { panic!("{:?}", answer.diagnostics) };
+        assert!(told["message"].as_str().unwrap().starts_with("there are 101 profiles in it"), "{told}");
+        assert_eq!((&told["file"], &told["line"]), (&PROFILE.into(), &(MAX_PROFILES * 5 + 2).into()));
+    }
+
+    #[test]
+    fn why_there_is_no_result_is_told_before_any_number_of_warnings() {
+        let mut problems = vec![Problem::whole(OBJECT, "mild").harmless(); output::MAX_PROBLEMS];
+        problems.push(Problem::whole(OBJECT, "grave"));
+        let told = told(problems);
+        assert_eq!(told.len(), output::MAX_PROBLEMS);
+        assert_eq!((&told[0]["message"], &told[1]["message"]), (&"grave".into(), &"mild".into()));
+    }
+}

@@ -1,0 +1,185 @@
+//! Which folders of profiles paths name.
+//!
+//! A folder of profiles has a `profile.yaml`, and its cases in `tests/`. Its neighbours are read too, as its profiles may
+//! extend theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::load::Problem;
+
+/// What the file of a folder's profiles is called.
+const PROFILE: &str = "profile.yaml";
+
+/// Where a folder's cases are.
+const CASES: &str = "tests";
+
+/// How deep folders of profiles are looked for.
+const MAX_DEPTH: usize = 8;
+
+/// Folders that stand beside one another.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Group {
+    /// Those that are tested.
+    pub(super) tested: BTreeMap<PathBuf, Files>,
+    /// All of them.
+    pub(super) all: BTreeSet<PathBuf>,
+}
+
+/// Which files of a folder's cases are run.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Files {
+    /// All that there are.
+    All,
+    /// These.
+    Only(BTreeSet<PathBuf>),
+}
+
+impl Files {
+    /// The files of a folder that are meant, sorted.
+    pub(super) fn of(&self, folder: &Path) -> Vec<PathBuf> {
+        match self {
+            Self::Only(files) => files.iter().cloned().collect(),
+            Self::All => entries(&folder.join(CASES)).into_iter().filter(|path| is_yaml(path)).collect(),
+        }
+    }
+}
+
+/// The folders of profiles that paths name, by the folder in which they stand.
+///
+/// # Errors
+/// What is wrong with paths that name none.
+pub(super) fn of(paths: &[PathBuf]) -> Result<Vec<Group>, Vec<Problem>> {
+    let mut groups: BTreeMap<PathBuf, Group> = BTreeMap::new();
+    let mut problems = Vec::new();
+    for path in paths {
+        let mut found = Vec::new();
+        if path.is_dir() {
+            collect(path, 0, &mut found);
+        } else if path.is_file() {
+            found.extend(folder_of_cases(path).map(|folder| (folder, Files::Only([path.clone()].into()))));
+        } else {
+            problems.push(Problem::whole(path.display().to_string(), "there is no such file or folder"));
+            continue;
+        }
+        if found.is_empty() {
+            let help = format!("a folder of profiles has a {PROFILE}, and its cases in {CASES}/*.yaml");
+            let problem = Problem::whole(path.display().to_string(), "there is no folder of profiles in it");
+            problems.push(problem.with_help(help));
+        }
+        for (folder, files) in found {
+            let group = groups.entry(beside(&folder)).or_default();
+            match (group.tested.get_mut(&folder), files) {
+                (Some(Files::Only(files)), Files::Only(more)) => files.extend(more),
+                (Some(all), Files::All) => *all = Files::All,
+                (Some(Files::All), Files::Only(_)) => {}
+                (None, files) => drop(group.tested.insert(folder, files)),
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    for (parent, group) in &mut groups {
+        group.all = group.tested.keys().cloned().collect();
+        // One and the same folder may be written in several ways; the one that the user wrote stays.
+        let known: BTreeSet<_> = group.all.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
+        let neighbours = entries(parent).into_iter().filter(|folder| is_folder_of_profiles(folder));
+        let neighbours = neighbours.filter(|folder| folder.canonicalize().is_ok_and(|folder| !known.contains(&folder)));
+        group.all.extend(neighbours);
+    }
+    Ok(groups.into_values().collect())
+}
+
+fn collect(folder: &Path, depth: usize, found: &mut Vec<(PathBuf, Files)>) {
+    if is_folder_of_profiles(folder) {
+        found.push((folder.to_owned(), Files::All));
+        return;
+    }
+    if depth < MAX_DEPTH {
+        for entry in entries(folder).into_iter().filter(|entry| entry.is_dir()) {
+            collect(&entry, depth + 1, found);
+        }
+    }
+}
+
+fn is_folder_of_profiles(folder: &Path) -> bool {
+    folder.join(PROFILE).is_file()
+}
+
+/// The folder of profiles whose case file this is.
+fn folder_of_cases(file: &Path) -> Option<PathBuf> {
+    let cases = file.parent().filter(|folder| folder.ends_with(CASES))?;
+    let folder = cases.parent().map_or_else(PathBuf::new, Path::to_owned);
+    let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
+    is_folder_of_profiles(&folder).then_some(folder)
+}
+
+/// The folder in which a folder stands.
+fn beside(folder: &Path) -> PathBuf {
+    match folder.parent() {
+        Some(parent) if folder.file_name().is_some() => {
+            if parent.as_os_str().is_empty() {
+                PathBuf::from(".")
+            } else {
+                parent.to_owned()
+            }
+        }
+        _ => folder.join(".."),
+    }
+}
+
+/// What is in a folder, sorted, without what is hidden. Of one that cannot be read it is nothing.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut entries: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    entries.retain(|path| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.')));
+    entries.sort();
+    entries
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_profiles_are_found_below_and_read_with_their_neighbours() {
+        let root = tempfile::tempdir().unwrap();
+        for file in [
+            "a/profile.yaml",
+            "a/tests/one.yaml",
+            "a/tests/two.yml",
+            "a/tests/notes.md",
+            "b/profile.yaml",
+            "x/c/profile.yaml",
+            "y/z.txt",
+        ] {
+            let file = root.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, "").unwrap();
+        }
+        let at = |path: &str| root.path().join(path);
+        let groups = of(&[at("")]).unwrap();
+        let tested: Vec<Vec<_>> = groups.iter().map(|group| group.tested.keys().cloned().collect()).collect();
+        assert_eq!(tested, [vec![at("a"), at("b")], vec![at("x/c")]]);
+        assert_eq!(groups[0].tested[&at("a")].of(&at("a")), [at("a/tests/one.yaml"), at("a/tests/two.yml")]);
+
+        let one = of(&[at("b"), at("a/tests/two.yml")]).unwrap();
+        assert_eq!(one[0].tested[&at("a")], Files::Only([at("a/tests/two.yml")].into()));
+        assert_eq!(one[0].all, [at("a"), at("b")].into());
+        assert_eq!(of(&[at("b")]).unwrap()[0].all, [at("a"), at("b")].into(), "neighbours are read");
+
+        for (path, message) in [
+            ("y", "there is no folder of profiles"),
+            ("nowhere", "no such file"),
+            ("y/z.txt", "there is no folder of profiles"),
+        ] {
+            let problems = of(&[at(path)]).unwrap_err();
+            assert!(problems[0].to_string().contains(message), "{}", problems[0]);
+        }
+    }
+}

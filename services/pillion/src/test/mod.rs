@@ -1,0 +1,108 @@
+//! `pillion test`: the cases that stand beside profiles, each decided as an API server would have it decided.
+//!
+//! * [`folders`]: which folders of profiles the paths name.
+//! * [`suite`]: a folder's profiles and cases, read and run.
+//! * [`report`]: what came of them, for people and for programs; [`junit`]: for build servers.
+//! * [`update`]: what is becomes what is expected.
+
+mod folders;
+mod junit;
+mod report;
+mod suite;
+mod update;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use self::suite::Suite;
+use crate::output;
+
+/// Something could not be tested at all: no such path, no folder of profiles, no case of that name.
+const NOTHING_TESTED: u8 = 2;
+
+/// Arguments of `pillion test`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TestArgs {
+    /// Folders of profiles, folders that hold such folders, or single files of cases.
+    #[arg(value_name = "PATH", default_value = "profiles")]
+    paths: Vec<PathBuf>,
+    /// Only cases whose name has this text in it, in any case of letters.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Write what is into cases that say otherwise: their `result`, and that of cases that expect nothing yet. Then they are
+    /// run. Look at the difference before you keep it.
+    #[arg(long)]
+    update: bool,
+    /// How the result is printed.
+    #[arg(short, long, value_enum, default_value_t = Output::Text, value_name = "FORMAT")]
+    output: Output,
+}
+
+/// How the result is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people: a line a folder, and each case that is not as it says with the places where it is not.
+    Text,
+    /// For programs: one JSON object with folders, passed, failed and problems.
+    Json,
+    /// For build servers: XML as of `JUnit`.
+    Junit,
+    /// For GitHub Actions: what is wrong, as annotations at its place.
+    Github,
+}
+
+/// Runs all cases; succeeds if each is as it says.
+pub(crate) fn run(args: TestArgs) -> anyhow::Result<ExitCode> {
+    let TestArgs { paths, filter, update, output } = args;
+    let groups = match folders::of(&paths) {
+        Ok(groups) => groups,
+        Err(problems) => {
+            output::problems(&problems)?;
+            return Ok(ExitCode::from(NOTHING_TESTED));
+        }
+    };
+    let run = || -> Vec<Suite> { groups.iter().flat_map(|group| suite::run(group, filter.as_deref())).collect() };
+    let mut suites = run();
+    if update && update_all(&suites)? {
+        suites = run();
+    }
+    match output {
+        Output::Text => {
+            for suite in &suites {
+                output::problems(&suite.problems)?;
+                output::problems(&suite.warnings)?;
+            }
+            output::show(&report::text(&suites))?;
+        }
+        Output::Json => output::print(&output::json(&report::json(&suites))?)?,
+        Output::Junit => output::print(&junit::xml(&suites))?,
+        Output::Github => output::print(&report::github(&suites))?,
+    }
+    let ran = suites.iter().any(|suite| !suite.cases.is_empty());
+    if let Some(filter) = filter.filter(|_| !ran) {
+        output::tell(&format!("no case has {filter:?} in its name"))?;
+        return Ok(ExitCode::from(NOTHING_TESTED));
+    }
+    Ok(if suites.iter().all(Suite::passes) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes what is into cases that say otherwise. Whether any was changed.
+fn update_all(suites: &[Suite]) -> anyhow::Result<bool> {
+    let mut updates: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for case in suites.iter().flat_map(|suite| &suite.cases) {
+        if let Some(update) = &case.update {
+            updates.entry(case.file.clone()).or_default().push((case.name.clone(), update.clone()));
+        }
+    }
+    let (written, left) = update::write(&updates)?;
+    for left in left {
+        output::tell(&format!("not updated: {left}"))?;
+    }
+    if written > 0 {
+        output::tell(&format!("updated: {written} {}", if written == 1 { "case" } else { "cases" }))?;
+    }
+    Ok(written > 0)
+}

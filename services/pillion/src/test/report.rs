@@ -1,0 +1,159 @@
+//! What came of cases: lines for people, an object for programs.
+
+use std::fmt::Write as _;
+
+use pillion_engine::case::Difference;
+use serde_json::{Value, json};
+
+use super::suite::{Outcome, Suite};
+use crate::github;
+use crate::load::Problem;
+
+/// How many differences of one case are shown to people.
+const MAX_DIFFERENCES: usize = 20;
+
+// What a stream that is no terminal takes out again.
+const RED: &str = "\u{1b}[31m";
+const GREEN: &str = "\u{1b}[32m";
+const BOLD: &str = "\u{1b}[1m";
+const PLAIN: &str = "\u{1b}[0m";
+
+/// A line a folder, the cases that are not as they say, and how many there are.
+pub(super) fn text(suites: &[Suite]) -> String {
+    let mut text = String::new();
+    let name = |suite: &Suite| suite.folder.display().to_string();
+    let width = suites.iter().map(|suite| name(suite).len()).max().unwrap_or_default();
+    for suite in suites {
+        let _ = writeln!(text, "{:width$}  {}", name(suite), told(suite));
+        for case in suite.cases.iter().filter(|case| !case.passes()) {
+            failure(&mut text, case);
+        }
+        if suite.failed() > 0 {
+            text.push('\n');
+        }
+    }
+    let (cases, failed) = counts(suites);
+    let unread: usize = suites.iter().map(|suite| suite.problems.len()).sum();
+    let mut summary = format!("{}: {} passed, {failed} failed", counted(cases, "case"), cases - failed);
+    if unread > 0 {
+        let _ = write!(summary, ", {}", counted(unread, "problem"));
+    }
+    let colour = if failed + unread == 0 { GREEN } else { RED };
+    let _ = writeln!(text, "{colour}{summary}{PLAIN}");
+    text
+}
+
+/// The same as lines that GitHub shows at their place.
+pub(super) fn github(suites: &[Suite]) -> String {
+    let mut text = String::new();
+    for suite in suites {
+        text.push_str(&github::problems(suite.problems.iter().chain(&suite.warnings)));
+        for case in suite.cases.iter().filter(|case| !case.passes()) {
+            text.push_str(&github::line(
+                "error",
+                &case.file,
+                Some((case.line, 1)),
+                &case.name,
+                &case.told().join("\n"),
+            ));
+        }
+    }
+    let (cases, failed) = counts(suites);
+    let _ = writeln!(text, "{}: {} passed, {failed} failed", counted(cases, "case"), cases - failed);
+    text
+}
+
+/// The same for programs.
+pub(super) fn json(suites: &[Suite]) -> Value {
+    let (cases, failed) = counts(suites);
+    let all = |problems: fn(&Suite) -> &Vec<Problem>| -> Vec<Value> {
+        suites.iter().flat_map(problems).map(Problem::to_json).collect()
+    };
+    let mut problems = all(|suite| &suite.problems);
+    problems.extend(all(|suite| &suite.warnings));
+    let folders: Vec<_> = suites
+        .iter()
+        .map(|suite| {
+            json!({
+                "folder": suite.folder.display().to_string(),
+                "profiles": suite.profiles,
+                "cases": suite.cases.iter().map(case_json).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({"folders": folders, "passed": cases - failed, "failed": failed, "problems": problems})
+}
+
+fn case_json(case: &Outcome) -> Value {
+    let mut json = json!({"name": case.name, "file": case.file, "line": case.line, "passed": case.passes()});
+    if let Some(fields) = json.as_object_mut() {
+        match &case.verdict {
+            Ok(verdict) if verdict.passes() => {}
+            Ok(verdict) => {
+                fields.insert("differences".to_owned(), json!(verdict.differences));
+                fields.insert("told".to_owned(), json!(verdict.told));
+            }
+            Err(unusable) => drop(fields.insert("error".to_owned(), unusable.to_string().into())),
+        }
+    }
+    json
+}
+
+fn counts(suites: &[Suite]) -> (usize, usize) {
+    (suites.iter().map(|suite| suite.cases.len()).sum(), suites.iter().map(Suite::failed).sum())
+}
+
+/// What is said of a folder in its line.
+fn told(suite: &Suite) -> String {
+    let cases = counted(suite.cases.len(), "case");
+    let rest = match (suite.problems.len(), suite.failed()) {
+        (0, 0) if suite.cases.is_empty() => return "no cases".to_owned(),
+        (0, 0) => return cases,
+        (0, failed) => format!("{failed} failed"),
+        (problems, 0) => counted(problems, "problem"),
+        (problems, failed) => format!("{failed} failed, {}", counted(problems, "problem")),
+    };
+    format!("{cases}, {RED}{rest}{PLAIN}")
+}
+
+fn failure(text: &mut String, case: &Outcome) {
+    let Outcome { name, file, line, verdict, update: _ } = case;
+    let _ = writeln!(text, "\n{BOLD}{file}:{line}: {name}{PLAIN}");
+    match verdict {
+        Err(unusable) => {
+            let _ = writeln!(text, "  {RED}{unusable}{PLAIN}");
+        }
+        Ok(verdict) => {
+            for difference in verdict.differences.iter().take(MAX_DIFFERENCES) {
+                places(text, difference);
+            }
+            let more = verdict.differences.len().saturating_sub(MAX_DIFFERENCES);
+            if more > 0 {
+                let _ = writeln!(text, "  and {} more", counted(more, "difference"));
+            }
+            for told in &verdict.told {
+                let _ = writeln!(text, "  its author is told: {told}");
+            }
+        }
+    }
+}
+
+/// A difference, with what was expected in green and what was found in red.
+fn places(text: &mut String, difference: &Difference) {
+    let mut colour = "";
+    for line in difference.to_string().lines() {
+        match line.get(..10) {
+            Some("  expected") => colour = GREEN,
+            Some("  found   ") => colour = RED,
+            _ => {}
+        }
+        let end = if colour.is_empty() { "" } else { PLAIN };
+        let _ = writeln!(text, "  {colour}{line}{end}");
+    }
+}
+
+/// So many of something.
+fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}

@@ -1,0 +1,191 @@
+//! `--update`: what a case expects becomes what is, where that is said as a whole: its `result`, or nothing at all yet.
+//!
+//! The file is edited as text, so that comments and all that is not the result stay as they are.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::load::yaml;
+use crate::output;
+
+/// A result that is to be written.
+#[derive(Clone, Debug)]
+pub(super) struct Update {
+    /// The result.
+    pub(super) object: Value,
+    /// Where the key `result` stands, in bytes; `None`: the case has none.
+    pub(super) key: Option<usize>,
+    /// Where the case begins, in bytes.
+    pub(super) begin: usize,
+}
+
+/// Writes all updates of files. How many cases were changed, and those that could not be.
+pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow::Result<(usize, Vec<String>)> {
+    let mut written = 0;
+    let mut left = Vec::new();
+    for (file, updates) in updates {
+        let before = fs::read_to_string(file).with_context(|| format!("{file} cannot be read"))?;
+        let mut text = before.clone();
+        let mut edits = Vec::new();
+        for (name, update) in updates {
+            match place(&text, update) {
+                Some(place) => edits.push((place, name, update)),
+                None => left.push(format!("{file}: {name}: its `result` does not begin a line of its own")),
+            }
+        }
+        // The last first, so that places before it stay where they are.
+        edits.sort_by_key(|(place, ..)| std::cmp::Reverse(place.start));
+        for (place, name, update) in edits {
+            let edited = edited(&text, place, &update.object)?;
+            if says(&text, &edited, update) {
+                written += 1;
+                text = edited;
+            } else {
+                left.push(format!(
+                    "{file}: {name}: its `result` cannot be written anew in this text: write it by hand"
+                ));
+            }
+        }
+        if text != before {
+            fs::write(file, text).with_context(|| format!("{file} cannot be written"))?;
+        }
+    }
+    Ok((written, left))
+}
+
+/// A text with a result in a place of it.
+fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<String> {
+    let begins_line = place.start == 0 || text.get(..place.start).is_some_and(|text| text.ends_with('\n'));
+    let object = output::yaml(object)?;
+    let indented = object.lines().map(|line| if line.is_empty() { "\n".to_owned() } else { format!("  {line}\n") });
+    let result = format!("{}result:\n{}", if begins_line { "" } else { "\n" }, indented.collect::<String>());
+    let mut edited = text.to_owned();
+    edited.replace_range(place, &result);
+    Ok(edited)
+}
+
+/// Whether an edited text says this result, and beside it what it said before.
+fn says(before: &str, edited: &str, update: &Update) -> bool {
+    let (Ok(before), Ok(after)) = (yaml::documents(before), yaml::documents(edited)) else { return false };
+    before.len() == after.len()
+        && before.iter().zip(&after).all(|(before, after)| {
+            let mut expected = before.to_value();
+            if before.span.start == update.begin
+                && let Some(fields) = expected.as_object_mut()
+            {
+                fields.insert("result".to_owned(), update.object.clone());
+            }
+            after.to_value() == expected
+        })
+}
+
+/// The lines that are replaced; none of them where the result is new.
+fn place(text: &str, update: &Update) -> Option<Range<usize>> {
+    let Some(key) = update.key else {
+        let end = end_of_document(text, update.begin);
+        // In a mapping in braces there is no place for a line.
+        return (!text.get(update.begin..)?.starts_with('{')).then_some(end..end);
+    };
+    let before = text.get(..key)?;
+    if !(before.is_empty() || before.ends_with('\n')) {
+        return None;
+    }
+    let (mut at, mut end) = (key, key);
+    for line in text.get(key..)?.split_inclusive('\n') {
+        let is_blank = line.trim().is_empty();
+        let is_indented = line.starts_with([' ', '\t']);
+        // A comment at the margin may stand in the midst of it.
+        if at > key && !is_blank && !is_indented && !line.starts_with('#') {
+            break;
+        }
+        at += line.len();
+        // Blank lines and comments behind it are not a part of it.
+        if !is_blank && (is_indented || end == key) {
+            end = at;
+        }
+    }
+    Some(key..end)
+}
+
+/// Behind the last line of a document that says something.
+fn end_of_document(text: &str, begin: usize) -> usize {
+    let mut at = begin;
+    let mut end = begin;
+    for line in text.get(begin..).unwrap_or_default().split_inclusive('\n') {
+        if at > begin && (line.trim_end() == "---" || line.starts_with("--- ") || line.trim_end() == "...") {
+            break;
+        }
+        at += line.len();
+        if !line.trim().is_empty() {
+            end = at;
+        }
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn updated(text: &str, updates: &[Update]) -> (String, usize, usize) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        let name = file.path().display().to_string();
+        let updates = updates.iter().map(|update| ("a case".to_owned(), update.clone())).collect();
+        let (written, left) = write(&BTreeMap::from([(name, updates)])).unwrap();
+        (fs::read_to_string(file.path()).unwrap(), written, left.len())
+    }
+
+    fn update(text: &str, key: Option<&str>, begin: &str) -> Update {
+        Update {
+            object: json!({"spec": {"a": "x\n\ny\n"}}),
+            key: key.map(|key| text.find(key).unwrap()),
+            begin: text.find(begin).unwrap(),
+        }
+    }
+
+    const NEW: &str = "result:\n  spec:\n    a: |\n      x\n      \n      y\n";
+
+    #[test]
+    fn only_the_result_is_written_anew() {
+        let text = "# one\nname: a\nresult:\n  old: 1\n  # in it\n\n  more: 2\n\n# behind it\nenv: {}\n---\nname: b\nresult: {old: 1}\n";
+        let second = Update { key: text.rfind("result"), ..update(text, None, "name: b") };
+        let (after, written, left) = updated(text, &[update(text, Some("result"), "name: a"), second]);
+        assert_eq!(after, format!("# one\nname: a\n{NEW}\n# behind it\nenv: {{}}\n---\nname: b\n{NEW}"));
+        assert_eq!((written, left), (2, 0));
+    }
+
+    #[test]
+    fn a_comment_at_the_margin_does_not_end_a_result() {
+        let text = "name: a\nresult:\n  old: 1\n# in it\n  more: 2\n# behind it\nenv: {}\n";
+        let (after, written, left) = updated(text, &[update(text, Some("result"), "name: a")]);
+        assert_eq!(after, format!("name: a\n{NEW}# behind it\nenv: {{}}\n"));
+        assert_eq!((written, left), (1, 0));
+    }
+
+    #[test]
+    fn what_would_not_say_the_result_afterwards_is_left() {
+        // The lines of a text in quotes may begin at the margin.
+        let text = "name: a\nresult: {old: 'a\nb'}\nenv: {}\n";
+        assert_eq!(updated(text, &[update(text, Some("result"), "name: a")]), (text.to_owned(), 0, 1));
+    }
+
+    #[test]
+    fn a_case_that_expects_nothing_yet_gets_a_result_at_its_end() {
+        let text = "name: a\nobject: {}\n\n---\nname: b\nobject: {}";
+        let (after, ..) = updated(text, &[update(text, None, "name: a"), update(text, None, "name: b")]);
+        assert_eq!(after, format!("name: a\nobject: {{}}\n{NEW}\n---\nname: b\nobject: {{}}\n{NEW}"));
+    }
+
+    #[test]
+    fn what_has_no_line_of_its_own_is_left() {
+        let text = "{name: a, result: {}}\n";
+        assert_eq!(updated(text, &[update(text, Some("result"), "{name")]), (text.to_owned(), 0, 1));
+    }
+}

@@ -1,0 +1,95 @@
+//! `pillion uninject`: takes out of manifests what was injected into their pods, by the record that injection left on them.
+//! No profile is needed: what was there before stands in the record.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use pillion_engine::inject::{UndoError, Undone, undo};
+use serde_json::Value;
+
+use crate::inject::objects::{self, Place};
+use crate::inject::shown::{self, Changed, Output};
+use crate::{inject, output};
+
+/// The exit code where something could not be undone.
+const LEFT: u8 = 3;
+
+/// Arguments of `pillion uninject`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UninjectArgs {
+    /// Manifests to take the injection out of, "-" for standard input: pods, workloads with a pod template, and Lists. All
+    /// else passes through. May be given several times.
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// How the result is printed.
+    #[arg(short, long, value_enum, default_value_t = Output::Yaml, value_name = "FORMAT")]
+    output: Output,
+    /// Do not tell what was undone. What could not be undone is told always.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Prints the manifests without what was injected. Nothing is printed on standard output where something is wrong.
+pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
+    let UninjectArgs { files, output, quiet } = args;
+    let documents = match inject::documents(&files) {
+        Ok(documents) => documents,
+        Err(problems) => {
+            output::problems(&problems)?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    let mut changed = Vec::with_capacity(documents.len());
+    let mut left = false;
+    for before in documents {
+        let mut after = before.clone();
+        for place in objects::pods(&before) {
+            let name = place.describe("default");
+            match take_out(&mut after, &place).with_context(|| name.clone())? {
+                None if quiet => {}
+                None => output::tell(&format!("{name}: nothing was injected, as far as its record says"))?,
+                Some(undone) => {
+                    left |= !undone.gone.is_empty();
+                    if !quiet || !undone.gone.is_empty() {
+                        output::tell(&told(&name, &undone))?;
+                    }
+                }
+            }
+        }
+        let patch = serde_json::to_value(json_patch::diff(&before, &after)).context("the patch cannot be written")?;
+        let patch = patch.as_array().cloned().unwrap_or_default();
+        changed.push(Changed { before, after, patch });
+    }
+    shown::print(changed, output, "uninjected", "default")?;
+    Ok(if left { ExitCode::from(LEFT) } else { ExitCode::SUCCESS })
+}
+
+/// Takes the injection out of one pod of a document; `None` if it has no record.
+fn take_out(document: &mut Value, place: &Place) -> anyhow::Result<Option<Undone>> {
+    let Some(pod) = document.pointer_mut(&place.pointer) else { return Ok(None) };
+    let undone = match undo(&pod.to_string()) {
+        Ok(undone) => undone,
+        Err(UndoError::NoRecord) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut object: Value = serde_json::from_str(undone.object.root().raw()).context("what is left is no JSON")?;
+    if let Some(fields) = object.as_object_mut()
+        && fields.get("metadata").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty)
+    {
+        // It was made for the record.
+        fields.shift_remove("metadata");
+    }
+    *pod = object;
+    Ok(Some(undone))
+}
+
+/// What was undone of a pod, for people.
+fn told(name: &str, undone: &Undone) -> String {
+    let profiles = undone.profiles.iter().map(|(profile, revision)| format!("\n  {profile} at {revision}: taken out"));
+    let gone = undone.gone.iter().map(|place| {
+        format!("\n  warning: {place} is not there any more: somebody took it away since, and nothing is done about it")
+    });
+    format!("{name}: uninjected{}{}", profiles.collect::<String>(), gone.collect::<String>())
+}

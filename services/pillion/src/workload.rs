@@ -1,0 +1,126 @@
+//! Whose a pod is, for commands that speak of workloads and not of each pod: the Deployment behind a ReplicaSet, the CronJob
+//! behind a Job, or whatever controls it.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client};
+use pillion_control::audit::kind_with_group;
+
+/// How many owners may be behind one another.
+pub(crate) const MOST_OWNERS: usize = 4;
+
+/// A workload, or a pod that is nobody's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Workload {
+    /// Its namespace.
+    pub(crate) namespace: Box<str>,
+    /// `Deployment`, or `Pod` for one that nobody controls; of a group that is not Kubernetes' own with it:
+    /// `StatefulSet.apps.kruise.io`.
+    pub(crate) kind: Box<str>,
+    /// Its name.
+    pub(crate) name: Box<str>,
+}
+
+impl Workload {
+    /// A workload by its parts.
+    pub(crate) fn new(namespace: &str, kind: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), kind: kind.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+/// Asks who is behind owners, and remembers it.
+pub(crate) struct Owners {
+    client: Client,
+    known: HashMap<Workload, Option<Workload>>,
+}
+
+impl Owners {
+    /// Nothing is known yet.
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, known: HashMap::new() }
+    }
+
+    /// The workload that a pod belongs to in the end; `owner` is the kind and the name of what controls it.
+    ///
+    /// # Errors
+    /// The API server does not say who is behind an owner.
+    pub(crate) async fn workload(
+        &mut self,
+        namespace: &str,
+        pod: &str,
+        owner: Option<(&str, &str)>,
+    ) -> kube::Result<Workload> {
+        let Some((kind, name)) = owner else { return Ok(Workload::new(namespace, "Pod", pod)) };
+        let mut workload = Workload::new(namespace, kind, name);
+        for _ in 0..MOST_OWNERS {
+            match self.behind(&workload).await? {
+                Some(behind) => workload = behind,
+                None => break,
+            }
+        }
+        Ok(workload)
+    }
+
+    async fn behind(&mut self, owner: &Workload) -> kube::Result<Option<Workload>> {
+        if let Some(known) = self.known.get(owner) {
+            return Ok(known.clone());
+        }
+        let (client, name) = (self.client.clone(), &*owner.name);
+        let metadata = match &*owner.kind {
+            "ReplicaSet" => Api::<ReplicaSet>::namespaced(client, &owner.namespace)
+                .get_metadata_opt(name)
+                .await?
+                .map(|found| found.metadata),
+            "Job" => Api::<Job>::namespaced(client, &owner.namespace)
+                .get_metadata_opt(name)
+                .await?
+                .map(|found| found.metadata),
+            _ => None,
+        };
+        let behind = metadata.as_ref().and_then(controller);
+        let behind = behind.map(|(kind, name)| Workload::new(&owner.namespace, &kind, name));
+        self.known.insert(owner.clone(), behind.clone());
+        Ok(behind)
+    }
+}
+
+/// Kind and name of what controls an object, the kind as [`kind_with_group`] has it.
+pub(crate) fn controller(metadata: &ObjectMeta) -> Option<(String, &str)> {
+    let mut references = metadata.owner_references.iter().flatten();
+    let controller = references.find(|reference| reference.controller == Some(true));
+    controller.map(|reference| {
+        (kind_with_group(&reference.api_version, &reference.kind).into_owned(), reference.name.as_str())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_owner_of_another_group_is_none_of_kubernetes_own() {
+        let controlled = |version: &str| -> ObjectMeta {
+            let owner =
+                json!({"apiVersion": version, "kind": "StatefulSet", "name": "db", "uid": "u", "controller": true});
+            serde_json::from_value(json!({"ownerReferences": [owner]})).unwrap()
+        };
+        assert_eq!(controller(&controlled("apps/v1")), Some(("StatefulSet".to_owned(), "db")));
+        assert_eq!(
+            controller(&controlled("apps.kruise.io/v1beta1")),
+            Some(("StatefulSet.apps.kruise.io".to_owned(), "db"))
+        );
+        assert_eq!(controller(&ObjectMeta::default()), None);
+    }
+}

@@ -1,0 +1,437 @@
+//! The chart as helm sees it: it lints, it renders with every kind of values what it ought to, its copies are those of the
+//! repository, and its page says what its values say. That a cluster takes it is shown in `e2e/chart.rs`.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "chart/copies.rs"]
+mod copies;
+#[path = "chart/profiles.rs"]
+mod profiles;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use pillion_testkit::tools;
+use serde_json::{Value as Json, json};
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn chart() -> PathBuf {
+    repository().join("charts/pillion")
+}
+
+/// Runs helm with values as a JSON object.
+fn helm(arguments: &[&str], values: &Json) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("values.json");
+    fs::write(&file, values.to_string()).unwrap();
+    let mut command = Command::new(tools::program("helm").unwrap());
+    // Nothing of whoever runs the tests: no plugins, no repositories, no cluster.
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(variable, folder.path());
+    }
+    command.args(arguments).arg(chart()).arg("--values").arg(&file).output().unwrap()
+}
+
+fn template(name: &str, namespace: &str, values: &Json) -> Result<Vec<Json>, String> {
+    let release = ["template", name, "--namespace", namespace, "--kube-version", "1.36.3"];
+    // `template NAME CHART`: the chart's path comes last but for the flags, which helm takes in any order.
+    let ran = helm(&release, values);
+    if !ran.status.success() {
+        return Err(String::from_utf8(ran.stderr).unwrap());
+    }
+    assert!(ran.stderr.is_empty(), "{}", String::from_utf8_lossy(&ran.stderr));
+    Ok(documents(&String::from_utf8(ran.stdout).unwrap()))
+}
+
+fn documents(text: &str) -> Vec<Json> {
+    let found: Vec<Json> = serde_saphyr::from_multiple(text).unwrap();
+    found.into_iter().filter(|document| !document.is_null()).collect()
+}
+
+fn rendered(values: &Json) -> Vec<Json> {
+    template("pillion", "pillion-system", values).unwrap()
+}
+
+fn text<'j>(object: &'j Json, pointer: &str) -> &'j str {
+    object.pointer(pointer).and_then(Json::as_str).unwrap_or_default()
+}
+
+/// Kind, namespace and name.
+fn identity(object: &Json) -> (String, String, String) {
+    let owned = |pointer| text(object, pointer).to_owned();
+    (owned("/kind"), owned("/metadata/namespace"), owned("/metadata/name"))
+}
+
+fn of_kind<'o>(objects: &'o [Json], kind: &str) -> Vec<&'o Json> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+fn named<'o>(objects: &'o [Json], kind: &str, name: &str) -> &'o Json {
+    let found = of_kind(objects, kind).into_iter().find(|object| object["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("there is no {kind} {name}"))
+}
+
+fn is_hook(object: &Json) -> bool {
+    object["metadata"]["annotations"].get("helm.sh/hook").is_some()
+}
+
+/// The folders of shipped profiles.
+fn shipped() -> Vec<String> {
+    let folders = fs::read_dir(repository().join("profiles")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = folders.filter(|folder| folder.join("profile.yaml").exists());
+    let mut names: Vec<_> = folders.map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    names.sort();
+    assert!(names.len() > 20, "{names:?}");
+    names
+}
+
+/// Everything that can be switched on.
+fn everything() -> Json {
+    json!({
+        "profiles": shipped(), "optIn": ["istio-injection=enabled"], "excludedNamespaces": ["vault"],
+        "imagePullSecrets": [{"name": "registry"}], "commonLabels": {"team": "platform"},
+        "image": {"registry": "registry.example.com", "digest": format!("sha256:{}", "0".repeat(64))},
+        "webhook": {
+            "autoscaling": {"enabled": true}, "hostNetwork": true, "port": 10443, "metricsPort": 10090, "listenAddress": "[::]",
+            "policy": {"cluster": {"region": "eu-west-1"}, "guardrails": {"registries": ["ghcr.io/team"]}},
+            "extraArgs": ["--client-name=kube-apiserver"], "extraEnv": [{"name": "A", "value": "b"}],
+            "extraVolumes": [{"name": "v", "emptyDir": {}}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity": {}}, "podAnnotations": {"a": "b"},
+            "podLabels": {"a": "b"},
+        },
+        "controller": {"policy": {"webhooks": {"timeoutRequired": "5s"}}, "podLabels": {"a": "b"}},
+        "service": {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
+        "rbac": {"extraLookups": [{"resource": "configmaps"}, {"group": "example.com", "resource": "things"}]},
+        "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
+        "metrics": {"serviceMonitor": {"enabled": true, "labels": {"a": "b"}}, "prometheusRule": {"enabled": true}},
+        "dashboards": {"enabled": true, "annotations": {"grafana_folder": "Pillion"}},
+    })
+}
+
+/// The values that are rendered and linted, each with a name.
+fn value_sets() -> Vec<(String, Json)> {
+    let mut sets = vec![
+        ("none".to_owned(), json!({})),
+        ("everything".to_owned(), everything()),
+        (
+            "nothing".to_owned(),
+            json!({
+                "rbac": {"held": false, "lookups": false, "aggregate": false}, "guardrails": {"authors": false, "records": false, "inlineSecrets": {"enabled": false}},
+                "crds": {"upgrade": false}, "uninstall": {"enabled": false}, "networkPolicy": {"enabled": false},
+                "metrics": {"service": false}, "webhook": {"maxUnavailable": null, "spreadOver": []},
+                "controller": {"maxUnavailable": null, "spreadOver": []}, "priorityClassName": "",
+            }),
+        ),
+    ];
+    sets.extend(shipped().into_iter().map(|name| (name.clone(), json!({"profiles": [name]}))));
+    sets
+}
+
+#[test]
+fn helm_lint_is_strict_and_content() {
+    for (name, values) in value_sets() {
+        let ran = helm(&["lint", "--strict"], &values);
+        let told = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{name}: {told}");
+        assert!(!told.contains("[WARNING]") && !told.contains("[ERROR]"), "{name}: {told}");
+    }
+}
+
+#[test]
+fn what_is_rendered_has_one_name_each_and_nothing_that_the_controller_makes() {
+    for (name, values) in value_sets() {
+        let objects = rendered(&values);
+        let mut seen = BTreeSet::new();
+        for object in &objects {
+            let (kind, namespace, object_name) = identity(object);
+            assert!(
+                seen.insert((kind.clone(), namespace.clone(), object_name.clone())),
+                "{name}: {kind} {object_name} twice"
+            );
+            let made =
+                ["Secret", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Lease", "EndpointSlice"];
+            assert!(!made.contains(&&*kind), "{name}: {kind} {object_name}");
+            assert!(!(kind == "ConfigMap" && object_name == "pillion"), "the kill switch is a person's alone");
+            assert_eq!(
+                object["metadata"]["labels"]["app.kubernetes.io/instance"], "pillion",
+                "{name}: {kind} {object_name}"
+            );
+            let cluster_wide = kind.starts_with("Cluster") || kind.starts_with("Validating");
+            assert_eq!(cluster_wide, namespace.is_empty(), "{name}: {kind} {object_name} in {namespace:?}");
+        }
+    }
+}
+
+/// The pods of a release.
+fn pods(objects: &[Json]) -> Vec<(String, &Json)> {
+    let workloads = objects.iter().filter(|object| object["kind"] == "Deployment" || object["kind"] == "Job");
+    workloads.map(|workload| (identity(workload).2, &workload["spec"]["template"])).collect()
+}
+
+#[test]
+fn every_pod_is_restricted_spread_and_ends_after_its_connections() {
+    for (set, values) in [("none", json!({})), ("everything", everything())] {
+        let objects = rendered(&values);
+        let pods = pods(&objects);
+        assert_eq!(pods.len(), 4, "webhook, controller and two jobs");
+        for (name, pod) in pods {
+            let spec = &pod["spec"];
+            let context = &spec["securityContext"];
+            assert_eq!(context["runAsNonRoot"], true, "{name}");
+            assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+            for container in spec["containers"].as_array().unwrap() {
+                let context = &container["securityContext"];
+                assert_eq!(context["allowPrivilegeEscalation"], false, "{name}");
+                assert_eq!(context["readOnlyRootFilesystem"], true, "{name}");
+                assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}), "{name}");
+                assert!(container["resources"]["limits"]["memory"].is_string(), "{name}");
+                let image = text(container, "/image");
+                let expected = if set == "none" { "pillion:0.1.0" } else { "registry.example.com/pillion@sha256:000" };
+                assert!(image.starts_with(expected), "{image}");
+            }
+            assert_eq!(spec["priorityClassName"], "system-cluster-critical", "{name}");
+        }
+        let webhook = &named(&objects, "Deployment", "pillion-webhook")["spec"];
+        // The default of connections.drainDeadline is 100 s.
+        assert!(webhook["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() > 100);
+        assert_eq!(webhook["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap().len(), 2);
+        // On the nodes' network one has to go before another can come.
+        assert_eq!(webhook["strategy"]["rollingUpdate"]["maxUnavailable"], u64::from(set == "everything"));
+        assert_eq!(webhook.get("replicas").is_none(), set == "everything", "with an HPA there are none");
+        assert_eq!(of_kind(&objects, "HorizontalPodAutoscaler").len(), usize::from(set == "everything"));
+        assert_eq!(of_kind(&objects, "PodDisruptionBudget").len(), 2);
+        for component in ["webhook", "controller"] {
+            let name = format!("pillion-{component}");
+            let deployment = &named(&objects, "Deployment", &name)["spec"];
+            assert_eq!(deployment["template"]["spec"]["serviceAccountName"], name);
+            let labels = deployment["template"]["metadata"]["labels"].as_object().unwrap();
+            let selected =
+                |selector: &Json| selector.as_object().unwrap().iter().all(|(key, value)| labels[key] == *value);
+            assert!(selected(&deployment["selector"]["matchLabels"]));
+            let budget = named(&objects, "PodDisruptionBudget", &name);
+            assert!(selected(&budget["spec"]["selector"]["matchLabels"]));
+        }
+        let service = named(&objects, "Service", "pillion");
+        assert_eq!(service["spec"]["selector"]["app.kubernetes.io/component"], "webhook");
+        assert_eq!(service["spec"]["ports"][0]["name"], "https", "by this name endpoints are probed");
+    }
+}
+
+/// The arguments of a Deployment's container that begin so.
+fn arguments(objects: &[Json], component: &str, flag: &str) -> String {
+    let deployment = named(objects, "Deployment", &format!("pillion-{component}"));
+    let all = deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+    let mut found = all.iter().filter_map(|argument| argument.as_str().unwrap().strip_prefix(flag));
+    found.next().unwrap_or_else(|| panic!("{component} has no {flag}")).to_owned()
+}
+
+#[test]
+fn processes_listen_where_the_services_may_send_api_servers() {
+    for (service, expected) in [
+        (json!({}), "0.0.0.0"),
+        (json!({"ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack"}), "0.0.0.0"),
+        (json!({"ipFamilies": ["IPv6"]}), "[::]"),
+        (json!({"ipFamilies": ["IPv4", "IPv6"]}), "[::]"),
+        (json!({"ipFamilyPolicy": "PreferDualStack"}), "[::]"),
+        (json!({"ipFamilyPolicy": "RequireDualStack"}), "[::]"),
+    ] {
+        let objects = rendered(&json!({"service": service}));
+        for (component, flag, port) in [
+            ("webhook", "--listen=", 8443),
+            ("webhook", "--metrics-listen=", 9090),
+            ("controller", "--canary-listen=", 8443),
+            ("controller", "--metrics-listen=", 9090),
+        ] {
+            assert_eq!(arguments(&objects, component, flag), format!("{expected}:{port}"), "{service}");
+        }
+        for name in ["pillion", "pillion-webhook-metrics", "pillion-controller-metrics"] {
+            let spec = &named(&objects, "Service", name)["spec"];
+            for field in ["ipFamilies", "ipFamilyPolicy"] {
+                assert_eq!(spec.get(field), service.get(field), "{service}: {name}");
+            }
+        }
+        // The leader writes its one slice, of the family of its pod.
+        let canary = &named(&objects, "Service", "pillion-canary")["spec"];
+        assert_eq!((canary.get("ipFamilies"), canary.get("ipFamilyPolicy")), (None, None), "{service}");
+    }
+    let given =
+        rendered(&json!({"webhook": {"listenAddress": "[fd00::1]"}, "controller": {"listenAddress": "10.0.0.1"}}));
+    assert_eq!(arguments(&given, "webhook", "--listen="), "[fd00::1]:8443");
+    assert_eq!(arguments(&given, "controller", "--canary-listen="), "10.0.0.1:8443");
+}
+
+#[test]
+fn on_the_nodes_network_a_rollout_waits_for_ports_and_not_for_ever() {
+    let none = rendered(&json!({}));
+    let host = rendered(&json!({
+        "webhook": {"hostNetwork": true, "port": 10250}, "controller": {"hostNetwork": true, "port": 10260, "metricsPort": 9091},
+    }));
+    for (component, before) in [("webhook", json!({"maxSurge": 1, "maxUnavailable": 0})), ("controller", Json::Null)] {
+        let name = format!("pillion-{component}");
+        let spec = &named(&none, "Deployment", &name)["spec"];
+        assert_eq!(spec["strategy"]["rollingUpdate"], before);
+        assert_eq!(spec["template"]["spec"].get("hostNetwork"), None);
+        let spec = &named(&host, "Deployment", &name)["spec"];
+        assert_eq!(spec["strategy"]["rollingUpdate"], json!({"maxSurge": 0, "maxUnavailable": 1}), "{component}");
+        assert_eq!(spec["template"]["spec"]["hostNetwork"], true);
+        assert_eq!(spec["template"]["spec"]["dnsPolicy"], "ClusterFirstWithHostNet");
+    }
+    assert_eq!(arguments(&host, "webhook", "--listen="), "0.0.0.0:10250");
+    let ports = &named(&host, "Deployment", "pillion-webhook")["spec"]["template"]["spec"]["containers"][0]["ports"];
+    assert_eq!(ports[0], json!({"name": "https", "containerPort": 10250, "protocol": "TCP"}));
+    assert_eq!(named(&host, "NetworkPolicy", "pillion-webhook")["spec"]["ingress"][0]["ports"][0]["port"], 10250);
+}
+
+#[test]
+fn every_pod_is_pulled_with_the_same_secrets_and_by_the_same_digest() {
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let values = json!({
+        "imagePullSecrets": [{"name": "registry"}], "image": {"registry": "registry.example.com", "digest": digest, "tag": "v9"},
+    });
+    let objects = rendered(&values);
+    let pods = pods(&objects);
+    assert_eq!(pods.len(), 4);
+    for (name, pod) in pods {
+        assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "registry"}]), "{name}");
+        assert_eq!(pod["spec"]["containers"][0]["image"], format!("registry.example.com/pillion@{digest}"), "{name}");
+    }
+}
+
+#[test]
+fn a_pod_of_the_jobs_is_in_no_service_and_no_budget() {
+    let objects = rendered(&json!({}));
+    for job in of_kind(&objects, "Job") {
+        let component = &job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"];
+        assert!(component == "crds" || component == "uninstall", "{component}");
+    }
+}
+
+#[test]
+fn both_policies_come_from_the_values_and_the_program_takes_them() {
+    let folder = tempfile::tempdir().unwrap();
+    for (set, values) in [("none", json!({})), ("everything", everything())] {
+        let objects = rendered(&values);
+        for component in ["webhook", "controller"] {
+            let config = named(&objects, "ConfigMap", &format!("pillion-{component}"));
+            let file = folder.path().join(format!("{set}-{component}.yaml"));
+            fs::write(&file, text(config, "/data/policy.yaml")).unwrap();
+            let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));
+            let ran = command.args([component, "--check-config", "--config"]).arg(&file).output().unwrap();
+            assert!(ran.status.success(), "{component}: {}", String::from_utf8_lossy(&ran.stderr));
+            let policy = &documents(std::str::from_utf8(&ran.stdout).unwrap())[0];
+            let wanted = if set == "none" { json!([]) } else { json!(["istio-injection=enabled"]) };
+            let opt_in = if component == "webhook" { "/namespaces/optIn" } else { "/webhooks/optIn" };
+            assert_eq!(policy.pointer(opt_in), Some(&wanted), "{policy}");
+            if component == "webhook" {
+                assert_eq!(policy["guardrails"]["recordDecisions"], true, "what the policy in the API server asks for");
+            }
+            if set == "everything" && component == "webhook" {
+                assert_eq!(policy["cluster"]["region"], "eu-west-1");
+            } else if set == "everything" {
+                assert_eq!(policy["webhooks"]["excludedNamespaces"], json!(["vault"]));
+                assert_eq!(policy["webhooks"]["timeoutRequired"], "5s");
+            }
+        }
+    }
+}
+
+/// Without what a chart adds to every object.
+fn bare(mut object: Json) -> Json {
+    let metadata = object["metadata"].as_object_mut().unwrap();
+    metadata.remove("labels");
+    object
+}
+
+const RBAC: [&str; 5] = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
+
+fn rules(objects: impl IntoIterator<Item = Json>) -> BTreeMap<(String, String, String), Json> {
+    let all = objects.into_iter().filter(|object| RBAC.contains(&text(object, "/kind")) && !is_hook(object));
+    all.map(|object| (identity(&object), bare(object))).collect()
+}
+
+#[test]
+fn the_rights_are_those_of_deploy_and_nothing_else() {
+    let mut expected = BTreeMap::new();
+    for file in ["webhook.yaml", "controller.yaml"] {
+        let file = fs::read_to_string(repository().join("deploy/rbac").join(file)).unwrap();
+        expected.extend(rules(documents(&file)));
+    }
+    let mut found = rules(rendered(&json!({})));
+    // What tenants may do is the chart's own.
+    for role in ["pillion-view", "pillion-edit"] {
+        let role = found.remove(&("ClusterRole".to_owned(), String::new(), role.to_owned())).unwrap();
+        for rule in role["rules"].as_array().unwrap() {
+            let resources = rule["resources"].to_string();
+            assert!(!resources.contains("status") && !resources.contains("cluster"), "{rule}");
+            assert!(!resources.contains("revisions") || rule["verbs"] == json!(["get", "list", "watch"]), "{rule}");
+        }
+    }
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (name, object) in &expected {
+        assert_eq!(found[name], *object, "{name:?}");
+    }
+
+    let without = rules(rendered(&json!({"rbac": {"held": false, "lookups": false, "aggregate": false}})));
+    assert!(without.keys().all(|(_, _, name)| !name.ends_with("held") && !name.ends_with("lookups")), "{without:?}");
+    assert_eq!(without.len(), expected.len() - 5);
+}
+
+#[test]
+fn every_name_follows_the_release() {
+    for (name, values) in [("edge", json!({})), ("x", json!({"fullnameOverride": "edge"}))] {
+        let objects = template(name, "platform", &values).unwrap();
+        for object in &objects {
+            assert!(text(object, "/metadata/name").starts_with("edge"), "{:?}", identity(object));
+            let mut object = object.to_string();
+            for wire in ["pillion.dev", "pillion:0.1.0", "/etc/pillion", "name\":\"pillion\"", "pillion-0.1.0"] {
+                object = object.replace(wire, "");
+            }
+            assert!(!object.contains("pillion-system") && !object.contains("\"pillion"), "{object}");
+        }
+        let secrets = &named(&objects, "Role", "edge-webhook")["rules"][0];
+        assert_eq!(secrets["resourceNames"], json!(["edge-serving"]));
+    }
+}
+
+#[test]
+fn the_canarys_service_is_the_one_of_the_program() {
+    let release = pillion_control::Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+    let expected = serde_json::to_value(pillion_control::canary::service(&release).unwrap()).unwrap();
+    let objects = rendered(&json!({}));
+    assert_eq!(bare(named(&objects, "Service", "pillion-canary").clone()), expected);
+}
+
+#[test]
+fn wrong_values_are_refused() {
+    for (values, expected) in [
+        (json!({"webhok": {}}), "webhok"),
+        (json!({"webhook": {"replica": 2}}), "replica"),
+        (json!({"webhook": {"port": 0}}), "port"),
+        (json!({"image": {"digest": "latest"}}), "digest"),
+        (json!({"optIn": ["istio-injection"]}), "optIn"),
+        (json!({"webhook": {"policy": {"kind": "WebhookPolicy"}}}), "policy"),
+        (json!({"rbac": {"extraLookups": [{"resource": "secrets"}]}}), "Secrets are never looked up"),
+        (json!({"metrics": {"service": false, "serviceMonitor": {"enabled": true}}}), "needs metrics.service"),
+        (json!({"fullnameOverride": "p".repeat(53)}), "fullnameOverride"),
+        (
+            json!({"webhook": {"listenAddress": "0.0.0.0"}, "service": {"ipFamilyPolicy": "RequireDualStack"}}),
+            "webhook.listenAddress: nobody can call 0.0.0.0 by IPv6",
+        ),
+        (
+            json!({"controller": {"listenAddress": "10.0.0.1"}, "service": {"ipFamilies": ["IPv6"]}}),
+            "controller.listenAddress: nobody can call 10.0.0.1 by IPv6",
+        ),
+        (
+            json!({"webhook": {"hostNetwork": true}, "controller": {"hostNetwork": true, "port": 9443}}),
+            "both want port 9090",
+        ),
+    ] {
+        let error = template("pillion", "pillion-system", &values).unwrap_err();
+        assert!(error.contains(expected), "{values}: {error}");
+    }
+}

@@ -1,0 +1,417 @@
+//! `dashboards/`: each is what its source says, each query of each panel is run by a real Prometheus that scrapes the real
+//! program, and nothing stays empty; each alert has its runbook, and fires and does not fire where it should.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test says what is wrong by panicking, also in its helpers"
+)]
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pillion_testkit::tools;
+use serde_json::Value;
+use support::dashboards::{Source, metrics_of};
+use support::eventually;
+use support::metrics_page::{page, page_of};
+use support::prometheus::Prometheus;
+use support::replicas::{Controller, Dev, TENANTS, Webhook};
+
+/// Writes the dashboards instead of comparing them.
+const WRITE: &str = "PILLION_WRITE_DASHBOARDS";
+/// What panels show of API servers. They are scraped in `tests/e2e/dashboards.rs`.
+const OF_API_SERVERS: &str = "apiserver";
+/// Metrics that no panel shows, and why.
+const NOT_SHOWN: [&str; 0] = [];
+
+/// What runbooks ask of kubectl.
+const VERBS: [&str; 9] = ["apply", "auth", "delete", "describe", "get", "label", "logs", "patch", "rollout"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name).canonicalize().unwrap()
+}
+
+/// The files of a folder with this ending, by name without it.
+fn files(name: &str, ending: &str) -> BTreeMap<String, String> {
+    let entries = fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
+    let wanted = entries.filter(|path| path.extension().is_some_and(|extension| extension == ending));
+    wanted
+        .map(|path| (path.file_stem().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap()))
+        .collect()
+}
+
+fn dashboards() -> BTreeMap<String, Value> {
+    let files = files("dashboards", "json");
+    files.into_iter().map(|(name, text)| (name, serde_json::from_str(&text).unwrap())).collect()
+}
+
+/// The panels of a dashboard, without the headings of rows.
+fn panels(dashboard: &Value) -> Vec<&Value> {
+    let panels = dashboard["panels"].as_array().unwrap();
+    panels.iter().filter(|panel| panel["type"] != "row").collect()
+}
+
+/// The queries of a panel.
+fn queries(panel: &Value) -> Vec<&str> {
+    panel["targets"].as_array().unwrap().iter().map(|target| target["expr"].as_str().unwrap()).collect()
+}
+
+/// A query as Grafana would send it, with windows of seconds.
+fn filled_in(query: &str) -> String {
+    let values =
+        [("$__rate_interval", "8s"), ("$__range", "1m"), ("$namespace", ".*"), ("$job", ".+"), ("$instance", ".+")];
+    let query = values.iter().fold(query.to_owned(), |query, (name, value)| query.replace(name, value));
+    assert!(!query.contains('$'), "a variable that Grafana does not know: {query}");
+    query
+}
+
+/// A rule of `dashboards/rules`.
+#[derive(Debug)]
+struct Rule {
+    file: String,
+    rule: Value,
+}
+
+impl Rule {
+    fn text(&self, pointer: &str) -> &str {
+        self.rule.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+fn rules() -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for (file, text) in files("dashboards/rules", "yaml") {
+        let content: Value = serde_saphyr::from_str(&text).unwrap();
+        for group in content["groups"].as_array().unwrap() {
+            rules.extend(
+                group["rules"].as_array().unwrap().iter().map(|rule| Rule { file: file.clone(), rule: rule.clone() }),
+            );
+        }
+    }
+    rules
+}
+
+fn alerts() -> Vec<Rule> {
+    rules().into_iter().filter(|rule| rule.rule.get("alert").is_some()).collect()
+}
+
+/// All metrics that the program is said to have, with the series of histograms.
+fn documented() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (name, metric) in page().metrics.into_iter().chain(page_of("controller-metrics.md").metrics) {
+        if metric.kind == "histogram" {
+            names.extend(["_bucket", "_sum", "_count"].map(|suffix| format!("{name}{suffix}")));
+        } else {
+            names.insert(name);
+        }
+    }
+    names
+}
+
+#[test]
+fn the_dashboards_are_what_their_sources_say() {
+    let sources = files("dashboards/source", "yaml");
+    let written: BTreeSet<_> = dashboards().into_keys().collect();
+    let write = std::env::var_os(WRITE).is_some();
+    for (name, text) in &sources {
+        let rendered = serde_json::to_string_pretty(&Source::read(text).render(name)).unwrap() + "\n";
+        let path = folder("dashboards").join(format!("{name}.json"));
+        if write {
+            fs::write(&path, rendered).unwrap();
+        } else {
+            let same = fs::read_to_string(&path).is_ok_and(|text| text == rendered);
+            assert!(same, "{} is not what its source says: `just dashboards` writes it", path.display());
+        }
+    }
+    assert!(write || written == sources.into_keys().collect(), "a dashboard has no source: {written:?}");
+}
+
+#[test]
+fn dashboards_are_as_grafana_and_people_need_them() {
+    let dashboards = dashboards();
+    assert_eq!(dashboards.len(), 7);
+    let uids: BTreeSet<_> = dashboards.values().map(|dashboard| dashboard["uid"].as_str().unwrap()).collect();
+    assert_eq!(uids.len(), dashboards.len());
+    for (name, dashboard) in &dashboards {
+        assert_eq!(dashboard["editable"], false);
+        let ids: Vec<_> = dashboard["panels"].as_array().unwrap().iter().map(|panel| panel["id"].as_u64()).collect();
+        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{name}: ids are there twice");
+        let variables = dashboard["templating"]["list"].as_array().unwrap();
+        let names: Vec<_> = variables.iter().map(|variable| variable["name"].as_str().unwrap()).collect();
+        let expected: &[_] = if name == OF_API_SERVERS {
+            &["datasource", "job", "instance"]
+        } else {
+            &["datasource", "namespace", "job", "instance"]
+        };
+        assert_eq!(names, expected, "{name}");
+        let mut places = BTreeSet::new();
+        for panel in panels(dashboard) {
+            let title = format!("{name}: {}", panel["title"]);
+            assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
+            for text in ["/title", "/description", "/fieldConfig/defaults/unit"] {
+                assert!(
+                    panel.pointer(text).and_then(Value::as_str).is_some_and(|text| !text.is_empty()),
+                    "{title}: {text}"
+                );
+            }
+            for column in 0..panel["gridPos"]["w"].as_u64().unwrap() {
+                let cell = (panel["gridPos"]["x"].as_u64().unwrap() + column, panel["gridPos"]["y"].as_u64().unwrap());
+                assert!(cell.0 < 24 && places.insert(cell), "{title} lies over another panel, or beyond the edge");
+            }
+            for target in panel["targets"].as_array().unwrap() {
+                assert_eq!(target["datasource"]["uid"], "${datasource}", "{title}");
+                sound(&title, target["expr"].as_str().unwrap());
+            }
+        }
+    }
+}
+
+/// What is to be kept by every query of a panel.
+fn sound(title: &str, query: &str) {
+    for name in metrics_of(query) {
+        let behind: Vec<_> = query.split(&*name).skip(1).filter(|rest| !rest.starts_with(['_', ':'])).collect();
+        for rest in behind {
+            let selector = rest
+                .strip_prefix('{')
+                .and_then(|rest| rest.split_once('}'))
+                .unwrap_or_else(|| panic!("{title}: {query}"))
+                .0;
+            assert!(selector.contains(r#"job=~"$job", instance=~"$instance""#), "{title}: {query}");
+            let window = rest.split_once('}').unwrap().1;
+            let is_counter = ["_total", "_bucket", "_sum", "_count"].iter().any(|suffix| name.ends_with(suffix));
+            if is_counter {
+                let wanted = ["[$__rate_interval]", "[$__range]"];
+                assert!(
+                    wanted.iter().any(|wanted| window.starts_with(wanted)),
+                    "{title}: a counter without its rate: {query}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_metric_is_documented_and_every_documented_one_is_shown() {
+    let documented = documented();
+    let mut shown = BTreeSet::new();
+    for (name, dashboard) in dashboards() {
+        for query in panels(&dashboard).into_iter().flat_map(queries) {
+            for metric in metrics_of(query).into_iter().filter(|_| name != OF_API_SERVERS) {
+                assert!(documented.contains(&metric), "{name}: {metric} is not on a page of metrics: {query}");
+                shown.insert(metric);
+            }
+        }
+    }
+    let recorded: BTreeSet<_> = rules().iter().map(|rule| rule.text("/record").to_owned()).collect();
+    for rule in rules() {
+        for metric in metrics_of(rule.text("/expr")).into_iter().filter(|name| !name.starts_with("apiserver_")) {
+            assert!(
+                documented.contains(&metric) || recorded.contains(&metric),
+                "{}: {metric} is not on a page",
+                rule.file
+            );
+        }
+    }
+    let family = |name: &str| {
+        let suffixes = ["_bucket", "_sum", "_count"];
+        suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name).to_owned()
+    };
+    let shown: BTreeSet<_> = shown.iter().map(|name| family(name)).collect();
+    let missing: Vec<_> = documented
+        .iter()
+        .map(|name| family(name))
+        .filter(|name| !shown.contains(name) && !NOT_SHOWN.contains(&&**name))
+        .collect();
+    assert!(missing.is_empty(), "no panel shows {missing:?}");
+}
+
+#[test]
+fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
+    let (dev, webhook, controller) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]), Controller::start());
+    let config = format!(
+        "scrape_configs:\n\
+         - {{job_name: pillion, static_configs: [{{targets: {:?}, labels: {{namespace: pillion-system}}}}]}}\n\
+         - {{job_name: pillion-controller, static_configs: [{{targets: {:?}, labels: {{namespace: pillion-system}}}}]}}\n",
+        [&dev.operations, &webhook.operations],
+        [&controller.operations]
+    );
+    let prometheus = Prometheus::with(&config, &[]);
+    eventually("all are scraped", || (prometheus.query("sum(up)").unwrap() == [3.0]).then_some(()));
+    let load = || {
+        dev.inject("");
+        dev.send_nonsense();
+    };
+    let sources = files("dashboards/source", "yaml");
+    let idle: BTreeSet<_> = sources
+        .iter()
+        .flat_map(|(name, text)| {
+            let rows = Source::read(text).rows.into_iter().flat_map(|row| row.panels);
+            rows.filter(|panel| panel.idle.is_some()).map(|panel| (name.clone(), panel.title)).collect::<Vec<_>>()
+        })
+        .collect();
+    let mut asked = 0;
+    for (name, dashboard) in dashboards() {
+        for panel in panels(&dashboard) {
+            let title = panel["title"].as_str().unwrap();
+            for query in queries(panel).into_iter().map(filled_in) {
+                asked += 1;
+                if name == OF_API_SERVERS || idle.contains(&(name.clone(), title.to_owned())) {
+                    prometheus.query(&query).unwrap_or_else(|error| panic!("{name}: {title}: {query}\n{error}"));
+                    continue;
+                }
+                eventually(&format!("{name}: {title}: {query}\nfinds something that is a number"), || {
+                    load();
+                    let values =
+                        prometheus.query(&query).unwrap_or_else(|error| panic!("{name}: {title}: {query}\n{error}"));
+                    (!values.is_empty() && values.iter().any(|value| !value.is_nan())).then_some(())
+                });
+            }
+        }
+    }
+    assert!(asked > 100, "{asked} queries");
+    for rule in rules() {
+        let query = rule.text("/expr");
+        prometheus.query(query).unwrap_or_else(|error| panic!("{}: {query}\n{error}", rule.file));
+        // The series that it is about are there, whether it is raised or not.
+        for metric in
+            metrics_of(query).into_iter().filter(|name| !name.starts_with("apiserver_") && !name.contains(':'))
+        {
+            // Again, where a scrape was too slow: for a moment nothing is there then.
+            eventually(&format!("{}: somebody exports {metric}: {query}", rule.file), || {
+                (!prometheus.query(&format!("count({metric})")).unwrap().is_empty()).then_some(())
+            });
+        }
+    }
+    println!("{asked} queries of panels, {} rules", rules().len());
+}
+
+/// Runs promtool in a folder of the rules. What it says if it fails.
+fn promtool(arguments: &[&str], files: &[PathBuf]) -> Result<String, String> {
+    let output = Command::new(tools::program("promtool").unwrap()).args(arguments).args(files).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(said) } else { Err(said) }
+}
+
+fn paths(name: &str) -> Vec<PathBuf> {
+    files(name, "yaml").into_keys().map(|file| folder(name).join(file + ".yaml")).collect()
+}
+
+#[test]
+fn promtool_passes_the_rules_and_their_tests() {
+    let rules = paths("dashboards/rules");
+    promtool(&["check", "rules", "--lint=all", "--lint-fatal"], &rules).unwrap_or_else(|said| panic!("{said}"));
+    let said = promtool(&["test", "rules"], &paths("dashboards/rules/tests")).unwrap_or_else(|said| panic!("{said}"));
+    println!("{said}");
+}
+
+#[test]
+fn every_alert_is_tested_to_fire_and_not_to() {
+    let (mut fires, mut rests) = (BTreeSet::new(), BTreeSet::new());
+    for text in files("dashboards/rules/tests", "yaml").into_values() {
+        let content: Value = serde_saphyr::from_str(&text).unwrap();
+        for test in content["tests"].as_array().unwrap() {
+            for case in test["alert_rule_test"].as_array().into_iter().flatten() {
+                let name = case["alertname"].as_str().unwrap().to_owned();
+                let raised = case["exp_alerts"].as_array().is_some_and(|alerts| !alerts.is_empty());
+                if raised {
+                    fires.insert(name)
+                } else {
+                    rests.insert(name)
+                };
+            }
+        }
+    }
+    let alerts: BTreeSet<_> = alerts().iter().map(|rule| rule.text("/alert").to_owned()).collect();
+    assert_eq!(fires, alerts, "left: tested to fire; right: the alerts");
+    assert_eq!(rests, alerts, "left: tested not to fire; right: the alerts");
+}
+
+#[test]
+fn every_alert_says_what_it_is_and_has_its_runbook() {
+    let mut names = BTreeSet::new();
+    for rule in alerts() {
+        let name = rule.text("/alert");
+        assert!(names.insert(name.to_owned()), "{name} is there twice");
+        assert!(name.starts_with("Pillion"), "{name}");
+        assert!(["critical", "warning", "info"].contains(&rule.text("/labels/severity")), "{name}");
+        for annotation in ["summary", "description"] {
+            let text = rule.rule["annotations"][annotation].as_str().unwrap_or_default();
+            assert!(text.len() > 20 && text.ends_with('.'), "{name}: {annotation}: {text:?}");
+        }
+        let url = format!("{}/blob/main/docs/runbooks/{name}.md", env!("CARGO_PKG_REPOSITORY"));
+        assert_eq!(rule.text("/annotations/runbook_url"), url);
+    }
+    let runbooks: BTreeSet<_> = files("docs/runbooks", "md").into_keys().filter(|name| name != "README").collect();
+    assert_eq!(runbooks, names, "left: runbooks; right: alerts");
+    let index = fs::read_to_string(folder("docs/runbooks").join("README.md")).unwrap();
+    for name in &names {
+        assert!(index.contains(&format!("({name}.md)")), "docs/runbooks/README.md does not name {name}");
+    }
+}
+
+#[test]
+fn runbooks_are_whole_and_their_commands_exist() {
+    let known = documented();
+    let mut helps = BTreeMap::new();
+    for (name, text) in files("docs/runbooks", "md").into_iter().filter(|(name, _)| name != "README") {
+        let headings: Vec<_> = text.lines().filter(|line| line.starts_with('#')).collect();
+        let title = format!("# {name}");
+        assert_eq!(headings, [&*title, "## What it means", "## How to see it", "## What to do"], "{name}");
+        for word in text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_') {
+            let is_metric = word.starts_with("pillion_");
+            let is_known = known.contains(word) || known.contains(&format!("{word}_bucket"));
+            assert!(!is_metric || is_known, "{name}: there is no metric {word}");
+        }
+        for link in text.split("](").skip(1).map(|rest| rest.split([')', '#']).next().unwrap()) {
+            let there = link.is_empty() || folder("docs/runbooks").join(link).exists();
+            assert!(there || link.starts_with("https://"), "{name}: a link to {link}");
+        }
+        let mut inside = false;
+        for line in text.lines() {
+            if line.starts_with("```") {
+                inside = line == "```sh";
+            } else if inside {
+                check_commands(&name, line, &mut helps);
+            } else {
+                line.split('`').skip(1).step_by(2).for_each(|code| check_commands(&name, code, &mut helps));
+            }
+        }
+    }
+}
+
+/// The commands of a line are there, with these subcommands and options.
+fn check_commands(name: &str, line: &str, helps: &mut BTreeMap<Vec<String>, String>) {
+    for command in line.split(" | ") {
+        let words: Vec<_> = command.split_whitespace().take_while(|word| *word != "#").collect();
+        match words.as_slice() {
+            ["pillion", rest @ ..] if !rest.is_empty() => check_command(name, line, rest, helps),
+            ["kubectl", rest @ ..] => {
+                let verb = rest.iter().position(|word| VERBS.contains(word));
+                assert!(verb.is_some_and(|index| index <= 2), "{name}: {line}");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The command has these subcommands and options.
+fn check_command(name: &str, line: &str, words: &[&str], helps: &mut BTreeMap<Vec<String>, String>) {
+    let command: Vec<_> =
+        words.iter().take_while(|word| word.chars().all(|letter| letter.is_ascii_lowercase())).collect();
+    let command: Vec<String> = command.into_iter().map(|word| (**word).to_owned()).collect();
+    let help = helps.entry(command.clone()).or_insert_with(|| {
+        let output = Command::new(env!("CARGO_BIN_EXE_pillion")).args(&command).arg("--help").output().unwrap();
+        assert!(output.status.success(), "{name}: {line}\n{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    });
+    for option in words.iter().filter(|word| word.starts_with('-')) {
+        let option = option.split('=').next().unwrap();
+        assert!(help.contains(option), "{name}: {line}: there is no {option}");
+    }
+}

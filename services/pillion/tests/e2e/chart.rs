@@ -1,0 +1,278 @@
+//! The chart on a real API server, by the real helm: installed, upgraded and deleted. Nothing runs pods here, so the test is
+//! the kubelet: it starts the real program with the arguments, the policy files and the service accounts that stand in the
+//! cluster, and runs the jobs that helm waits for.
+
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use pillion_testkit::control_plane::client_of;
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::replica::Role;
+use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, eventually, isolated, register_service, tools};
+use serde_json::{Value as Json, json};
+
+use crate::managed::controller;
+use crate::rbac::{kubeconfig, refusals};
+use crate::rig::{Rig, SOON, annotation, bare_pod};
+
+/// How long one call of helm may take.
+const HELM_LIMIT: Duration = Duration::from_secs(90);
+/// The first of the controllers' addresses.
+const CONTROLLERS: u8 = 101;
+/// A definition that an upgrade brings up to date, under the eyes of those who watch.
+const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
+/// The heading of its first column, by which it is seen whether it was.
+const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
+
+/// What is installed, with waiting times for people who do not wait.
+pub(crate) fn values(profiles: &Json) -> Json {
+    json!({
+        "profiles": profiles, "optIn": ["istio-injection=enabled"],
+        "webhook": {"logFormat": "text", "policy": {"connections": {"drainMinimum": "0s"}}},
+        "controller": {"logFormat": "text", "policy": {
+            "leadership": {"leaseDuration": "3s", "renewDeadline": "2s", "retryPeriod": "500ms"},
+            "certificates": {"propagationTimeout": "5s", "probeRounds": 2, "probeGap": "100ms", "probeTimeout": "2s",
+                "overlap": "200ms", "interval": "1s"},
+        }},
+    })
+}
+
+/// Runs helm as the administrator.
+pub(crate) async fn helm(control_plane: &ControlPlane, arguments: &[&str], values: Option<&Json>) -> Result<Output> {
+    let home = control_plane.directory().join("helm");
+    std::fs::create_dir_all(&home)?;
+    let mut command = tokio::process::Command::new(tools::program("helm")?);
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(variable, &home);
+    }
+    command.arg("--kubeconfig").arg(control_plane.kubeconfig()).args(["--namespace", NAMESPACE]).args(arguments);
+    if let Some(values) = values {
+        let file = home.join("values.json");
+        std::fs::write(&file, values.to_string())?;
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/pillion")).arg("--values").arg(file);
+    }
+    let ran = tokio::time::timeout(HELM_LIMIT, command.kill_on_drop(true).output()).await;
+    ran.with_context(|| format!("helm {arguments:?} did not end"))?.context("helm cannot be run")
+}
+
+pub(crate) async fn helm_ok(control_plane: &ControlPlane, arguments: &[&str], values: Option<&Json>) -> Result<String> {
+    let Output { status, stdout, stderr } = helm(control_plane, arguments, values).await?;
+    ensure!(status.success(), "helm {arguments:?}: {}", String::from_utf8_lossy(&stderr));
+    Ok(String::from_utf8(stdout)?)
+}
+
+/// Runs helm, which waits for a job, and the job.
+pub(crate) async fn helm_with_job(
+    control_plane: &ControlPlane,
+    job: &str,
+    arguments: &[&str],
+    values: Option<&Json>,
+) -> Result<String> {
+    let (said, ran) = tokio::join!(helm_ok(control_plane, arguments, values), run_job(control_plane, job));
+    let said = said?;
+    ran?;
+    Ok(said)
+}
+
+/// Does what kubelet and the controller of jobs do: runs the pod's container with the pod's service account, and says that
+/// the job is complete.
+async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
+    let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
+    let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
+    let job = serde_json::to_value(job)?;
+    let pod = &job["spec"]["template"]["spec"];
+    let account = pod["serviceAccountName"].as_str().context("an account")?;
+    let kubeconfig = control_plane.kubeconfig_for_service_account(NAMESPACE, account).await?;
+    let ran = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(strings(&pod["containers"][0]["args"]))
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .output()
+        .await?;
+    if !ran.status.success() {
+        bail!("the job {name}: {}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    }
+    let now = job["metadata"]["creationTimestamp"].clone();
+    let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
+    let status = json!({"status": {"succeeded": 1, "startTime": now, "completionTime": now,
+        "conditions": [condition("SuccessCriteriaMet"), condition("Complete")]}});
+    jobs.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    Ok(())
+}
+
+fn strings(list: &Json) -> Vec<String> {
+    list.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
+}
+
+/// The arguments of a Deployment's container as they stand in the cluster, without where it listens, and with the policy
+/// file where it is here.
+async fn arguments(control_plane: &ControlPlane, component: &str) -> Result<Vec<String>> {
+    let name = format!("pillion-{component}");
+    let deployments: Api<Deployment> = Api::namespaced(control_plane.client(), NAMESPACE);
+    let pod = serde_json::to_value(deployments.get(&name).await?)?["spec"]["template"]["spec"].take();
+    ensure!(pod["serviceAccountName"] == name, "{pod}");
+    ensure!(pod["volumes"][0]["configMap"]["name"] == name, "{pod}");
+    let configs: Api<ConfigMap> = Api::namespaced(control_plane.client(), NAMESPACE);
+    let policy = configs.get(&name).await?.data.context("data")?.remove("policy.yaml").context("a policy")?;
+    let file = control_plane.directory().join(format!("{component}-policy.yaml"));
+    std::fs::write(&file, policy)?;
+
+    let mut all = strings(&pod["containers"][0]["args"]);
+    ensure!(all.remove(0) == component, "the first argument is the command");
+    let count = all.len();
+    all.retain(|argument| {
+        !["--listen=", "--canary-listen=", "--metrics-listen="].iter().any(|flag| argument.starts_with(flag))
+    });
+    ensure!(count - all.len() == 2, "where it listens: {all:?}");
+    let config = all.iter_mut().find(|argument| argument.starts_with("--config=")).context("a policy file")?;
+    *config = format!("--config={}", file.display());
+    Ok(all)
+}
+
+/// Starts what the Deployments say.
+pub(crate) async fn run(control_plane: ControlPlane) -> Result<(Rig, Vec<Replica>)> {
+    let service = register_service(&control_plane.client(), &[]).await?;
+    let binary = env!("CARGO_BIN_EXE_pillion");
+    let mut spec = ReplicaSpec::of(Role::Controller, binary, kubeconfig(&control_plane, "controller").await?);
+    spec.args = arguments(&control_plane, "controller").await?;
+    let mut controllers = Vec::new();
+    for number in 0..2 {
+        controllers.push(controller(&spec, replica_address(CONTROLLERS + number)).await?);
+    }
+    let mut spec = ReplicaSpec::new(binary, kubeconfig(&control_plane, "webhook").await?, None);
+    spec.args = arguments(&control_plane, "webhook").await?;
+    let replicas = Replica::start_many(&spec, 3).await?;
+    for replica in &replicas {
+        service.set_ready(replica.address(), true).await?;
+    }
+    Ok((Rig { control_plane, replicas, service, spec, serving_authority: String::new() }, controllers))
+}
+
+/// What the definition's first column is called.
+async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
+    let definition = serde_json::to_value(definitions.get(DEFINITION).await?)?;
+    Ok(definition.pointer(HEADING).and_then(Json::as_str).context("a column")?.to_owned())
+}
+
+#[test]
+fn a_release_is_installed_injects_is_upgraded_and_leaves_nothing_in_the_way() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let client = control_plane.client();
+        let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+
+        // A dry run asks the API server about everything, and leaves nothing behind.
+        control_plane.create_namespace(NAMESPACE, &[]).await?;
+        helm_ok(&control_plane, &["install", "pillion", "--dry-run=server"], Some(&json!({}))).await?;
+        ensure!(definitions.list(&ListParams::default()).await?.items.is_empty(), "a dry run has installed something");
+
+        let installed = helm_ok(&control_plane, &["install", "pillion"], Some(&values(&json!(["nginx"])))).await?;
+        ensure!(installed.contains("kubectl label namespace"), "{installed}");
+        // The definition is that of an older release.
+        let before = heading(&definitions).await?;
+        let older: json_patch::Patch =
+            serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
+        definitions.patch(DEFINITION, &PatchParams::default(), &Patch::<()>::Json(older)).await?;
+
+        let (rig, controllers) = run(control_plane).await?;
+        rig.namespace("team-a", Some("required")).await?;
+        rig.is_called("team-a").await?;
+        rig.control_plane.create_namespace("mesh", &[("istio-injection", "enabled")]).await?;
+        rig.is_called("mesh").await?;
+
+        // An upgrade with one profile more, which also brings the definitions up to date, and by somebody who has scaled.
+        rig.control_plane
+            .kubectl_ok(&["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"])
+            .await?;
+        let more = values(&json!({"nginx": {}, "annotate": {}}));
+        helm_with_job(&rig.control_plane, "pillion-crds", &["upgrade", "pillion"], Some(&more)).await?;
+        ensure!(heading(&definitions).await? == before, "the definition is not as it was");
+        let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+        let replicas = deployments.get("pillion-webhook").await?.spec.replicas;
+        ensure!(replicas == Some(5), "who scales by hand decides: {replicas:?}");
+        eventually(SOON, "the new profile is served", async || {
+            let mut pod = bare_pod("probe");
+            pod["metadata"]["annotations"]["pillion.dev/profiles"] = "annotate".into();
+            let pod = rig.dry_run("team-a", &pod).await?;
+            ensure!(annotation(&pod, "injected-by").is_some(), "{pod}");
+            Ok(())
+        })
+        .await?;
+        for process in controllers.iter().chain(&rig.replicas) {
+            let log = process.log_text()?;
+            ensure!(refusals(&log).is_empty(), "{:#?}", refusals(&log));
+        }
+
+        // Everything of it dies, and the release is deleted.
+        let Rig { control_plane, replicas, .. } = rig;
+        drop((replicas, controllers));
+        helm_with_job(&control_plane, "pillion-uninstall", &["uninstall", "pillion"], None).await?;
+        let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+        let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+        ensure!(mutating.get_opt("pillion").await?.is_none() && validating.get_opt("pillion").await?.is_none());
+        ensure!(definitions.get_opt(DEFINITION).await?.is_some(), "definitions are kept");
+        let left = control_plane
+            .kubectl_ok(&[
+                "get",
+                "clusterinjectionprofiles,clusterroles,clusterrolebindings,validatingadmissionpolicies",
+                "-l",
+                "app.kubernetes.io/instance=pillion",
+                "--output=name",
+            ])
+            .await?;
+        ensure!(left.is_empty(), "{left}");
+        // The API server learns by watching that nobody is to be called.
+        let create = ["--namespace", "team-a", "run", "app", "--image=app:1"];
+        eventually(SOON, "a pod is created", async || control_plane.kubectl_ok(&create).await.map(drop)).await
+    });
+}
+
+/// What a tenant stores.
+const PROFILE: &str = "
+apiVersion: pillion.dev/v1alpha1
+kind: InjectionProfile
+metadata: {name: own, namespace: team-a}
+spec: {activation: Always, template: {metadata: {annotations: {example.com/a: b}}}}
+";
+
+#[test]
+fn profiles_of_a_namespace_are_for_who_may_create_pods_there() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        control_plane.create_namespace(NAMESPACE, &[]).await?;
+        control_plane.create_namespace("team-a", &[]).await?;
+        helm_ok(&control_plane, &["install", "pillion"], Some(&json!({}))).await?;
+        let bind = ["create", "rolebinding", "-n", "team-a", "--user=tenant"];
+        control_plane.kubectl_ok(&[&bind[..], &["profiles", "--clusterrole=pillion-edit"]].concat()).await?;
+        let tenant = client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?;
+        let profile: kube::api::DynamicObject = serde_saphyr::from_str(PROFILE)?;
+        let kind = kube::discovery::ApiResource::from_gvk(&kube::api::GroupVersionKind::gvk(
+            "pillion.dev",
+            "v1alpha1",
+            "InjectionProfile",
+        ));
+        let profiles: Api<kube::api::DynamicObject> = Api::namespaced_with(tenant, "team-a", &kind);
+        let parameters = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
+        eventually(SOON, "the policy is at work", async || {
+            let error = profiles.create(&parameters, &profile).await.err().context("it was stored")?.to_string();
+            ensure!(error.contains("only who may create pods in team-a may store one there"), "{error}");
+            Ok(())
+        })
+        .await?;
+        control_plane
+            .kubectl_ok(&["create", "role", "pods", "-n", "team-a", "--verb=create", "--resource=pods"])
+            .await?;
+        control_plane.kubectl_ok(&[&bind[..], &["pods", "--role=pods"]].concat()).await?;
+        eventually(SOON, "the role is at work", async || Ok(profiles.create(&parameters, &profile).await.map(drop)?))
+            .await
+    });
+}

@@ -1,0 +1,396 @@
+//! A clock that jumps: nothing is hurried, nothing is skipped, and no certificate is made that is not valid yet for the API
+//! server, whose clock is the one that counts.
+//!
+//! The controllers and replicas are the real program as processes, and it is their clocks that are moved
+//! ([`pillion_testkit::moved_clock`]): with nothing in the program for the test's sake, everything in it that asks what time it is
+//! is tested, the TLS library too. A proxy that changes the `Date` of the API server's answers would show the comparison
+//! alone. When all of Pillion goes by a moved clock, that is the same as an API server whose own clock is wrong.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use k8s_openapi::api::events::v1::Event;
+use kube::ResourceExt;
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use pillion_control::authority::{Fit, serving};
+use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
+use pillion_control::{Release, rotation};
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, Isolation, MovedClock, Replica, eventually};
+use serde_json::json;
+
+use crate::direct::metric;
+use crate::load::{Load, alone, tell};
+use crate::managed::{Managed, QUICK, RELEASE, controller};
+use crate::rig::{PATIENCE, quickest};
+use crate::rolling::nothing_is_lost;
+use crate::rotation::{Damage, LIMIT, RATE, Write};
+
+const HOUR: i64 = 3_600;
+const DAY: i64 = 24 * HOUR;
+/// Turns of the rotation in which nothing happens: it is not only late. There is one a second.
+const TURNS: u32 = 3;
+
+/// Within which a bundle has to be right again.
+const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
+
+/// The first of the controllers that go by moved clocks, and of the replicas.
+const CONTROLLERS: u8 = 121;
+const REPLICAS: u8 = 21;
+
+impl Managed {
+    /// Has other controllers take over, each by a clock of its own.
+    async fn controllers_by(&mut self, clocks: &[&MovedClock]) -> Result<()> {
+        let before = std::mem::take(&mut self.controllers);
+        for (number, clock) in (CONTROLLERS..).zip(clocks) {
+            let mut spec = self.spec.clone();
+            spec.env.extend(clock.environment());
+            self.controllers.push(controller(&spec, replica_address(number)).await?);
+        }
+        for mut before in before {
+            before.terminate(PATIENCE).await?;
+        }
+        eventually(PATIENCE, "one of them leads", async || self.leading().await.map(drop)).await
+    }
+
+    /// Has other replicas answer, by this clock.
+    async fn replicas_by(&mut self, clock: &MovedClock, count: u8) -> Result<()> {
+        let mut spec = self.rig.spec.clone();
+        spec.env.extend(clock.environment());
+        let mut replicas = Vec::new();
+        for number in (REPLICAS..).take(count.into()) {
+            let replica = Replica::start(&spec, replica_address(number)).await?;
+            self.rig.service.set_ready(replica.address(), true).await?;
+            replicas.push(replica);
+        }
+        for before in std::mem::replace(&mut self.rig.replicas, replicas) {
+            self.rig.service.remove(before.address()).await?;
+        }
+        Ok(())
+    }
+
+    /// Who leads, and that it tells how far its rotation is.
+    async fn leading(&self) -> Result<&Replica> {
+        let leader = self.leader().await?;
+        let leading = self.controllers.iter().find(|running| running.address() == leader);
+        let leading = leading.with_context(|| format!("{leader} leads, and is none of ours"))?;
+        ensure!(metric(leading, "pillion_controller_rotation_last_look_seconds").await? > 0.0, "no turn yet");
+        Ok(leading)
+    }
+
+    /// Which of the controllers leads.
+    async fn leads(&self) -> Result<usize> {
+        let leader = self.leading().await?.address();
+        self.controllers.iter().position(|running| running.address() == leader).context("it is one of them")
+    }
+
+    /// Waits until the leader tells that its clock is so much ahead, and that it waits for nothing else.
+    async fn differs(&self, ahead: i64) -> Result<()> {
+        eventually(PATIENCE, "the leader tells that the clocks differ", async || {
+            let leading = self.leading().await?;
+            #[expect(clippy::cast_precision_loss, reason = "seconds")]
+            let told = metric(leading, "pillion_controller_clock_difference_seconds").await? - ahead as f64;
+            ensure!(told.abs() < 5.0, "{told} s from {ahead} s");
+            ensure!(metric(leading, "pillion_controller_clock_agrees").await? < 0.5, "they agree, it says");
+            ensure!(
+                metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? > 0.5,
+                "it goes on"
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until the leader tells that the clocks agree.
+    async fn agrees(&self) -> Result<()> {
+        eventually(PATIENCE, "the leader tells that the clocks agree", async || {
+            let leading = self.leading().await?;
+            ensure!(metric(leading, "pillion_controller_clock_agrees").await? > 0.5, "they do not, it says");
+            ensure!(metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? < 0.5, "blocked");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits for some turns of the rotation.
+    async fn turns(&self) -> Result<()> {
+        let mut last = 0.0;
+        for _ in 0..TURNS {
+            last = eventually(PATIENCE, "there is a turn", async || {
+                let look = metric(self.leading().await?, "pillion_controller_rotation_last_look_seconds").await?;
+                ensure!((look - last).abs() > 0.5, "none since {last}");
+                Ok(look)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Which versions of both Secrets there are.
+    async fn versions(&self) -> Result<[Option<String>; 2]> {
+        let mut versions = [None, None];
+        for (version, name) in versions.iter_mut().zip(["authority", "serving"]) {
+            let secret = self.secrets().get_opt(&format!("{RELEASE}-{name}")).await?;
+            *version = secret.and_then(|secret| secret.resource_version());
+        }
+        Ok(versions)
+    }
+
+    /// The leaf that is to be served, which has to be valid by the machine's clock: the API server's.
+    async fn valid_leaf(&self) -> Result<Fit> {
+        let release = Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
+        let secret = self.secrets().get(&format!("{RELEASE}-serving")).await?;
+        let now = Timestamp::now();
+        let fit = serving::judge(&secret, &release.server_names(), now)?;
+        ensure!(fit.not_before <= now && now < fit.not_after, "at {now}: {fit:?}");
+        Ok(fit)
+    }
+
+    /// Empties a bundle; how long it takes until it is there again.
+    async fn repairs_a_bundle(&self) -> Result<Duration> {
+        // That of an entry for which the load has no pods: those of a moment without a bundle would be lost.
+        let entries = self.configurations().get(RELEASE).await?.webhooks.context("entries")?;
+        let of_load = ["enabled.pillion.dev", "required.pillion.dev"];
+        let place =
+            entries.iter().position(|entry| !of_load.contains(&entry.name.as_str())).context("another entry")?;
+        let path = format!("/webhooks/{place}/clientConfig/caBundle");
+        let emptied: json_patch::Patch = serde_json::from_value(json!([{"op": "replace", "path": path, "value": ""}]))?;
+        let (parameters, emptied) = (PatchParams::default(), Patch::<()>::Json(emptied));
+        quickest(REPAIRED_WITHIN, "the bundle emptied", async || {
+            let began = Instant::now();
+            self.configurations().patch(RELEASE, &parameters, &emptied).await?;
+            eventually(PATIENCE, "the bundle is there again", async || {
+                ensure!(self.trusted().await? == 1);
+                Ok(())
+            })
+            .await?;
+            Ok(began.elapsed())
+        })
+        .await
+    }
+
+    /// Which of the leader's phases it is, once it is this one, and that it stays so for so long.
+    async fn stays(&self, phase: &str, long: Duration) -> Result<()> {
+        let since = Instant::now();
+        while since.elapsed() < long {
+            let (now, _) = self.rotation().await?;
+            ensure!(now == phase, "{now} after {:?}", since.elapsed());
+            self.valid_leaf().await?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_makes_nothing_and_all_goes_on_when_it_is_right_again() {
+    let _alone = alone();
+    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
+        let mut managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
+        let (controllers, replicas) = (MovedClock::new("controllers")?, MovedClock::new("replicas")?);
+        managed.controllers_by(&[&controllers, &controllers]).await?;
+        managed.replicas_by(&replicas, 3).await?;
+        let active = managed.is_stable(1, LIMIT).await?;
+        managed.agrees().await?;
+        let load = Load::start_at(&managed.rig, RATE).await?;
+        let before = managed.versions().await?;
+        // The leaf is due; the authority is; both have ended; nothing is valid yet; there is not even an authority.
+        let jumps = [5 * DAY, 200 * DAY, 3 * 365 * DAY, -5 * HOUR, -300 * DAY];
+        for (ahead, all) in jumps.into_iter().flat_map(|ahead| [(ahead, false), (ahead, true)]) {
+            controllers.ahead_by(ahead)?;
+            // With the replicas', it is the API server's clock that is wrong.
+            replicas.ahead_by(if all { ahead } else { 0 })?;
+            managed.differs(ahead).await?;
+            managed.turns().await?;
+            load.answers(60).await?;
+            controllers.ahead_by(0)?;
+            replicas.ahead_by(0)?;
+            managed.agrees().await?;
+            managed.turns().await?;
+            let after = managed.versions().await?;
+            ensure!(after == before, "{ahead} s ahead: {after:?} instead of {before:?}");
+        }
+        let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
+        let about = ListParams::default().fields("reason=ClocksDiffer");
+        eventually(PATIENCE, "Events tell of it", async || {
+            let told: BTreeSet<_> =
+                events.list(&about).await?.items.into_iter().filter_map(|event| event.type_).collect();
+            ensure!(told == BTreeSet::from(["Normal".to_owned(), "Warning".to_owned()]), "{told:?}");
+            Ok(())
+        })
+        .await?;
+        // Whoever led then.
+        let told: String = managed.controllers.iter().map(Replica::log_text).collect::<Result<_>>()?;
+        for line in ["this clock and the API server's differ by minutes", "certificates are as they should be"] {
+            ensure!(told.contains(line), "{line:?} is not in the log");
+        }
+
+        // What is asked for and what is lost waits, and whom to trust is told whatever the time.
+        controllers.ahead_by(5 * DAY)?;
+        managed.differs(5 * DAY).await?;
+        managed.rotate()?;
+        managed.damage(Damage::LeafDeleted).await?;
+        let repaired = managed.repairs_a_bundle().await?;
+        managed.turns().await?;
+        let [record, leaf] = managed.versions().await?;
+        ensure!(record == before[0] && leaf.is_none(), "{record:?}, {leaf:?} while the clocks differ");
+        controllers.ahead_by(0)?;
+        let rotated = managed.is_stable(active + 1, LIMIT).await?;
+        ensure!(rotated == active + 1 && managed.leaf().await? == rotated, "authority {rotated}");
+        managed.valid_leaf().await?;
+        let outcomes = load.stop().await?;
+        tell(&format!("{} jumps; a bundle repaired meanwhile in {repaired:.0?}; {outcomes}", 2 * jumps.len() + 1));
+        nothing_is_lost(&outcomes)
+    });
+}
+
+#[test]
+fn a_clock_that_jumps_after_any_write_of_a_rotation_does_not_lead_it_astray() {
+    let _alone = alone();
+    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
+        let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 1).await?;
+        let clock = MovedClock::new("controllers")?;
+        managed.controllers_by(&[&clock, &clock]).await?;
+        let mut active = managed.is_stable(1, LIMIT).await?;
+        let load = Load::start_at(&managed.rig, RATE).await?;
+        let mut took = Vec::new();
+        for ahead in [10 * DAY, -5 * HOUR, 400 * DAY] {
+            for write in Write::ALL {
+                let next = active + 1;
+                managed.rotate()?;
+                managed.sees(write, next).await?;
+                clock.ahead_by(ahead)?;
+                let jumped = Instant::now();
+                while jumped.elapsed() < Duration::from_millis(1_500) {
+                    managed.valid_leaf().await.with_context(|| format!("{ahead} s ahead after {write:?}"))?;
+                }
+                clock.ahead_by(0)?;
+                let right = Instant::now();
+                active = managed.is_stable(next, LIMIT).await.with_context(|| format!("{ahead} s, {write:?}"))?;
+                took.push(right.elapsed());
+                ensure!(active == next, "{ahead} s ahead after {write:?}: authority {active} instead of {next}");
+                ensure!(managed.leaf().await? == active && managed.trusted().await? == 1, "{ahead} s, {write:?}");
+            }
+        }
+        load.answers(100).await?;
+        let outcomes = load.stop().await?;
+        let longest = took.iter().max().copied().unwrap_or_default();
+        tell(&format!("{} jumps in a rotation, through at most {longest:.1?} after: {outcomes}", took.len()));
+        nothing_is_lost(&outcomes)
+    });
+}
+
+#[test]
+fn a_clock_that_jumps_ahead_shortens_no_wait() {
+    let _alone = alone();
+    let overlap = Duration::from_secs(10);
+    let policy = QUICK.replace("overlap: 200ms", "overlap: 10s").replace("Timeout: 5s", "Timeout: 60s");
+    Isolation::new().run(|| async move {
+        let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
+        let clock = MovedClock::new("controllers")?;
+        managed.controllers_by(&[&clock, &clock]).await?;
+        let mut second = managed.rig.control_plane.second_api_server().await?;
+        let active = managed.is_stable(1, LIMIT).await?;
+        let load = Load::start_at(&managed.rig, RATE).await?;
+        second.process().pause()?;
+        managed.rotate()?;
+        managed.sees(Write::Bundle(2), active + 1).await?;
+        clock.ahead_by(HOUR)?;
+        managed.stays("expanded", Duration::from_secs(4)).await?;
+        clock.ahead_by(0)?;
+        second.process().resume()?;
+
+        managed.sees(Write::Record("soaking"), active + 1).await?;
+        let soaking = Instant::now();
+        for ahead in [2 * DAY, -DAY] {
+            clock.ahead_by(ahead)?;
+            managed.differs(ahead).await?;
+            managed.stays("soaking", Duration::from_secs(2)).await?;
+        }
+        clock.ahead_by(0)?;
+        managed.is_stable(active + 1, LIMIT).await?;
+        let soaked = soaking.elapsed();
+        ensure!(soaked + Duration::from_secs(1) > overlap, "it soaked for {soaked:?}");
+        let outcomes = load.stop().await?;
+        tell(&format!("soaked for {soaked:.1?} of {overlap:?}: {outcomes}"));
+        nothing_is_lost(&outcomes)
+    });
+}
+
+#[test]
+fn nothing_is_made_by_a_clock_that_is_wrong_from_the_beginning() {
+    let _alone = alone();
+    Isolation::new().run(|| async {
+        let mut managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, 0, 0).await?;
+        let clock = MovedClock::new("controllers")?;
+        for ahead in [3 * DAY, -HOUR] {
+            clock.ahead_by(ahead)?;
+            if managed.controllers.is_empty() {
+                managed.controllers_by(&[&clock, &clock]).await?;
+            }
+            managed.differs(ahead).await?;
+            managed.turns().await?;
+            ensure!(managed.versions().await? == [None, None], "{:?}", managed.versions().await?);
+        }
+        clock.ahead_by(0)?;
+        managed.is_stable(1, LIMIT).await?;
+        managed.replicas_by(&clock, 2).await?;
+        managed.rig.namespace("team-a", Some("enabled")).await?;
+        managed.rig.is_called("team-a").await?;
+        managed.valid_leaf().await?;
+        ensure!(managed.rotation().await? == (rotation::Phase::Stable.to_string(), 1));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_wait_is_not_shortened_by_the_clock_of_a_leader_that_is_gone() {
+    let _alone = alone();
+    let overlap = Duration::from_secs(12);
+    let policy = QUICK.replace("overlap: 200ms", "overlap: 12s").replace("Timeout: 5s", "Timeout: 40s");
+    Isolation::new().run(|| async move {
+        let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
+        let clocks = [MovedClock::new("first")?, MovedClock::new("second")?];
+        managed.controllers_by(&[&clocks[0], &clocks[1]]).await?;
+        let mut second = managed.rig.control_plane.second_api_server().await?;
+        let active = managed.is_stable(1, LIMIT).await?;
+        let load = Load::start_at(&managed.rig, RATE).await?;
+        let place = managed.leads().await?;
+        // So little that the clocks agree, and more than either wait takes.
+        clocks[place].ahead_by(-240)?;
+        managed.agrees().await?;
+        // Not before: an API server that hangs leaves the endpoints after five seconds at the earliest, and the next leader is to
+        // find it there.
+        second.process().pause()?;
+        managed.rotate()?;
+        managed.sees(Write::Bundle(2), active + 1).await?;
+        managed.controllers[place].kill()?;
+        eventually(PATIENCE, "the other one leads", async || {
+            let leads = managed.leads().await?;
+            ensure!(leads != place);
+            Ok(())
+        })
+        .await?;
+        managed.stays("expanded", Duration::from_secs(5)).await?;
+
+        // The first one comes back with the right time, after the second has begun the soak with the wrong one.
+        clocks[place].ahead_by(0)?;
+        clocks[1 - place].ahead_by(-240)?;
+        second.process().resume()?;
+        managed.sees(Write::Record("soaking"), active + 1).await?;
+        let soaking = Instant::now();
+        managed.controllers[1 - place].kill()?;
+        let mut spec = managed.spec.clone();
+        spec.env.extend(clocks[place].environment());
+        let back = managed.controllers[place].address();
+        managed.controllers[place] = controller(&spec, back).await?;
+        managed.is_stable(active + 1, LIMIT).await?;
+        let soaked = soaking.elapsed();
+        ensure!(soaked + Duration::from_secs(2) > overlap, "it soaked for {soaked:?}");
+        let outcomes = load.stop().await?;
+        tell(&format!("soaked for {soaked:.1?} of {overlap:?}: {outcomes}"));
+        nothing_is_lost(&outcomes)
+    });
+}

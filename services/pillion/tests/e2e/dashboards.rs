@@ -1,0 +1,342 @@
+//! The dashboards and the alerts on a cluster with everything in it: the API server's view is not empty either, and what
+//! really happens fires what it should. Windows of minutes are seconds here, and nothing is waited for before an alert fires.
+
+#![allow(clippy::print_stdout, reason = "what fires is what it is about")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pillion_testkit::replica::{METRICS_PORT, WEBHOOK_PORT};
+use pillion_testkit::{ControlPlane, Isolation, Replica, eventually, tools};
+use serde_json::Value as Json;
+
+use crate::direct::{Direct, review};
+use crate::managed::{Managed, QUICK};
+use crate::prometheus::Prometheus;
+use crate::rig::{SOON, bare_pod};
+use crate::rotation::Damage;
+
+/// How long an alert may take: several windows.
+const FIRES_WITHIN: Duration = Duration::from_mins(1);
+/// Dashboards about what is off here.
+const NOT_HERE: [&str; 1] = ["tenants"];
+/// What does not fire in a cluster in which all is well.
+const QUIET: [&str; 26] = [
+    "PillionAuditIncomplete",
+    "PillionCacheStale",
+    "PillionCallsFail",
+    "PillionClocksDiffer",
+    "PillionConfigurationContested",
+    "PillionDisarmed",
+    "PillionDown",
+    "PillionEndpointUnfit",
+    "PillionErrorBudgetBurnsFast",
+    "PillionErrorBudgetBurnsSlowly",
+    "PillionFailedOpen",
+    "PillionHandshakesFail",
+    "PillionHeldPoliciesFail",
+    "PillionLeafNotLoaded",
+    "PillionNoLeader",
+    "PillionNotScraped",
+    "PillionPanicked",
+    "PillionPatchRejected",
+    "PillionPodsHeld",
+    "PillionPodsNotInjected",
+    "PillionRedundancyLost",
+    "PillionRotationBlocked",
+    "PillionRotationNotWatched",
+    "PillionSelfCheckFailed",
+    "PillionShedding",
+    "PillionSwitchedOff",
+];
+/// Commands of runbooks with a name to be filled in.
+const NEEDS_MORE: [&str; 2] = [" NAME", " -n NAMESPACE"];
+/// What fires from the beginning, since the authority lives for a month only.
+const OF_AN_AUTHORITY: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
+/// What fires when requests are not decided.
+const OF_NO_ANSWER: [&str; 3] = ["PillionErrorBudgetBurnsFast", "PillionErrorBudgetBurnsSlowly", "PillionShedding"];
+/// What fires when certificates are not renewed.
+const OF_A_LEAF: [&str; 2] = ["PillionLeafExpiresSoon", "PillionLeafExpiring"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dashboards").join(name)
+}
+
+fn texts(name: &str, ending: &str) -> Result<Vec<(String, String)>> {
+    let mut texts = Vec::new();
+    for entry in fs::read_dir(folder(name))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == ending) {
+            let name = path.file_name().and_then(|name| name.to_str()).context("a name")?;
+            texts.push((name.to_owned(), fs::read_to_string(&path)?));
+        }
+    }
+    texts.sort();
+    Ok(texts)
+}
+
+/// The rules with windows of seconds.
+fn scaled(rules: &str) -> String {
+    let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with("        for: ")).collect();
+    let mut text = lines.join("\n") + "\n";
+    for window in ["5m", "10m", "15m", "30m", "1h", "6h"] {
+        text = text.replace(&format!("[{window}]"), "[10s]").replace(&format!("offset {window}"), "offset 10s");
+    }
+    text
+}
+
+/// Scrapes everything that is there, the API server too.
+async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
+    let control_plane = &managed.rig.control_plane;
+    let jsonpath = "jsonpath={.users[0].user.token}";
+    let token = control_plane.kubectl_ok(&["config", "view", "--raw", "--output", jsonpath]).await?;
+    let api_server = control_plane.url().trim_start_matches("https://").to_owned();
+    let addresses = |replicas: &[Replica]| {
+        let all = replicas.iter().map(|replica| format!("{}:{METRICS_PORT}", replica.address()));
+        all.collect::<Vec<_>>()
+    };
+    let rules = texts("rules", "yaml")?.into_iter().map(|(name, text)| (format!("rules-{name}"), scaled(&text)));
+    let rules: Vec<_> = rules.collect();
+    let files: Vec<_> = rules.iter().map(|(name, text)| (&**name, &**text)).collect();
+    // What an API server tells is long: it has more than a second for it.
+    let config = format!(
+        "rule_files: ['rules-*.yaml']\n\
+         scrape_configs:\n\
+         - {{job_name: pillion, static_configs: [{{targets: {:?}, labels: {{namespace: pillion-system}}}}]}}\n\
+         - {{job_name: pillion-controller, static_configs: [{{targets: {:?}, labels: {{namespace: pillion-system}}}}]}}\n\
+         - {{job_name: apiserver, scrape_interval: 2s, scrape_timeout: 2s, scheme: https, \
+             tls_config: {{insecure_skip_verify: true}}, \
+             authorization: {{credentials: {token:?}}}, static_configs: [{{targets: [{api_server:?}]}}]}}\n",
+        addresses(&managed.rig.replicas),
+        addresses(&managed.controllers),
+    );
+    Ok(Prometheus::with(&config, &files))
+}
+
+/// Waits until these alerts fire, and none of those.
+async fn fires(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
+    let began = std::time::Instant::now();
+    eventually(FIRES_WITHIN, what, async || {
+        let firing = prometheus.firing();
+        let names: BTreeSet<_> = firing.iter().filter_map(|labels| labels["alertname"].as_str()).collect();
+        let lacks: Vec<_> = wanted.iter().filter(|name| !names.contains(**name)).collect();
+        let too_many: Vec<_> = others.iter().filter(|name| names.contains(**name)).collect();
+        ensure!(lacks.is_empty() && too_many.is_empty(), "{lacks:?} do not fire, {too_many:?} do; firing: {firing:?}");
+        Ok(())
+    })
+    .await?;
+    println!("{what}: {wanted:?} after {:.0?}", began.elapsed());
+    Ok(())
+}
+
+/// As a person does it.
+async fn set(managed: &Managed, data: &str) -> Result<()> {
+    let patch = format!(r#"{{"data":{data}}}"#);
+    let arguments =
+        ["--namespace", "pillion-system", "patch", "configmap", "pillion", "--type", "merge", "--patch", &patch];
+    managed.rig.control_plane.kubectl_ok(&arguments).await?;
+    Ok(())
+}
+
+/// Changes the webhook configuration, and waits until it is as before.
+async fn contend(managed: &Managed) -> Result<()> {
+    const THEIRS: i32 = 11;
+    let patch = format!(r#"[{{"op":"replace","path":"/webhooks/0/timeoutSeconds","value":{THEIRS}}}]"#);
+    let arguments = ["patch", "mutatingwebhookconfiguration", "pillion", "--type", "json", "--patch", &patch];
+    managed.rig.control_plane.kubectl_ok(&arguments).await?;
+    eventually(SOON, "it is repaired", async || {
+        let entries = managed.configurations().get("pillion").await?.webhooks.unwrap_or_default();
+        ensure!(entries.iter().all(|entry| entry.timeout_seconds != Some(THEIRS)));
+        Ok(())
+    })
+    .await
+}
+
+/// Runs every command of the runbooks, again until it succeeds: some delete what the controllers make anew a moment later, and
+/// the next ones look at that. How many there were.
+async fn run_runbooks(managed: &Managed) -> Result<usize> {
+    let kubectl = tools::program("kubectl")?;
+    let pillion = Path::new(env!("CARGO_BIN_EXE_pillion")).parent().context("a folder")?;
+    let kubectls = kubectl.parent().context("a folder")?;
+    let path = format!("{}:{}:{}", kubectls.display(), pillion.display(), std::env::var("PATH").unwrap_or_default());
+    let kubeconfig = managed.rig.control_plane.kubeconfig();
+    let mut run = BTreeSet::new();
+    for (name, text) in texts("../docs/runbooks", "md")? {
+        let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split_once("\n```"));
+        for line in blocks.flat_map(|(block, _)| block.lines()) {
+            if NEEDS_MORE.iter().any(|word| line.contains(word)) || !run.insert(line.to_owned()) {
+                continue;
+            }
+            eventually(2 * FIRES_WITHIN, &name, async || {
+                let mut command = tokio::process::Command::new("sh");
+                command.args(["-ec", line]).env("PATH", &path).kill_on_drop(true);
+                command.env("KUBECONFIG", &kubeconfig).env("PILLION_KUBECONFIG", &kubeconfig);
+                let said = command.output().await?;
+                // That there is a finding is an answer too.
+                let has_findings = line.starts_with("pillion status") && said.status.code() == Some(1);
+                let is_told = said.status.success() || has_findings;
+                ensure!(is_told, "{line}\n{}", String::from_utf8_lossy(&said.stderr));
+                Ok(())
+            })
+            .await?;
+        }
+    }
+    Ok(run.len())
+}
+
+/// Each query of each panel finds a number, while a pod is created a moment.
+async fn no_panel_is_empty(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
+    let mut asked = 0;
+    for (name, text) in texts("", "json")? {
+        if NOT_HERE.iter().any(|other| name.starts_with(other)) {
+            continue;
+        }
+        let dashboard: Json = serde_json::from_str(&text)?;
+        let panels = dashboard["panels"].as_array().context("panels")?;
+        for target in panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten() {
+            let query = target["expr"].as_str().context("an expression")?;
+            let query = query.replace("$__rate_interval", "20s").replace("$__range", "1m");
+            let query = ["$namespace", "$job", "$instance"].iter().fold(query, |query, name| query.replace(name, ".*"));
+            eventually(FIRES_WITHIN, &format!("{name}: {query}"), async || {
+                let values = prometheus.query(&query).map_err(anyhow::Error::msg)?;
+                if !values.is_empty() && values.iter().any(|value| !value.is_nan()) {
+                    return Ok(());
+                }
+                managed.rig.dry_run("team-a", &bare_pod("load")).await?;
+                anyhow::bail!("found {values:?}")
+            })
+            .await?;
+            asked += 1;
+        }
+    }
+    Ok(asked)
+}
+
+#[test]
+fn what_really_happens_fires_what_it_should() {
+    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
+        let policy =
+            QUICK.replace("  interval: 1s\n", "  interval: 1s\n  authorityLifetime: 700h\n  rotateAfter: 350h\n");
+        ensure!(policy != QUICK);
+        let mut managed = Managed::start(ControlPlane::builder(), &policy, 2, 2).await?;
+        managed.rig.namespace("shop", Some("required")).await?;
+        managed.rig.create("team-a", &bare_pod("first")).await?;
+        let prometheus = start_prometheus(&managed).await?;
+        eventually(FIRES_WITHIN, "all is scraped", async || {
+            let up = prometheus.query("sum(up)").map_err(anyhow::Error::msg)?;
+            ensure!(up == [5.0], "{up:?}");
+            Ok(())
+        })
+        .await?;
+
+        fires(&prometheus, "an authority that lives for a month", &OF_AN_AUTHORITY, &QUIET).await?;
+        let asked = no_panel_is_empty(&managed, &prometheus).await?;
+        println!("{asked} queries of panels, each with a number");
+        ensure!(asked > 100, "{asked} queries");
+        fires(&prometheus, "after load", &OF_AN_AUTHORITY, &QUIET).await?;
+
+        let commands = run_runbooks(&managed).await?;
+        println!("{commands} commands of runbooks");
+        ensure!(commands > 20, "{commands} commands");
+        fires(
+            &prometheus,
+            "after the runbooks' commands",
+            &OF_AN_AUTHORITY,
+            &["PillionDisarmed", "PillionSwitchedOff"],
+        )
+        .await?;
+
+        set(&managed, r#"{"injection":"disabled"}"#).await?;
+        fires(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
+        set(&managed, r#"{"injection":"enabled"}"#).await?;
+        fires(&prometheus, "it is not any more", &[], &["PillionSwitchedOff"]).await?;
+        set(&managed, r#"{"webhooks":"disarmed"}"#).await?;
+        fires(&prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
+        set(&managed, r#"{"webhooks":"armed"}"#).await?;
+        fires(&prometheus, "armed", &[], &["PillionDisarmed"]).await?;
+        managed.rig.is_called("team-a").await?;
+
+        // What comes next does not fire yet.
+        let next =
+            ["PillionConfigurationContested", "PillionLeafNotLoaded", "PillionHandshakesFail", "PillionShedding"];
+        fires(&prometheus, "armed for a while", &[], &next).await?;
+        for round in 0..7 {
+            contend(&managed).await.with_context(|| format!("round {round}"))?;
+        }
+        fires(&prometheus, "another one writes the configuration", &["PillionConfigurationContested"], &[]).await?;
+        managed.damage(Damage::LeafJunk).await?;
+        fires(&prometheus, "the certificate is junk", &["PillionLeafNotLoaded"], &[]).await?;
+        let replica = &managed.rig.replicas[0];
+        for _ in 0..20 {
+            let mut stream = TcpStream::connect((replica.address(), WEBHOOK_PORT))?;
+            stream.write_all(b"no TLS at all\r\n\r\n")?;
+        }
+        fires(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
+        let (direct, in_no_time) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
+        // The client asks again and again when it is turned away; that is not waited for. It is time enough to connect.
+        let turned_away = async || {
+            let answer = direct.answer("/mutate/enabled?timeout=1us", &in_no_time);
+            ensure!(
+                !matches!(tokio::time::timeout(Duration::from_secs(1), answer).await, Ok(Ok(_))),
+                "decided in no time"
+            );
+            Ok(())
+        };
+        for _ in 0..5 {
+            turned_away().await?;
+        }
+        fires(&prometheus, "requests are turned away", &OF_NO_ANSWER, &[]).await?;
+
+        managed.rig.replicas[0].kill()?;
+        fires(&prometheus, "a replica is dead", &["PillionRedundancyLost", "PillionNotScraped"], &["PillionDown"])
+            .await?;
+        managed.rig.replicas[1].kill()?;
+        fires(&prometheus, "both are", &["PillionDown", "PillionEndpointUnfit"], &["PillionRedundancyLost"]).await?;
+        let (open, refused) = (bare_pod("open"), bare_pod("refused"));
+        managed.rig.create("team-a", &open).await?;
+        ensure!(managed.rig.create("shop", &refused).await.is_err(), "nobody answers, and the namespace is required");
+        // A counter that comes up by its first event is a rate at its second.
+        let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
+        fires(&prometheus, "a pod is created without an answer", &wanted, &[]).await?;
+        ensure!(managed.rig.create("shop", &refused).await.is_err());
+        fires(&prometheus, "and one is refused", &["PillionCallsFail"], &[]).await?;
+
+        managed.rotate()?;
+        fires(&prometheus, "a rotation cannot go on", &["PillionRotationBlocked"], &[]).await?;
+        managed.rig.namespace("till", Some("held")).await?;
+        managed.rig.create("till", &bare_pod("waits")).await?;
+        fires(&prometheus, "a pod waits that nobody makes again", &["PillionPodsHeld"], &[]).await?;
+
+        for mut controller in managed.controllers.drain(..) {
+            controller.kill()?;
+        }
+        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await
+    });
+}
+
+#[test]
+fn a_certificate_that_nobody_renews_is_told() {
+    Isolation::new().run(|| async {
+        let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  leafLifetime: 40s\n");
+        ensure!(policy != QUICK);
+        let mut managed = Managed::start(ControlPlane::builder(), &policy, 1, 1).await?;
+        let prometheus = start_prometheus(&managed).await?;
+        // It is renewed once at the least.
+        eventually(FIRES_WITHIN, "a second certificate", async || {
+            let changes =
+                prometheus.query("changes(pillion_leaf_not_after_seconds[1m])").map_err(anyhow::Error::msg)?;
+            ensure!(changes.iter().any(|changes| *changes > 0.5), "{changes:?}");
+            Ok(())
+        })
+        .await?;
+        fires(&prometheus, "a certificate that is renewed", &["PillionRedundancyLost"], &OF_A_LEAF).await?;
+        managed.controllers[0].kill()?;
+        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await?;
+        fires(&prometheus, "nobody renews it", &OF_A_LEAF, &["PillionDown"]).await
+    });
+}

@@ -1,0 +1,162 @@
+//! The installation under the doctor's eyes: nothing is found where nothing is wrong, and what is wrong is named by its code.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Api, DeleteParams, ListParams};
+use pillion_api::webhook_configuration::{self, Settings};
+use pillion_testkit::namespace::replica_address;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, TestCa, eventually, isolated, register_webhook};
+
+use crate::explain::{Answer, BROKEN, asking, finds, pillion};
+use crate::managed::{Managed, QUICK};
+use crate::rig::{PATIENCE, Rig};
+
+#[test]
+fn a_doctor_finds_nothing_where_nothing_is_wrong_and_names_what_is() {
+    isolated(|| async {
+        let managed = Managed::start(ControlPlane::builder(), QUICK, 2, 1).await?;
+        let control_plane = &managed.rig.control_plane;
+        let well = eventually(PATIENCE, "nothing is wrong", async || {
+            let answer = pillion(control_plane, &["doctor"]).await?;
+            ensure!(answer.code == Some(0), "{:#}", answer.json);
+            Ok(answer)
+        })
+        .await?;
+        ensure!(well.codes().is_empty(), "{:#}", well.json);
+        // That nothing is wrong does not say that the rotation is through.
+        eventually(PATIENCE, "the status tells of all", async || {
+            let status = pillion(control_plane, &["status"]).await?;
+            let lines: BTreeMap<_, _> = status.json["installation"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|line| Some((line["what"].as_str()?, line["said"].as_str()?)))
+                .collect();
+            let said = |what: &str| lines.get(what).map_or_else(String::new, |text| (*text).to_owned());
+            ensure!(said("replicas") == "2 of 2 ready" && said("profiles") == "1 stored, 1 served", "{lines:?}");
+            ensure!(said("switch") == "injection enabled, webhooks armed", "{lines:?}");
+            ensure!(said("rotation").starts_with("stable") && said("leader").contains("renewed"), "{lines:?}");
+            ensure!(said("certificate").starts_with("of authority"), "{lines:?}");
+            ensure!(status.code == Some(0) && status.json["pods"]["missing"] == 0, "{:#}", status.json);
+            Ok(())
+        })
+        .await?;
+        // A profile of which the controller says that it was not accepted.
+        control_plane.apply_yaml(BROKEN).await?;
+        eventually(PATIENCE, "the profile is not ready", async || {
+            let answer = pillion(control_plane, &["doctor"]).await?;
+            ensure!(answer.names("profile_not_ready")?["object"]["name"] == "broken", "{:#}", answer.json);
+            answer.says("profile_not_ready", "Accepted")
+        })
+        .await?;
+        managed.rig.create("team-a", &asking("hopeful", "broken")).await?;
+        finds(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
+        control_plane.kubectl_ok(&["delete", "ciprof", "broken"]).await?;
+        // Labels that look like the one that opts in.
+        managed.rig.namespace("typo", None).await?;
+        managed.rig.label_namespace("typo", "pillion.dev/injecion", "enabled").await?;
+        managed.rig.namespace("wordy", Some("yes")).await?;
+        // A role that was taken away.
+        control_plane.kubectl_ok(&["delete", "clusterrolebinding", "pillion-webhook"]).await?;
+        // The API server, which is asked about rights, learns of it by watching.
+        eventually(PATIENCE, "all three are named", async || {
+            let answer = pillion(control_plane, &["doctor"]).await?;
+            for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "right_missing"] {
+                answer.names(code)?;
+            }
+            ensure!(answer.code == Some(1), "{:?}", answer.code);
+            Ok(())
+        })
+        .await
+    });
+}
+
+#[test]
+fn a_doctor_finds_bundles_that_are_wrong_and_replicas_out_of_reach() {
+    isolated(|| async {
+        let rig = Rig::start(2).await?;
+        let control_plane = &rig.control_plane;
+        let register = async |settings: &Settings| {
+            register_webhook(&control_plane.client(), &webhook_configuration::mutating(settings)).await
+        };
+        let right = Settings::new(NAMESPACE, rig.serving_authority.clone());
+        // 20: a replica that is listed and cannot be reached.
+        let nobody = replica_address(77);
+        rig.service.set_ready(nobody, true).await?;
+        let answer = pillion(control_plane, &["doctor"]).await?;
+        answer.says("replica_unreachable", "10.111.1.77:8443")?;
+        rig.service.remove(nobody).await?;
+        // The others have to answer within a time that a busy machine may not have.
+        eventually(PATIENCE, "all are reached", async || {
+            let answer = pillion(control_plane, &["doctor"]).await?;
+            ensure!(!answer.codes().contains(&"replica_unreachable"), "{:#}", answer.json);
+            Ok(())
+        })
+        .await?;
+
+        // 19: the bundle is another authority's.
+        rig.namespace("team-b", Some("required")).await?;
+        register(&Settings::new(NAMESPACE, TestCa::new()?.bundle_pem())).await?;
+        eventually(PATIENCE, "the doctor names the bundle", async || {
+            let answer = pillion(control_plane, &["doctor"]).await?;
+            answer.names("ca_bundle_mismatch")?;
+            answer.says("canary_failed", "x509")
+        })
+        .await?;
+        register(&right).await?;
+        eventually(PATIENCE, "it is right again", async || {
+            let answer = pillion(control_plane, &["doctor"]).await?;
+            ensure!(
+                !answer.codes().iter().any(|code| code.starts_with("ca") || code.starts_with("replica")),
+                "{:#}",
+                answer.json
+            );
+            Ok(())
+        })
+        .await?;
+        // Nobody is called at all.
+        Api::<MutatingWebhookConfiguration>::all(control_plane.client())
+            .delete("pillion", &DeleteParams::default())
+            .await?;
+        let answer = pillion(control_plane, &["doctor"]).await?;
+        answer.names("not_registered")?;
+        finds(&rig, "team-a", "namespace/team-a", "not_registered").await?;
+        let slices = Api::<EndpointSlice>::namespaced(control_plane.client(), NAMESPACE);
+        slices.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        pillion(control_plane, &["doctor"]).await?.names("no_ready_replica")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn it_is_a_plugin_of_kubectl_and_says_when_it_cannot_answer() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let folder: PathBuf = control_plane.directory().join("plugins");
+        std::fs::create_dir_all(&folder)?;
+        let plugin = folder.join("kubectl-pillion");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_pillion"), &plugin)?;
+        let run = async |arguments: &[&str]| {
+            let mut command = tokio::process::Command::new(&plugin);
+            command.args(arguments).env("KUBECONFIG", control_plane.kubeconfig()).output().await
+        };
+        let output = run(&["explain", "pod/web", "-n", "default"]).await?;
+        let text = String::from_utf8(output.stdout)?;
+        ensure!(output.status.code() == Some(1) && text.contains("error not_found: Pod default/web"), "{text}");
+        ensure!(!text.contains('\u{1b}'), "colours are for terminals: {text:?}");
+        let output = run(&["explain", "service/web"]).await?;
+        ensure!(output.status.code() == Some(2), "{output:?}");
+        // The definitions are not there: the doctor says so.
+        let output = run(&["doctor", "-o", "json"]).await?;
+        let answer = Answer { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
+        answer.names("definition_missing")?;
+        let output = run(&["explain", "namespace/default", "--kubeconfig", "/nowhere"]).await?;
+        ensure!(output.status.code() == Some(2), "{output:?}");
+        Ok(())
+    });
+}

@@ -1,0 +1,498 @@
+//! The guardrails that the chart puts into the API server, each as somebody meets it whom it is for: a tenant with the role
+//! `admin` who writes a secret into a profile, and whoever creates pods where nobody decides about them.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingAdmissionPolicy};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use pillion_testkit::control_plane::client_of;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, ControllerManager, eventually, isolated};
+use serde_json::{Value as Json, json};
+
+use crate::chart::{helm_ok, run, values};
+use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
+
+/// Those that aggregate roles, as `admin` needs it, and check the types of policies.
+const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
+
+/// What a text is refused with that holds a secret, before what was found.
+const SECRET: &str = "what a profile says can be read by whoever may read profiles, and";
+/// What is to be done about it.
+const HELP: &str = "that with valueFrom.secretKeyRef";
+
+pub(crate) fn dry_run() -> PostParams {
+    PostParams { dry_run: true, ..PostParams::default() }
+}
+
+fn profiles(client: Client) -> Api<DynamicObject> {
+    let kind = kube::api::GroupVersionKind::gvk("pillion.dev", "v1alpha1", "InjectionProfile");
+    Api::namespaced_with(client, "team-a", &kube::discovery::ApiResource::from_gvk(&kind))
+}
+
+fn profile(spec: &Json) -> Result<DynamicObject> {
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "InjectionProfile",
+        "metadata": {"name": "own", "namespace": "team-a"}, "spec": spec,
+    }))?)
+}
+
+/// A template that adds a container with this environment.
+fn with_env(env: &Json) -> Json {
+    json!({"template": {"spec": {"containers": [{"name": "side", "image": "side:1", "env": env}]}}})
+}
+
+fn with_value(name: &str, value: &str) -> Json {
+    with_env(&json!([{"name": name, "value": value}]))
+}
+
+/// A text with a template that has nothing to do with what is tried.
+fn beside(field: &str, value: &Json) -> Json {
+    json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
+}
+
+/// Names of variables whose value is a secret, whatever it is.
+const NAMES_OF_SECRETS: [&str; 14] = [
+    "DB_PASS",
+    "SMTP_PASS",
+    "PASS",
+    "MYSQL_PWD",
+    "REDISCLI_AUTH",
+    "STRIPE_API_KEY",
+    "STORAGE_ACCOUNT_KEY",
+    "ENCRYPTION_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "MASTER_KEY",
+    "accessKey",
+    "PRIVATE_KEY",
+    "REFRESH_TOKEN",
+    "DB_CREDENTIALS",
+];
+
+/// What holds a secret, each with what has to be named. Tokens are put together here, so that none stands in this file.
+fn secrets() -> Vec<(Json, &'static str)> {
+    let github = format!("ghp_{}", "a1".repeat(18));
+    let jwt = format!("eyJ{}.eyJ{}.sig", "hbGciOiJIUzI1NiJ9", "zdWIiOiJhbm9uIn0");
+    let pem = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEE\n-----END EC PRIVATE KEY-----";
+    let mut all = vec![
+        (with_value("DB_PASSWORD", "hunter22"), "the environment variable DB_PASSWORD"),
+        (with_value("apiKey", "hunter22"), "apiKey"),
+        (with_value("SIGNING_KEY", "0f3b9a"), "SIGNING_KEY"),
+        (with_value("CLIENT_SECRET", "a b c d"), "CLIENT_SECRET"),
+        (with_value("ANNOUNCED", "api-key=0f3b9a"), "the environment variable ANNOUNCED"),
+        (with_value("OTEL_EXPORTER_OTLP_HEADERS", "api-key=0f3b9a"), "OTEL_EXPORTER_OTLP_HEADERS"),
+        (with_value("OTEL_EXPORTER_OTLP_HEADERS", "a=b,authorization=Bearer%20abcdef"), "OTEL_EXPORTER_OTLP_HEADERS"),
+        (with_env(&json!([{"name": "A", "value": "b"}, {"name": "MY_TOKEN", "value": "abcdef"}])), "MY_TOKEN"),
+        (with_env(&json!([{"$when": "true", "$value": [{"name": "MY_TOKEN", "value": "abcdef"}]}])), "MY_TOKEN"),
+        (with_value("DATABASE_URL", "postgres://app:hunter22@db/shop"), "the environment variable DATABASE_URL"),
+        (with_value("CERTIFICATE", pem), "the environment variable CERTIFICATE"),
+        (with_value("HARMLESS", &github), "the environment variable HARMLESS"),
+        (with_value("HARMLESS", &jwt), "the environment variable HARMLESS"),
+        (
+            beside("parameters", &json!([{"name": "password", "type": "string", "default": "hunter22"}])),
+            "the default of the parameter password",
+        ),
+        (
+            beside("parameters", &json!([{"name": "harmless", "type": "string", "default": pem}])),
+            "the default of the parameter harmless",
+        ),
+        (
+            beside("variables", &json!([{"name": "harmless", "expression": format!("'{github}'")}])),
+            "the variable harmless",
+        ),
+        (
+            json!({"containers": [{"name": "all", "template": {"env": [{"name": "VAULT_TOKEN", "value": "s.abcdef"}]}}]}),
+            "VAULT_TOKEN",
+        ),
+        (json!({"template": {"metadata": {"annotations": {"a": pem}}}}), "stands in the annotations"),
+    ];
+    for name in NAMES_OF_SECRETS {
+        all.push((with_value(name, "hunter22"), name));
+    }
+    for list in ["containers", "initContainers"] {
+        let container = json!({"name": "side", "image": "side:1", "args": ["--token", github]});
+        all.push((json!({"template": {"spec": {list: [container]}}}), "the args of a container"));
+        let env = json!([{"name": "MY_TOKEN", "value": "abcdef"}]);
+        let group = json!([{"$value": [{"name": "side", "image": "side:1", "env": env}]}]);
+        all.push((json!({"template": {"spec": {list: group}}}), "MY_TOKEN"));
+        let cloned = json!([{"$value": {"name": "side", "image": "side:1", "env": env}, "image": "side:2"}]);
+        all.push((json!({"template": {"spec": {list: cloned}}}), "MY_TOKEN"));
+    }
+    all
+}
+
+/// What looks like one at first, or cannot be looked at, and may be stored.
+fn no_secrets() -> Vec<Json> {
+    let referred = json!([{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]);
+    let mut all = vec![
+        with_env(&referred),
+        with_env(&json!("${[]}")),
+        json!({"template": {"metadata": "${object.metadata}", "spec": {"containers": {"$value": "${[]}"}}}}),
+        json!({"template": {"metadata": {"annotations": {"url": "https://example.com/a?b=c@d"}}}}),
+        beside(
+            "parameters",
+            &json!([
+                {"name": "secretName", "type": "string", "default": "db"},
+                {"name": "tokenExpirationSeconds", "type": "integer", "default": 86400},
+                {"name": "password", "type": "string", "default": "${'a' + 'b'}"},
+            ]),
+        ),
+    ];
+    for (name, value) in [
+        ("PASSWORD_FILE", "secrets/password"),
+        ("TOKEN_MOUNT", "somewhere"),
+        ("tokenPath", "token"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/secrets/token"),
+        ("VAULT_TOKEN_TTL", "24h"),
+        ("API_KEY", "${params.key}"),
+        ("API_KEY", "$(OTHER)"),
+        ("ENABLE_TOKEN_AUTH", "true"),
+        ("KEYCLOAK", "keycloak.example.com"),
+        ("MONKEY", "banana"),
+        ("SECRET", ""),
+        ("DATABASE_URL", "postgres://db/shop"),
+        ("PUBLIC", "-----BEGIN PUBLIC KEY-----"),
+        ("PARTITION_KEY", "customer"),
+        ("ROUTING_KEY", "orders"),
+        ("CACHE_KEY", "v2"),
+        ("PRIMARY_KEY", "id"),
+        ("KEY_DESERIALIZER", "org.example.StringDeserializer"),
+        ("TOKEN_SERIALIZER", "json"),
+        ("TOKENIZER", "gpt2-large"),
+        ("PASSWORD_POLICY", "strict"),
+        ("SECRETS_MANAGER_REGION", "eu-west-1"),
+        ("DD_API_KEY_SECRET_ARN", "arn:aws:secretsmanager:eu-west-1:1:secret:dd"),
+        ("DD_API_KEY", "arn:aws:secretsmanager:eu-west-1:1:secret:dd"),
+        ("SECRET_STORE", "vault"),
+        ("SECRETS_BACKEND", "vault"),
+        ("CREDENTIALS_SOURCE", "instance"),
+        ("SSL_KEY", "certs/tls.key"),
+        ("OTEL_TOKEN", "https://id.example.com/token"),
+        ("AUTH", "oidc"),
+        ("COMPASS", "north-east"),
+        ("BYPASS", "nothing-at-all"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "tenant=shop"),
+    ] {
+        all.push(with_value(name, value));
+    }
+    all
+}
+
+/// The texts that cost the API server most: as much as a profile may hold, in few strings and in many.
+fn largest() -> Vec<Json> {
+    let env: Vec<_> =
+        (0..30).map(|n| json!({"name": format!("A_TOKEN_{n}"), "value": format!("/{}", "v".repeat(120))})).collect();
+    let containers: Vec<_> = (0..10).map(|n| json!({"name": format!("c{n}"), "image": "c:1", "env": env})).collect();
+    let variables: Vec<_> =
+        (0..128).map(|n| json!({"name": format!("v{n}"), "expression": format!("'{}'", "x".repeat(1000))})).collect();
+    let parameters: Vec<_> = (0..64)
+        .map(|n| json!({"name": format!("secret{n}"), "type": "string", "default": format!("/{}", "y".repeat(1000))}))
+        .collect();
+    vec![
+        with_value("A_TOKEN", &format!("/{}", "v".repeat(65_000))),
+        json!({"variables": variables, "parameters": parameters, "template": {"spec": {"containers": containers}}}),
+    ]
+}
+
+/// Waits until the types of the policies of a release are checked, and says what is wrong with them.
+async fn type_warnings(client: &Client) -> Result<Vec<String>> {
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    eventually(PATIENCE, "types are checked", async || {
+        let mut warnings = Vec::new();
+        for policy in policies.list(&ListParams::default()).await?.items {
+            let (name, seen) = (policy.metadata.name.context("a name")?, policy.metadata.generation);
+            let status = policy.status.with_context(|| format!("{name} has no status"))?;
+            ensure!(status.observed_generation == seen, "{name} was not looked at");
+            let found = status.type_checking.with_context(|| format!("{name} is not checked"))?;
+            let found = found.expression_warnings.unwrap_or_default().into_iter();
+            warnings.extend(found.map(|warning| format!("{name} {}: {}", warning.field_ref, warning.warning)));
+        }
+        Ok(warnings)
+    })
+    .await
+}
+
+/// A policy that asks for a field that there is not, to see that somebody would say so.
+const WRONG: &str = "
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: wrong}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: [''], apiVersions: [v1], resources: [pods], operations: [CREATE]}]
+  validations: [{expression: object.spec.nonsense == 'a'}]
+";
+
+#[test]
+#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+fn a_tenant_stores_profiles_and_no_secrets() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;
+        for namespace in [NAMESPACE, "team-a"] {
+            control_plane.create_namespace(namespace, &[]).await?;
+        }
+        let opt_in = json!({"optIn": ["mesh=yes:required"]});
+        helm_ok(&control_plane, &["install", "pillion"], Some(&opt_in)).await?;
+        let bind = ["create", "rolebinding", "tenant", "-n", "team-a", "--user=tenant", "--clusterrole=admin"];
+        control_plane.kubectl_ok(&bind).await?;
+
+        let client = control_plane.client();
+        ensure!(type_warnings(&client).await?.is_empty(), "{:#?}", type_warnings(&client).await?);
+        let checked =
+            Api::<ValidatingAdmissionPolicy>::all(client.clone()).list(&ListParams::default()).await?.items.len();
+        control_plane.apply_yaml(WRONG).await?;
+        let wrong = type_warnings(&client).await?;
+        ensure!(wrong.len() == 1 && wrong[0].contains("undefined field 'nonsense'"), "{wrong:#?}");
+
+        let tenant = profiles(client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?);
+        let secrets = secrets();
+        eventually(SOON, "the policy is at work, and the role", async || {
+            let (spec, found) = &secrets[0];
+            let error = tenant.create(&dry_run(), &profile(spec)?).await.err().context("it was stored")?.to_string();
+            ensure!(error.contains(found), "{error}");
+            Ok(())
+        })
+        .await?;
+        for (spec, found) in &secrets {
+            let stored = tenant.create(&dry_run(), &profile(spec)?).await;
+            let error = stored.err().with_context(|| format!("it was stored: {spec}"))?.to_string();
+            ensure!(error.contains(SECRET) && error.contains(found) && error.contains(HELP), "{spec}: {error}");
+        }
+        let (allowed, largest) = (no_secrets(), largest());
+        for spec in allowed.iter().chain(&largest) {
+            let stored = tenant.create(&dry_run(), &profile(spec)?).await;
+            ensure!(stored.is_ok(), "{}: {stored:?}", spec.to_string().chars().take(300).collect::<String>());
+        }
+
+        // One that is stored cannot become one that holds a secret, and what others write into its metadata is no matter.
+        let mut stored = tenant.create(&PostParams::default(), &profile(&with_value("A", "b"))?).await?;
+        stored.data["spec"] = secrets[0].0.clone();
+        let error =
+            tenant.replace("own", &PostParams::default(), &stored).await.err().context("it was changed")?.to_string();
+        ensure!(error.contains(SECRET), "{error}");
+
+        // What is shipped is looked at as if a tenant wrote it: whatever else is wrong with it then, this is not.
+        let mut shipped = 0;
+        for folder in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles"))? {
+            let Ok(text) = std::fs::read_to_string(folder?.path().join("profile.yaml")) else { continue };
+            for document in serde_saphyr::from_multiple::<Json>(&text)? {
+                shipped += 1;
+                let answer = tenant.create(&dry_run(), &profile(&document["spec"])?).await;
+                let is_refused = answer.as_ref().err().is_some_and(|error| error.to_string().contains(SECRET));
+                ensure!(!is_refused, "{}: {answer:?}", document["metadata"]["name"]);
+            }
+        }
+        println!(
+            "guardrails: {checked} policies without a warning of types, {} texts refused, {} stored, {shipped} shipped profiles without a secret",
+            secrets.len(),
+            allowed.len() + largest.len()
+        );
+        ensure!(shipped > 30);
+        Ok(())
+    });
+}
+
+const RECORD: &str = "pillion.dev/injected";
+const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
+
+/// A pod that asks for nothing.
+pub(crate) fn plain() -> Json {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"},
+        "spec": {"containers": [{"name": "app", "image": "app:1"}]}})
+}
+
+fn forged() -> Json {
+    let mut pod = plain();
+    pod["metadata"]["annotations"] = json!({RECORD: EMPTY});
+    pod
+}
+
+async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
+    let created = rig.dry_run(namespace, pod).await;
+    Ok(created.err().with_context(|| format!("a pod was created in {namespace}"))?.to_string())
+}
+
+/// Waits until pods that nobody decided about are refused, and says how.
+async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
+    eventually(SOON, "pods are refused", async || {
+        let error = refusal(rig, namespace, &plain()).await?;
+        ensure!(error.contains("nobody decided about this one"), "{error}");
+        Ok(error)
+    })
+    .await
+}
+
+async fn created(rig: &Rig, namespace: &str, why: &str) -> Result<()> {
+    eventually(SOON, why, async || {
+        let pod = rig.dry_run(namespace, &plain()).await?;
+        ensure!(pod["metadata"]["annotations"].get(RECORD).is_none(), "somebody decided: {pod}");
+        Ok(())
+    })
+    .await
+}
+
+/// Writes a word into the ConfigMap of the kill switch, or takes it out.
+async fn say(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
+    let patch = json!({"data": {key: word}}).to_string();
+    let arguments = ["-n", NAMESPACE, "patch", "configmap", "pillion", "--type=merge", "-p", &patch];
+    rig.control_plane.kubectl_ok(&arguments).await.map(drop)
+}
+
+/// Runs what a refusal says is to be run.
+async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
+    let (_, command) = error.split_once("for now: kubectl ").context("a command")?;
+    let (before, patch) = command.split_once(" -p '").context("a patch")?;
+    let (patch, _) = patch.split_once('\'').context("the end of the patch")?;
+    let arguments: Vec<_> = before.split(' ').chain(["-p", patch]).collect();
+    rig.control_plane.kubectl_ok(&arguments).await.map(drop)
+}
+
+/// Nobody else is refused, and no node its mirrors.
+async fn others_are_left_alone(rig: &Rig) -> Result<()> {
+    for namespace in [NAMESPACE, "left-alone", "kube-public", "both", "team-b", "nobodys"] {
+        created(rig, namespace, namespace).await?;
+    }
+    rig.control_plane
+        .kubectl_ok(&["create", "clusterrolebinding", "node", "--user=system:node:n1", "--clusterrole=cluster-admin"])
+        .await?;
+    let node = client_of(&rig.control_plane.kubeconfig_as("system:node:n1", &["system:authenticated"])?).await?;
+    let mut mirror = plain();
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    mirror["spec"]["nodeName"] = json!("n1");
+    let mirrors: Api<Pod> = Api::namespaced(node, "team-a");
+    eventually(SOON, "a mirror pod", async || {
+        Ok(mirrors.create(&dry_run(), &serde_json::from_value(mirror.clone())?).await.map(drop)?)
+    })
+    .await?;
+    let claimed = refusal(rig, "team-a", &mirror).await?;
+    ensure!(claimed.contains("nobody decided"), "only a node has mirrors: {claimed}");
+    Ok(())
+}
+
+/// The ways out: the one that the refusal says, and each of break-glass.
+async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
+    run_the_help(rig, error).await?;
+    created(rig, "team-a", "records are ignored").await?;
+    say(rig, "records", None).await?;
+    refused(rig, "team-a").await?;
+    say(rig, "webhooks", Some("Disarmed ")).await?;
+    created(rig, "team-a", "disarmed").await?;
+    say(rig, "webhooks", Some("armed")).await?;
+    refused(rig, "team-a").await?;
+    say(rig, "injection", Some("of")).await?;
+    created(rig, "team-a", "a word that leaves replicas as they were, perhaps switched off").await?;
+    say(rig, "injection", None).await?;
+    refused(rig, "team-a").await?;
+    rig.label_namespace("team-a", "pillion.dev/injection", "disabled").await?;
+    created(rig, "team-a", "the label").await?;
+    rig.label_namespace("team-a", "pillion.dev/injection", "required").await?;
+    refused(rig, "team-a").await?;
+    rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "delete", "configmap", "pillion"]).await?;
+    created(rig, "team-a", "the ConfigMap is gone, as with the release's namespace").await?;
+    Ok(())
+}
+
+#[test]
+#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+fn in_required_namespaces_nobody_comes_by_undecided_also_when_the_webhook_is_gone() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "required")]).await?;
+        let required = [("pillion.dev/injection", "required")];
+        for (name, labels) in [
+            ("team-a", &required[..]),
+            ("left-alone", &required[..]),
+            ("kube-public", &required[..]),
+            ("mesh", &[("mesh", "yes")]),
+            ("both", &[("mesh", "yes"), ("pillion.dev/injection", "enabled")]),
+            ("team-b", &[("pillion.dev/injection", "enabled")]),
+            ("nobodys", &[]),
+        ] {
+            if name == "kube-public" {
+                control_plane.kubectl_ok(&["label", "namespace", name, "pillion.dev/injection=required"]).await?;
+            } else {
+                control_plane.create_namespace(name, labels).await?;
+            }
+        }
+        let mut values = values(&json!(["nginx"]));
+        values["optIn"] = json!(["mesh=yes:required"]);
+        values["excludedNamespaces"] = json!(["left-alone"]);
+        helm_ok(&control_plane, &["install", "pillion"], Some(&values)).await?;
+
+        // Nobody is called yet, and nobody is refused: pods are created while a release begins.
+        let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
+        let mut early = 0;
+        for _ in 0..20 {
+            pods.create(&dry_run(), &serde_json::from_value(plain())?).await?;
+            early += 1;
+        }
+        let (mut rig, mut controllers) = run(control_plane).await?;
+        let mut refusals = 0;
+        eventually(PATIENCE, "the API server calls the webhook", async || {
+            let created = rig.dry_run("team-a", &bare_pod("probe")).await;
+            refusals += usize::from(created.is_err());
+            early += 1;
+            ensure!(names(&created?).contains(&"sidecar-nginx".to_owned()));
+            Ok(())
+        })
+        .await?;
+        ensure!(refusals == 0, "{refusals} of {early} pods were refused while it began");
+        rig.is_called("mesh").await?;
+        rig.all_serve(1).await?;
+
+        // Whatever is decided, it is noted down, and the pod is created.
+        for namespace in ["team-a", "mesh"] {
+            let mut pod = plain();
+            pod["metadata"]["name"] = json!("decided");
+            let pod = rig.create(namespace, &pod).await?;
+            ensure!(pod["metadata"]["annotations"][RECORD] == EMPTY, "{pod}");
+        }
+        let injected = rig.create("team-a", &bare_pod("injected")).await?;
+        ensure!(injected["metadata"]["annotations"][RECORD].as_str().is_some_and(|record| record.contains("nginx")));
+        created(&rig, "both", "what Pillion's own label says comes first").await?;
+        eventually(PATIENCE, "the ConfigMap is there", async || {
+            rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "get", "configmap", "pillion"]).await.map(drop)
+        })
+        .await?;
+        let by_the_author = "here the author of the pod wrote it: take it out of the manifest";
+        eventually(SOON, "a forged record is refused", async || {
+            let error = refusal(&rig, "team-a", &forged()).await?;
+            ensure!(error.contains(by_the_author), "{error}");
+            Ok(())
+        })
+        .await?;
+        rig.dry_run("team-b", &forged()).await?;
+
+        // The kill switch: replicas leave pods as they are, and so does the policy.
+        say(&rig, "injection", Some("disabled")).await?;
+        created(&rig, "team-a", "the kill switch").await?;
+        say(&rig, "injection", Some("enabled")).await?;
+        rig.is_called("team-a").await?;
+
+        // Everybody dies. First the configuration lets pods pass, then it is gone.
+        for process in controllers.iter_mut().chain(&mut rig.replicas) {
+            process.kill()?;
+        }
+        let command = "kubectl get mutatingwebhookconfiguration pillion -o json";
+        let ignoring =
+            rig.control_plane.kubectl_ok(&["get", "mutatingwebhookconfiguration", "pillion", "-o", "json"]).await;
+        let ignoring = ignoring.context(command)?.replace(r#""failurePolicy": "Fail""#, r#""failurePolicy": "Ignore""#);
+        let replaced = rig.control_plane.kubectl_with_input(&["replace", "-f", "-"], &ignoring).await?;
+        ensure!(replaced.status.success(), "{}", String::from_utf8_lossy(&replaced.stderr));
+        refused(&rig, "team-a").await?;
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(rig.control_plane.client());
+        configurations.delete("pillion", &DeleteParams::default()).await?;
+        let error = refused(&rig, "team-a").await?;
+        refused(&rig, "mesh").await?;
+        ensure!(refusal(&rig, "team-a", &forged()).await?.contains(by_the_author));
+
+        others_are_left_alone(&rig).await?;
+        each_way_out_is_one(&rig, &error).await?;
+        println!("guardrails: {early} pods while the release began, none refused; six ways not to be refused");
+        Ok(())
+    });
+}

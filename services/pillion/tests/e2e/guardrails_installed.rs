@@ -1,0 +1,128 @@
+//! The policy that goes by records, as helm puts it into a cluster: for each label that opts in, and over a release that had none.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, eventually, isolated};
+use serde_json::{Value as Json, json};
+
+use crate::chart::helm_ok;
+use crate::guardrails::{dry_run, plain};
+use crate::rig::SOON;
+
+/// A cluster with the chart and these values.
+async fn installed(values: &Json) -> Result<ControlPlane> {
+    let control_plane = ControlPlane::start().await?;
+    control_plane.create_namespace(NAMESPACE, &[]).await?;
+    helm_ok(&control_plane, &["install", "pillion"], Some(values)).await?;
+    Ok(control_plane)
+}
+
+/// The names of the policies' bindings and by which labels they are for a namespace, for labels of several kinds.
+#[test]
+fn each_label_that_opts_in_as_required_has_a_binding() {
+    isolated(|| async {
+        let control_plane = installed(&json!({"optIn": [
+            "istio-injection=enabled",
+            "example.com/Mesh_v1=a:required",
+            "example.com/Mesh_v1=b:required",
+            "pillion.dev/injection=always:required",
+        ]}))
+        .await?;
+        let bindings = control_plane.kubectl_ok(&["get", "validatingadmissionpolicybindings", "-o", "json"]).await?;
+        let bindings: Json = serde_json::from_str(&bindings)?;
+        let found: BTreeSet<_> = bindings["items"]
+            .as_array()
+            .context("items")?
+            .iter()
+            .filter(|binding| binding["spec"]["policyName"] == "pillion-records")
+            .map(|binding| {
+                let labels = binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"].as_array();
+                let labels = labels.into_iter().flatten().filter(|label| label["key"] != "kubernetes.io/metadata.name");
+                let labels: Vec<_> =
+                    labels.map(|label| format!("{} {} {}", label["key"], label["operator"], label["values"])).collect();
+                format!("{}: {}", binding["metadata"]["name"], labels.join(", "))
+            })
+            .collect();
+        let expected = [
+            r#""pillion-records": "pillion.dev/injection" "In" ["required","always"]"#,
+            r#""pillion-records-example-com-mesh-v1-75576c1d": "example.com/Mesh_v1" "In" ["a","b"], "pillion.dev/injection" "DoesNotExist" null, "istio-injection" "DoesNotExist" null"#,
+        ];
+        ensure!(found == expected.map(str::to_owned).into(), "{found:#?}");
+        Ok(())
+    });
+}
+
+/// Replicas that were there before write no records yet, and the ConfigMap of the kill switch is there already.
+#[test]
+fn an_upgrade_that_begins_with_records_refuses_no_pod_of_the_replicas_that_were_there() {
+    isolated(|| async {
+        let control_plane = installed(&json!({"crds": {"upgrade": false}, "guardrails": {"records": false}})).await?;
+        control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
+        control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
+        let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
+        let pod: Pod = serde_json::from_value(plain())?;
+        // One that is at work as soon as the policy is, to know when it would be.
+        let with = json!({"crds": {"upgrade": false}});
+        let said = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
+        ensure!(said.contains("the\nnext upgrade begins with that"), "{said}");
+        let marker = MARKER.replace("NAMESPACE", NAMESPACE);
+        control_plane.apply_yaml(&marker).await?;
+        let mut with_label = pod.clone();
+        with_label.metadata.labels = Some([("marked".to_owned(), "yes".to_owned())].into());
+        eventually(SOON, "policies of now are at work", async || {
+            pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
+            let error = pods.create(&dry_run(), &with_label).await.err().context("not yet at work")?.to_string();
+            ensure!(error.contains("marked pods"), "{error}");
+            Ok(())
+        })
+        .await?;
+        pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
+
+        let said = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
+        ensure!(!said.contains("next upgrade begins"), "{said}");
+        eventually(SOON, "the next upgrade asks for records", async || {
+            let error = pods.create(&dry_run(), &pod).await.err().context("a pod was created")?.to_string();
+            ensure!(error.contains("nobody decided about this one"), "{error}");
+            Ok(())
+        })
+        .await
+    });
+}
+
+/// A policy beside the release's, of the same kind.
+const MARKER: &str = "
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: marked}
+spec:
+  paramKind: {apiVersion: v1, kind: ConfigMap}
+  matchConstraints:
+    resourceRules: [{apiGroups: [''], apiVersions: [v1], resources: [pods], operations: [CREATE]}]
+  validations:
+  - expression: \"!has(object.metadata.labels) || !('marked' in object.metadata.labels)\"
+    message: marked pods are refused
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: marked}
+spec:
+  policyName: marked
+  paramRef: {name: pillion, namespace: NAMESPACE, parameterNotFoundAction: Allow}
+  validationActions: [Deny]
+";
+
+/// Keys that are the same but for what cannot stand in a name.
+#[test]
+fn two_labels_of_nearly_one_name_have_a_binding_each() {
+    isolated(|| async {
+        let control_plane = installed(&json!({"optIn": ["a.b/c=x:required", "a-b/c=x:required"]})).await?;
+        let bindings = ["get", "validatingadmissionpolicybindings", "--output=name"];
+        let found = control_plane.kubectl_ok(&bindings).await?;
+        ensure!(found.lines().filter(|name| name.contains("pillion-records-a-b-c-")).count() == 2, "{found}");
+        Ok(())
+    });
+}

@@ -1,0 +1,321 @@
+//! A cluster with a held namespace, and who sees what becomes of its pods.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Display};
+use std::pin::pin;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, ListParams, Preconditions};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+use pillion_api::names::INJECTION_GATE;
+use pillion_testkit::{ControlPlane, Replica, eventually, tools};
+use serde_json::{Value as Json, json};
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::managed::{Managed, QUICK};
+use crate::rbac::refusals;
+use crate::rig::{PATIENCE, Rig, bare_pod, names};
+
+/// The namespace that is held.
+pub(super) const TILL: &str = "till";
+
+/// The page that people read, whose commands are run.
+const PAGE: &str = include_str!("../../../../../docs/held.md");
+
+/// A cluster with the namespace [`TILL`], and with Pillion as it is installed.
+pub(super) struct Cluster {
+    pub(super) managed: Managed,
+}
+
+impl Cluster {
+    /// With so many replicas and controllers, which have shown that pods are injected, and that they wait when nobody answers.
+    pub(super) async fn start(replicas: u8, controllers: u8) -> Result<Self> {
+        let managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, replicas, controllers).await?;
+        let mut cluster = Self { managed };
+        cluster.rig().namespace(TILL, Some("held")).await?;
+        cluster.rig().is_called(TILL).await?;
+        // While replicas answer, nobody sees a gate that was added: they have taken it away again.
+        cluster.lose_every_replica().await?;
+        cluster.start_replicas_again().await?;
+        cluster.rig().is_called(TILL).await?;
+        Ok(cluster)
+    }
+
+    pub(super) const fn rig(&self) -> &Rig {
+        &self.managed.rig
+    }
+
+    /// Waits until pods that nobody decides about are gated.
+    pub(super) async fn gates_pods(&self) -> Result<()> {
+        eventually(PATIENCE, "the API server gates pods", async || {
+            let pod = self.rig().dry_run(TILL, &bare_pod("probe")).await?;
+            ensure!(is_gated(&pod), "not gated: {pod}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Kills every replica. From then on nothing answers, which the cluster learns a moment later.
+    pub(super) async fn lose_every_replica(&mut self) -> Result<()> {
+        for replica in &mut self.managed.rig.replicas {
+            replica.kill()?;
+        }
+        self.gates_pods().await?;
+        for replica in &self.rig().replicas {
+            self.rig().service.set_ready(replica.address(), false).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn start_replicas_again(&mut self) -> Result<()> {
+        let count = u8::try_from(self.rig().replicas.len())?;
+        self.managed.rig.replicas = Replica::start_many(&self.rig().spec, count).await?;
+        for replica in &self.rig().replicas {
+            self.rig().service.set_ready(replica.address(), true).await?;
+        }
+        Ok(())
+    }
+
+    /// Kills the controller that leads.
+    pub(super) async fn lose_the_leader(&mut self) -> Result<()> {
+        let leader = self.managed.leader().await?;
+        let place = self.managed.controllers.iter().position(|running| running.address() == leader);
+        let mut killed = self.managed.controllers.remove(place.with_context(|| format!("{leader} is none of ours"))?);
+        killed.kill()?;
+        let log = killed.log_text()?;
+        ensure!(refusals(&log).is_empty(), "{leader}: {:#?}", refusals(&log));
+        Ok(())
+    }
+
+    pub(super) async fn pods(&self) -> Result<Vec<Json>> {
+        let pods = self.rig().pods(TILL).list(&ListParams::default()).await?;
+        pods.items.into_iter().map(|pod| Ok(serde_json::to_value(pod)?)).collect()
+    }
+
+    /// Ends pods that are going and have no node, as the collector of pods does in a cluster: the API server deletes one in two
+    /// writes, and when the leader that asked for it died between them, nobody makes the second.
+    pub(super) async fn end_what_was_cut_off(&self, pods: &[Json]) -> Result<()> {
+        let is_going = |pod: &&Json| pod["metadata"].get("deletionTimestamp").is_some();
+        for pod in pods.iter().filter(is_going).filter(|pod| pod["spec"].get("nodeName").is_none()) {
+            let name = pod["metadata"]["name"].as_str().context("a name")?;
+            let uid = pod["metadata"]["uid"].as_str().map(str::to_owned);
+            let preconditions = Some(Preconditions { uid, resource_version: None });
+            let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
+            match self.rig().pods(TILL).delete(name, &ended).await {
+                // It was not cut off, and has gone since, or another one has its name.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
+            }
+        }
+        Ok(())
+    }
+
+    /// A line of the leader's metrics.
+    pub(super) async fn metric(&self, line: &str) -> Result<u64> {
+        let leader = self.managed.leader().await?;
+        let leader = self.managed.controllers.iter().find(|running| running.address() == leader);
+        let text = leader.context("the leader is none of ours")?.metrics_text().await?;
+        let found =
+            text.lines().find_map(|each| each.strip_prefix(line)).with_context(|| format!("{line} in {text}"))?;
+        Ok(found.trim().parse()?)
+    }
+
+    /// Nothing that a controller or a replica asked for was refused to its service account.
+    pub(super) fn nobody_was_forbidden(&self) -> Result<()> {
+        for running in self.managed.controllers.iter().chain(&self.rig().replicas) {
+            let log = running.log_text()?;
+            ensure!(refusals(&log).is_empty(), "{}: {:#?}", running.address(), refusals(&log));
+        }
+        Ok(())
+    }
+
+    /// Runs the commands of the page's block that begins with a comment, as a person does, in a shell.
+    pub(super) async fn page(&self, comment: &str) -> Result<String> {
+        let mut blocks = PAGE.split("```").skip(1).step_by(2);
+        let block = blocks.find_map(|block| block.strip_prefix("sh\n").filter(|block| block.starts_with(comment)));
+        let block = block.with_context(|| format!("a block that begins with {comment:?} in docs/held.md"))?;
+        let kubectl = tools::program("kubectl")?;
+        let path = format!("{}:{}", kubectl.parent().context("a folder")?.display(), std::env::var("PATH")?);
+        let kubeconfig = self.rig().control_plane.kubeconfig();
+        let output = tokio::task::spawn_blocking(move || {
+            let mut command = Command::new("bash");
+            command.args(["-euo", "pipefail", "-c", block]).env("PATH", path).env("KUBECONFIG", kubeconfig);
+            command.env("KUBERC", "off").output()
+        })
+        .await??;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}
+
+pub(super) fn gates(pod: &Json) -> Vec<&str> {
+    let gates = pod["spec"]["schedulingGates"].as_array();
+    gates.into_iter().flatten().map(|gate| gate["name"].as_str().unwrap()).collect()
+}
+
+/// Whether it waits: with the gate, the scheduler leaves it alone, and nobody else can bind it.
+pub(super) fn is_gated(pod: &Json) -> bool {
+    gates(pod).contains(&INJECTION_GATE) && pod["spec"].get("nodeName").is_none()
+}
+
+pub(super) fn is_injected(pod: &Json) -> bool {
+    names(pod).contains(&"sidecar-nginx".to_owned()) && gates(pod).is_empty()
+}
+
+/// Has a pod run on a node, as the scheduler does.
+pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::Result<String> {
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
+                         "target": {"apiVersion": "v1", "kind": "Node", "name": node}});
+    let path = format!("/api/v1/namespaces/{TILL}/pods/{pod}/binding");
+    let request = http::Request::post(path).body(binding.to_string().into_bytes()).map_err(kube::Error::HttpError)?;
+    client.request_text(request).await
+}
+
+/// What has become of pods.
+#[derive(Debug, Default)]
+pub(super) struct Outcomes {
+    /// With their sidecar and without the gate; the names.
+    pub(super) injected: BTreeSet<String>,
+    /// With the gate and without a node.
+    pub(super) waited: BTreeSet<String>,
+    /// Neither the one nor the other: they could run without their sidecar.
+    pub(super) without: Vec<Json>,
+    /// Not created.
+    pub(super) refused: Vec<String>,
+}
+
+impl Outcomes {
+    fn take(&mut self, name: &str, pod: Json) {
+        if is_gated(&pod) {
+            self.waited.insert(name.to_owned());
+        } else if is_injected(&pod) {
+            self.injected.insert(name.to_owned());
+        } else {
+            self.without.push(pod);
+        }
+    }
+
+    /// None was refused, and none could run without.
+    pub(super) fn nobody_is_lost(&self) -> Result<()> {
+        ensure!(self.refused.is_empty(), "refused: {:?}", self.refused);
+        ensure!(self.without.is_empty(), "could run without their sidecar: {:?}", self.without);
+        Ok(())
+    }
+}
+
+impl Display for Outcomes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { injected, waited, without, refused } = self;
+        let (injected, waited) = (injected.len(), waited.len());
+        let (without, refused) = (without.len(), refused.len());
+        write!(formatter, "{injected} injected, {waited} waited, {without} without either, {refused} refused")
+    }
+}
+
+/// Sees every pod of the namespace in each of its states, and has those run that nothing keeps from it, as scheduler and
+/// kubelet do.
+pub(super) struct Scheduler {
+    seen: Arc<Mutex<Outcomes>>,
+    stop: DropGuard,
+    running: JoinHandle<Result<()>>,
+}
+
+impl Scheduler {
+    pub(super) fn start(rig: &Rig) -> Self {
+        let (seen, stop) = (Arc::<Mutex<Outcomes>>::default(), CancellationToken::new());
+        let (client, until) = (rig.control_plane.client(), stop.clone());
+        let shared = Arc::clone(&seen);
+        let working = async move { until.run_until_cancelled(Self::work(client, shared)).await.unwrap_or(Ok(())) };
+        Self { seen, stop: stop.drop_guard(), running: tokio::spawn(working) }
+    }
+
+    async fn work(client: kube::Client, seen: Arc<Mutex<Outcomes>>) -> Result<()> {
+        let api: Api<Pod> = Api::namespaced(client.clone(), TILL);
+        let mut events = pin!(watcher(api.clone(), watcher::Config::default()).default_backoff());
+        while let Some(event) = events.next().await {
+            let (watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event? else { continue };
+            let pod = serde_json::to_value(pod)?;
+            let name = pod["metadata"]["name"].as_str().context("a name")?.to_owned();
+            let is_bound = pod["spec"].get("nodeName").is_some();
+            let is_going = pod["metadata"].get("deletionTimestamp").is_some();
+            let is_to_run = gates(&pod).is_empty() && !is_bound && !is_going;
+            let (node, uid) = (node_of(&pod), pod["metadata"]["uid"].as_str().map(str::to_owned));
+            seen.lock().unwrap_or_else(PoisonError::into_inner).take(&name, pod);
+            if is_to_run {
+                match bind(&client, &name, &node).await {
+                    // It has gone, or was bound, before this version of it was seen.
+                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                    bound => drop(bound.with_context(|| format!("{name} to {node}"))?),
+                }
+            }
+            // A ReplicaSet that makes one too many takes one away again, which ends when its node says that it has ended.
+            if is_bound && is_going {
+                let preconditions = Some(Preconditions { uid, resource_version: None });
+                let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
+                match api.delete(&name, &ended).await {
+                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                    deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All that was seen.
+    pub(super) async fn stop(self) -> Result<Outcomes> {
+        self.stop.disarm().cancel();
+        self.running.await??;
+        Ok(std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+/// The node that a pod of a `DaemonSet` is for; for others, any.
+fn node_of(pod: &Json) -> String {
+    let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let wanted = &required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0];
+    wanted.as_str().unwrap_or("one").to_owned()
+}
+
+/// Creates pods of nobody's all the time, as dry runs, so that nothing is left of them.
+pub(super) struct Creations {
+    stop: CancellationToken,
+    running: JoinHandle<Result<Outcomes>>,
+}
+
+impl Creations {
+    /// Between two of them.
+    const PACE: Duration = Duration::from_millis(40);
+
+    pub(super) fn start(rig: &Rig) -> Self {
+        let (stop, pods) = (CancellationToken::new(), rig.pods(TILL));
+        let until = stop.clone();
+        let running = tokio::spawn(async move {
+            let mut outcomes = Outcomes::default();
+            let mut ticks = tokio::time::interval(Self::PACE);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            while until.run_until_cancelled(ticks.tick()).await.is_some() {
+                let name = format!("dry-{}", outcomes.injected.len() + outcomes.waited.len());
+                let parameters = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
+                match pods.create(&parameters, &serde_json::from_value(bare_pod(&name))?).await {
+                    Ok(pod) => outcomes.take(&name, serde_json::to_value(pod)?),
+                    Err(error) => outcomes.refused.push(error.to_string()),
+                }
+            }
+            Ok(outcomes)
+        });
+        Self { stop, running }
+    }
+
+    pub(super) async fn stop(self) -> Result<Outcomes> {
+        self.stop.cancel();
+        self.running.await?
+    }
+}

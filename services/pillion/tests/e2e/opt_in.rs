@@ -1,0 +1,89 @@
+//! A cluster that moves over keeps its label: namespaces opt in by `istio-injection=enabled`, and whoever asks who is opted
+//! in says the same: the API server, a replica that is asked without a level, the audit, profiles' status, `pillion status`.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use pillion_testkit::{eventually, isolated};
+
+use crate::direct::{Direct, review};
+use crate::managed::Managed;
+use crate::rig::{SOON, bare_pod, is_untouched, names};
+
+/// The label that the cluster has.
+const LABEL: (&str, &str) = ("istio-injection", "enabled");
+
+/// Within which namespaces are counted: once a minute.
+const COUNTED: Duration = Duration::from_mins(2);
+/// How long a finding of the audit may take.
+const FOUND_WITHIN: Duration = Duration::from_secs(30);
+
+/// With namespaces of either label.
+async fn cluster() -> Result<Managed> {
+    let managed = Managed::start_opting_in_by(&format!("{}={}", LABEL.0, LABEL.1)).await?;
+    managed.rig.control_plane.create_namespace("mesh", &[LABEL]).await?;
+    managed.rig.control_plane.create_namespace("out", &[LABEL, ("pillion.dev/injection", "disabled")]).await?;
+    managed.rig.namespace("team-a", Some("enabled")).await?;
+    for namespace in ["mesh", "team-a"] {
+        managed.rig.is_called(namespace).await?;
+    }
+    Ok(managed)
+}
+
+#[test]
+fn a_label_from_elsewhere_opts_in_for_everybody_who_asks() {
+    isolated(|| async {
+        let mut managed = cluster().await?;
+        let created = managed.rig.create("mesh", &bare_pod("early")).await?;
+        ensure!(names(&created).len() == 2, "{created}");
+        ensure!(is_untouched(&managed.rig.create("out", &bare_pod("out")).await?), "Pillion's own label decides first");
+
+        // Whoever asks without a level.
+        let direct = Direct::to(&managed.rig.replicas[0])?;
+        for (namespace, is_injected) in [("mesh", true), ("team-a", true), ("out", false), ("default", false)] {
+            // It learns of namespaces by watching.
+            eventually(SOON, "the namespace is known", async || {
+                let answer = direct.answer("/mutate", &review("u", namespace, &bare_pod("asked"))).await?;
+                ensure!(answer.contains("\"patch\"") == is_injected, "{namespace}: {answer}");
+                Ok(())
+            })
+            .await?;
+        }
+
+        // Both are counted for the profile.
+        let control_plane = &managed.rig.control_plane;
+        eventually(COUNTED, "both namespaces are counted", async || {
+            let path = "jsonpath={.status.namespacesMatched}";
+            let count = control_plane.kubectl_ok(&["get", "ciprof", "nginx", "-o", path]).await?;
+            ensure!(count == "2", "{count}");
+            Ok(())
+        })
+        .await?;
+
+        // What is missed there is found, by the controller and by who asks from outside.
+        managed.rig.replicas[0].kill()?;
+        eventually(SOON, "a pod is missed", async || {
+            let name =
+                format!("lost-{}", managed.rig.pods("mesh").list(&kube::api::ListParams::default()).await?.items.len());
+            ensure!(is_untouched(&managed.rig.create("mesh", &bare_pod(&name)).await?), "still injected");
+            Ok(())
+        })
+        .await?;
+        eventually(FOUND_WITHIN, "the audit finds it", async || {
+            let metrics = managed.controllers[0].metrics_text().await?;
+            let line = metrics
+                .lines()
+                .find(|line| line.starts_with("pillion_controller_audit_pods{") && line.contains("missing"));
+            ensure!(line.is_some_and(|line| line.ends_with(" 1")), "{line:?} of {metrics}");
+            Ok(())
+        })
+        .await?;
+        let told = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+            .args(["status", "-n", "mesh", "--kubeconfig"])
+            .arg(managed.rig.control_plane.kubeconfig())
+            .output()?;
+        let (out, err) = (String::from_utf8_lossy(&told.stdout), String::from_utf8_lossy(&told.stderr));
+        ensure!(told.status.code() == Some(1) && out.contains("lost-") && !out.contains("early"), "{out}{err}");
+        Ok(())
+    });
+}

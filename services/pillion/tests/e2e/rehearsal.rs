@@ -1,0 +1,105 @@
+//! Replicas that answer before API servers find the way to them, as on the first day of an installation: nobody is refused
+//! until the way is known, or for long enough.
+
+#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Api, DeleteParams, ListParams};
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
+
+use crate::managed::{Managed, QUICK, RELEASE};
+use crate::rig::{PATIENCE, SOON, bare_pod, names};
+
+/// How long the controller waits for the proof.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A cluster whose one replica answers whoever asks for it by its own address, and to which no API server finds the way.
+async fn without_a_way() -> Result<Managed> {
+    let mut managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, 0, 1).await?;
+    managed.rig.namespace("team-a", Some("enabled")).await?;
+    managed.rig.namespace("pay", Some("required")).await?;
+    managed.rig.replicas = Replica::start_many(&managed.rig.spec, 1).await?;
+    managed.rig.service.set_ready(managed.rig.replicas[0].address(), false).await?;
+    eventually(PATIENCE, "API servers are told to call", async || {
+        ensure!(required(&managed).await? == "Ignore", "it refuses");
+        Ok(())
+    })
+    .await?;
+    Ok(managed)
+}
+
+/// What follows in `required` namespaces when nobody answers.
+async fn required(managed: &Managed) -> Result<String> {
+    let entries = managed.configurations().get(RELEASE).await?.webhooks.unwrap_or_default();
+    let entry = entries.into_iter().find(|entry| entry.name == "required.pillion.dev").context("no entry yet")?;
+    entry.failure_policy.context("a policy")
+}
+
+async fn is_armed(managed: &Managed, limit: Duration) -> Result<()> {
+    eventually(limit, "pods are refused where nobody answers", async || {
+        let policy = required(managed).await?;
+        ensure!(policy == "Fail", "{policy}");
+        Ok(())
+    })
+    .await
+}
+
+async fn has_switch(managed: &Managed) -> Result<bool> {
+    let maps: Api<ConfigMap> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
+    Ok(maps.get_opt(RELEASE).await?.is_some())
+}
+
+#[test]
+fn nobody_is_refused_before_api_servers_find_the_way_to_a_replica() {
+    isolated(|| async {
+        let managed = without_a_way().await?;
+        let until = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < until {
+            let pod = managed.rig.dry_run("pay", &bare_pod("web")).await.context("refused")?;
+            ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "there is a way: {pod}");
+        }
+        ensure!(required(&managed).await? == "Ignore", "nobody has shown that there is a way");
+        ensure!(!has_switch(&managed).await?, "a guardrail would refuse pods that nobody decided about");
+
+        let replica = managed.rig.replicas[0].address();
+        let begun = Instant::now();
+        managed.rig.service.set_ready(replica, true).await?;
+        is_armed(&managed, SOON).await?;
+        println!("{:.1?} after there was a way, pods are refused where there is none", begun.elapsed());
+        managed.rig.is_called("pay").await?;
+        eventually(PATIENCE, "the kill switch is there", async || {
+            ensure!(has_switch(&managed).await?, "it is not");
+            Ok(())
+        })
+        .await?;
+
+        // From now on it is known: what is deleted comes back as it was, although there is no way any more.
+        managed.rig.service.set_ready(replica, false).await?;
+        managed.configurations().delete(RELEASE, &DeleteParams::default()).await?;
+        is_armed(&managed, SOON).await
+    });
+}
+
+#[test]
+fn whoever_cannot_show_the_way_keeps_an_installation_from_being_armed_for_a_while_only() {
+    isolated(|| async {
+        let managed = without_a_way().await?;
+        let begun = Instant::now();
+        is_armed(&managed, LIMIT + PATIENCE).await?;
+        let took = begun.elapsed();
+        ensure!(took > LIMIT / 2, "{took:?}");
+        println!("pods are refused after {took:.1?}, though no API server has shown that it reaches a replica");
+        let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
+        eventually(SOON, "people are told", async || {
+            let about = ListParams::default().fields("reason=ReplicasUnreached");
+            ensure!(events.list(&about).await?.items.len() == 1, "not told");
+            Ok(())
+        })
+        .await
+    });
+}

@@ -1,0 +1,127 @@
+//! How many replicas there are is for one to say: the values, a person with `kubectl scale`, or a `HorizontalPodAutoscaler`, and an
+//! upgrade by the real helm, which applies server-side, takes it from nobody.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use kube::api::{Api, Patch, PatchParams};
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, isolated};
+use serde_json::{Value as Json, json};
+
+use crate::chart::helm_ok;
+
+struct Release {
+    control_plane: ControlPlane,
+    /// Whether what Helm has written is as if somebody else had.
+    is_renamed: bool,
+}
+
+impl Release {
+    /// Installs or upgrades with these values of the webhook, and something that is new each time. How many replicas there are
+    /// then, and whether the release says so.
+    async fn with(&self, label: &str, webhook: &Json) -> Result<(i32, bool)> {
+        let mut webhook = webhook.clone();
+        webhook["podLabels"] = json!({"round": label});
+        let values = json!({"crds": {"upgrade": false}, "webhook": webhook});
+        // What an installer of another name has written is taken from it.
+        let arguments = ["upgrade", "--install", "--force-conflicts", "pillion"];
+        let arguments = if self.is_renamed { &arguments[..] } else { &["upgrade", "--install", "pillion"] };
+        helm_ok(&self.control_plane, arguments, Some(&values)).await.context(label.to_owned())?;
+        let manifest = helm_ok(&self.control_plane, &["get", "manifest", "pillion"], None).await?;
+        let objects: Vec<Json> = serde_saphyr::from_multiple(&manifest)?;
+        let rendered = objects
+            .iter()
+            .find(|object| object["metadata"]["name"] == "pillion-webhook" && object["kind"] == "Deployment");
+        let deployment = self.deployments().get("pillion-webhook").await?.spec;
+        let labels = deployment.template.metadata.and_then(|metadata| metadata.labels).context("labels")?;
+        ensure!(labels["round"] == label, "the upgrade did nothing");
+        let replicas = deployment.replicas.context("replicas")?;
+        Ok((replicas, rendered.context("the Deployment")?["spec"].get("replicas").is_some()))
+    }
+
+    fn deployments(&self) -> Api<Deployment> {
+        Api::namespaced(self.control_plane.client(), NAMESPACE)
+    }
+
+    /// As the controller of autoscalers does it.
+    async fn autoscale(&self, replicas: i32) -> Result<()> {
+        let parameters =
+            PatchParams { field_manager: Some("kube-controller-manager".to_owned()), ..PatchParams::default() };
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        self.deployments().patch_scale("pillion-webhook", &parameters, &patch).await?;
+        Ok(())
+    }
+
+    async fn has_autoscaler(&self) -> Result<bool> {
+        let autoscalers: Api<HorizontalPodAutoscaler> = Api::namespaced(self.control_plane.client(), NAMESPACE);
+        Ok(autoscalers.get_opt("pillion-webhook").await?.is_some())
+    }
+}
+
+#[test]
+#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+fn an_upgrade_takes_the_number_of_replicas_from_nobody() {
+    isolated(|| async {
+        let release = Release { control_plane: ControlPlane::start().await?, is_renamed: false };
+        release.control_plane.create_namespace(NAMESPACE, &[]).await?;
+        let (plain, auto) = (json!({}), json!({"autoscaling": {"enabled": true}}));
+
+        ensure!(release.with("installed", &plain).await? == (3, true));
+        ensure!(release.with("more", &json!({"replicas": 4})).await? == (4, true));
+
+        // Switched on over a release that had none: what is there stays until somebody says otherwise, and is not put to 1.
+        let (replicas, _) = release.with("switched-on", &auto).await?;
+        ensure!(replicas == 4 && release.has_autoscaler().await?, "{replicas}");
+        let (replicas, _) = release.with("not-scaled-yet", &auto).await?;
+        ensure!(replicas == 4, "{replicas}");
+        release.autoscale(7).await?;
+        let scaled = release.with("scaled", &auto).await?;
+        ensure!(scaled == (7, false), "who scales says it, and the release does not: {scaled:?}");
+        release.autoscale(9).await?;
+        let again = release.with("scaled-again", &auto).await?;
+        ensure!(again == (9, false), "{again:?}");
+
+        // Switched off: no jump; and a person says it from then on.
+        let (replicas, _) = release.with("switched-off", &plain).await?;
+        ensure!(replicas == 9 && !release.has_autoscaler().await?, "{replicas}");
+        let scale = ["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"];
+        release.control_plane.kubectl_ok(&scale).await?;
+        let (replicas, _) = release.with("by-hand", &plain).await?;
+        ensure!(replicas == 5, "{replicas}");
+
+        // From the beginning.
+        helm_ok(&release.control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
+        let first = release.with("autoscaled-from-the-beginning", &auto).await?;
+        ensure!(first == (3, true), "as many as the autoscaler has at least, until it scales: {first:?}");
+        release.autoscale(6).await?;
+        let scaled = release.with("autoscaled-since", &auto).await?;
+        ensure!(scaled == (6, false), "{scaled:?}");
+        println!(
+            "scaling: replicas over eight upgrades: 3, 4, 4, 4, 7, 9, 9, 5; none rendered once an autoscaler has said something"
+        );
+        Ok(())
+    });
+}
+
+/// As helm-controller of Flux, or a provider of Terraform, which write by their own names. The real ones have no conflict with
+/// themselves.
+#[test]
+fn an_installer_of_another_name_is_not_taken_for_somebody_who_scales() {
+    isolated(|| async {
+        let mut release = Release { control_plane: ControlPlane::start().await?, is_renamed: false };
+        release.control_plane.create_namespace(NAMESPACE, &[]).await?;
+        ensure!(release.with("installed", &json!({})).await? == (3, true));
+        let rename =
+            json!([{"op": "replace", "path": "/metadata/managedFields/0/manager", "value": "helm-controller"}]);
+        let rename: json_patch::Patch = serde_json::from_value(rename)?;
+        let rename = Patch::<()>::Json(rename);
+        let renamed = release.deployments().patch("pillion-webhook", &PatchParams::default(), &rename).await?;
+        let managers = renamed.metadata.managed_fields.context("managers")?;
+        ensure!(managers.iter().all(|entry| entry.manager.as_deref() == Some("helm-controller")), "{managers:?}");
+        release.is_renamed = true;
+        let more = release.with("more", &json!({"replicas": 5})).await?;
+        ensure!(more == (5, true), "nobody has scaled, so the values say it: {more:?}");
+        Ok(())
+    });
+}

@@ -1,0 +1,368 @@
+//! Every shipped profile on a real API server: what it makes of the pods of its own cases is accepted, and a pod that met
+//! Pod Security's *restricted* before meets it after, but for the profiles that are named here with the reason.
+//!
+//! All profiles are in the cluster at once, each selecting two namespaces of its own. The pods are those of
+//! `profiles/*/tests/*.yaml`, completed with what only the API server asks for (images, volumes).
+
+#![allow(
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "helpers of tests fail by panicking, as tests do, and the table is what it is about"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _};
+use pillion_testkit::{ControlPlane, eventually, isolated};
+use serde_json::{Value as Json, json};
+
+use crate::rig::{PATIENCE, Rig, SOON, annotation};
+
+/// The label by which a profile selects its namespaces.
+const FOLDER: &str = "example.com/profile";
+
+/// The namespace in which all that do not exclude one another act on one pod.
+const TOGETHER: &str = "together";
+
+/// How many pods are tried at a time.
+const ABREAST: usize = 8;
+
+/// Profiles whose sidecars, or whose vendor's, cannot be restricted.
+const UNRESTRICTED: [(&str, &str); 7] = [
+    ("dapr", "pods may ask for what is not: volumes of the host, a user of their own"),
+    ("istio", "an init container writes the node's packet rules; with the parameter cni there is none"),
+    ("linkerd", "an init container writes the node's packet rules; with the parameter cni there is none"),
+    ("nginx", "the tutorial's nginx runs as root and listens on port 80"),
+    ("otel-go", "it looks into another process with eBPF, as root"),
+    ("vault-agent", "a pod may ask for an agent that runs as root"),
+    ("wireguard", "an init container makes a network interface"),
+];
+
+/// The folders of a profile and its cases, by name.
+fn folders() -> BTreeMap<String, PathBuf> {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
+    let folders = fs::read_dir(shipped).unwrap().map(|entry| entry.unwrap().path());
+    let named = folders.filter(|folder| folder.join("profile.yaml").exists());
+    named.map(|folder| (folder.file_name().unwrap().to_string_lossy().into_owned(), folder)).collect()
+}
+
+fn documents(path: &Path) -> Vec<Json> {
+    let text = fs::read_to_string(path).unwrap();
+    let found: Vec<Json> =
+        serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    found.into_iter().filter(|document| !document.is_null()).collect()
+}
+
+/// The cases of a folder that are about pods.
+fn cases(folder: &Path) -> Vec<Json> {
+    let Ok(files) = fs::read_dir(folder.join("tests")) else { return Vec::new() };
+    let mut files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let yaml = files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    let all = yaml.flat_map(|file| documents(file));
+    all.filter(|case| case["object"]["kind"].as_str().is_none_or(|kind| kind == "Pod")).collect()
+}
+
+/// A case's pod, with what the API server asks for and a case does not care about.
+fn completed(case: &Json, number: usize) -> Json {
+    let mut pod = case["object"].clone();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    let object = pod.as_object_mut().unwrap();
+    let metadata = object.entry("metadata").or_insert(json!({})).as_object_mut().unwrap();
+    for field in ["namespace", "generateName", "managedFields"] {
+        metadata.remove(field);
+    }
+    metadata.insert("name".to_owned(), json!(format!("case-{number}")));
+    for owner in metadata.get_mut("ownerReferences").and_then(Json::as_array_mut).into_iter().flatten() {
+        owner.as_object_mut().unwrap().entry("uid").or_insert(json!("029dc23e-3de8-41af-ab3c-a95b34b82bf3"));
+    }
+    let Some(spec) = pod.get_mut("spec").and_then(Json::as_object_mut) else { return pod };
+    // As the API server does it where it knows of accounts.
+    spec.entry("serviceAccountName").or_insert(json!("default"));
+    let mut mounted = BTreeSet::new();
+    for list in ["initContainers", "containers"] {
+        for container in spec.get_mut(list).and_then(Json::as_array_mut).into_iter().flatten() {
+            let Some(fields) = container.as_object_mut() else { continue };
+            fields.entry("image").or_insert(json!("registry.example.com/app:1"));
+            let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            mounted.extend(mounts.filter_map(|mount| Some(mount["name"].as_str()?.to_owned())));
+        }
+    }
+    let volumes = spec.entry("volumes").or_insert(json!([]));
+    if volumes.is_null() {
+        *volumes = json!([]);
+    }
+    let Some(volumes) = volumes.as_array_mut() else { return pod };
+    for volume in volumes.iter_mut().filter(|volume| volume.as_object().is_some_and(|volume| volume.len() == 1)) {
+        volume["emptyDir"] = json!({});
+    }
+    let missing = mounted.into_iter().filter(|name| !volumes.iter().any(|volume| volume["name"] == **name));
+    let missing: Vec<_> = missing.map(|name| json!({"name": name, "emptyDir": {}})).collect();
+    volumes.extend(missing);
+    pod
+}
+
+/// The same pod as an author writes it who has to meet *restricted*.
+fn restricted(mut pod: Json) -> Json {
+    let Some(spec) = pod.get_mut("spec").filter(|spec| spec.is_object()) else { return pod };
+    let set = |at: &mut Json, more: Json| {
+        let context = at.as_object_mut().unwrap().entry("securityContext").or_insert(json!({}));
+        context.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    };
+    set(spec, json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}}));
+    for list in ["initContainers", "containers"] {
+        for container in spec.get_mut(list).and_then(Json::as_array_mut).into_iter().flatten() {
+            set(container, json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}));
+        }
+    }
+    pod
+}
+
+/// Installs all profiles, each for its own namespaces. How many there are.
+async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize> {
+    rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
+    let mut installed = 0;
+    for (name, folder) in folders {
+        for mut profile in documents(&folder.join("profile.yaml")) {
+            let values = if excludes(name) { json!([name]) } else { json!([name, TOGETHER]) };
+            // Without the roots of trust these would inject nothing.
+            let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
+            for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
+                parameter["default"] = json!("roots");
+            }
+            let selector = profile["spec"].as_object_mut().unwrap().entry("namespaceSelector").or_insert(json!({}));
+            selector["matchExpressions"] = json!([{"key": FOLDER, "operator": "In", "values": values}]);
+            rig.control_plane.apply_yaml(&profile.to_string()).await.with_context(|| name.clone())?;
+            installed += 1;
+        }
+        namespace(&rig.control_plane, &format!("p-{name}"), name, &[("pillion.dev/injection", "enabled")]).await?;
+        let strict = [("pillion.dev/injection", "enabled"), ("pod-security.kubernetes.io/enforce", "restricted")];
+        namespace(&rig.control_plane, &format!("r-{name}"), name, &strict).await?;
+    }
+    namespace(&rig.control_plane, TOGETHER, TOGETHER, &[("pillion.dev/injection", "enabled")]).await?;
+    rig.control_plane.create_namespace("plain", &[]).await?;
+    rig.control_plane.create_namespace("strict", &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
+    let served = format!("pillion_profiles {installed}");
+    eventually(PATIENCE, "all profiles are served", async || {
+        let metrics = rig.replicas[0].metrics_text().await?;
+        let line = metrics.lines().find(|line| line.starts_with("pillion_profiles ")).unwrap_or_default();
+        ensure!(line == served, "{line}, and not {served}: {}", rig.replicas[0].log_text()?);
+        Ok(())
+    })
+    .await?;
+    Ok(installed)
+}
+
+/// Whether a profile cannot be on one pod with the others, or refuses nearly everything.
+fn excludes(folder: &str) -> bool {
+    // A pod has one mesh; one refuses what the others add, and one keeps everybody out.
+    ["linkerd", "deny-env", "reserved-namespaces"].contains(&folder)
+}
+
+async fn namespace(control_plane: &ControlPlane, name: &str, folder: &str, labels: &[(&str, &str)]) -> Result<()> {
+    let labels: Vec<_> = labels.iter().copied().chain([(FOLDER, folder)]).collect();
+    control_plane.create_namespace(name, &labels).await
+}
+
+/// What the API server says of a pod: what it would be, or why it is refused.
+async fn asked(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result<Json, String>> {
+    match rig.dry_run(namespace, pod).await {
+        Ok(pod) => Ok(Ok(pod)),
+        Err(error) => match error.downcast::<kube::Error>() {
+            Ok(kube::Error::Api(status)) => Ok(Err(status.message.clone())),
+            Ok(error) => Err(error.into()),
+            // It is no pod at all: a label that is no text.
+            Err(error) => Ok(Err(error.to_string())),
+        },
+    }
+}
+
+/// What became of the cases of a profile.
+#[derive(Debug, Default)]
+struct Tally {
+    accepted: usize,
+    injected: usize,
+    refused: usize,
+    restricted: usize,
+    unrestricted: usize,
+    /// Pods that the API server refuses without any injection.
+    impossible: usize,
+    /// What the API server does not take of what we make.
+    wrong: Vec<String>,
+}
+
+/// Tries a case's pod without injection, with it, and both once more where *restricted* is enforced.
+async fn tried(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
+    let mut tally = Tally::default();
+    if let Err(why) = asked(rig, "plain", &pod).await? {
+        eprintln!("{folder}: {name}: no pod without injection either: {why}");
+        tally.impossible = 1;
+        return Ok(tally);
+    }
+    match asked(rig, &format!("p-{folder}"), &pod).await? {
+        Ok(made) => {
+            tally.accepted = 1;
+            tally.injected = usize::from(annotation(&made, "pillion.dev/injected").is_some());
+        }
+        // Ours are decisions; what the API server itself refuses is a pod that was made wrong.
+        Err(why) if why.contains("denied the request") => tally.refused = 1,
+        Err(why) => tally.wrong.push(format!("{folder}: {name}: {why}")),
+    }
+    let pod = restricted(pod);
+    if asked(rig, "strict", &pod).await?.is_err() {
+        return Ok(tally);
+    }
+    match asked(rig, &format!("r-{folder}"), &pod).await? {
+        Err(why) if !why.contains("denied the request") => {
+            tally.unrestricted = 1;
+            if !UNRESTRICTED.iter().any(|(profile, _)| *profile == folder) {
+                tally.wrong.push(format!("{folder}: {name}: no longer restricted: {why}"));
+            }
+        }
+        _ => tally.restricted = 1,
+    }
+    Ok(tally)
+}
+
+#[test]
+fn what_every_shipped_profile_makes_is_accepted_by_the_api_server() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        let folders = folders();
+        let installed = install(&rig, &folders).await?;
+        let mut wrong = Vec::new();
+        let mut unrestricted = BTreeSet::new();
+        eprintln!("{:<24} cases accepted injected refused impossible restricted unrestricted", "profile");
+        for (folder, path) in &folders {
+            let cases = cases(path);
+            let all = futures::stream::iter(cases.iter().enumerate())
+                .map(|(number, case)| tried(&rig, folder, &case["name"], completed(case, number)))
+                .buffer_unordered(ABREAST)
+                .try_collect::<Vec<_>>()
+                .await?;
+            let sum = |count: fn(&Tally) -> usize| all.iter().map(count).sum::<usize>();
+            eprintln!(
+                "{folder:<24} {:>5} {:>8} {:>8} {:>7} {:>10} {:>10} {:>12}",
+                cases.len(),
+                sum(|tally| tally.accepted),
+                sum(|tally| tally.injected),
+                sum(|tally| tally.refused),
+                sum(|tally| tally.impossible),
+                sum(|tally| tally.restricted),
+                sum(|tally| tally.unrestricted),
+            );
+            if sum(|tally| tally.unrestricted) > 0 {
+                unrestricted.insert(folder.as_str());
+            }
+            wrong.extend(all.into_iter().flat_map(|tally| tally.wrong));
+        }
+        for (folder, why) in UNRESTRICTED {
+            ensure!(unrestricted.contains(folder), "{folder} is restricted after all, though: {why}");
+        }
+        ensure!(wrong.is_empty(), "{} of the pods of {installed} profiles:\n{}", wrong.len(), wrong.join("\n"));
+        Ok(())
+    });
+}
+
+/// A pod that asks for all that do not exclude one another, and what each of them has to know.
+const EVERYTHING: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: everything
+  labels: {agones.dev/gameserver: everything}
+  annotations:
+    sidecar-injector-webhook.morven.me/inject: "yes"
+    vault.hashicorp.com/agent-inject: "true"
+    vault.hashicorp.com/agent-inject-secret-db: kv/db
+    vault.hashicorp.com/role: everything
+    dapr.io/enabled: "true"
+    dapr.io/app-id: everything
+    instrumentation.opentelemetry.io/inject-java: "true"
+    instrumentation.opentelemetry.io/java-container-names: app
+    instrumentation.opentelemetry.io/inject-python: "true"
+    instrumentation.opentelemetry.io/python-container-names: worker
+    sidecar.opentelemetry.io/inject: "true"
+    cloud-sql-proxy.pillion.dev/instances: "p:r:db"
+    wireguard.pillion.dev/address: 10.9.0.2/32
+    wireguard.pillion.dev/routes: 10.9.0.0/24
+    agones.dev/container: app
+    pillion.dev/profiles: log-shipper,cloud-sql-proxy,wireguard
+spec:
+  serviceAccountName: builder
+  containers:
+  - name: app
+    image: registry.example.com/app:1
+    volumeMounts: [{name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount}]
+  - name: worker
+    image: registry.example.com/worker:1
+    volumeMounts: [{name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount}]
+  volumes: [{name: token, emptyDir: {}}]
+"#;
+
+/// The account whose role its pods have at AWS.
+const BUILDER: &str = "
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: builder
+  namespace: together
+  annotations: {eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/builder'}
+";
+
+/// Those that are on it.
+const ON_IT: [&str; 13] = [
+    "agones-sdk",
+    "annotate",
+    "cloud-sql-proxy",
+    "dapr",
+    "eks-web-identity",
+    "istio-sidecar",
+    "log-shipper",
+    "nginx",
+    "otel-collector-sidecar",
+    "otel-java",
+    "otel-python",
+    "vault-agent",
+    "wireguard",
+];
+
+#[test]
+fn all_that_do_not_exclude_one_another_are_on_one_pod() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        let folders = folders();
+        install(&rig, &folders).await?;
+        rig.control_plane.apply_yaml(BUILDER).await?;
+        let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
+        // The account is looked up, which has a quarter of a second, and the namespace's labels are learned of by watching.
+        let first = eventually(SOON, "all are on it", async || {
+            let first = rig.dry_run(TOGETHER, &pod).await?;
+            let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
+            let profiles = record["profiles"].as_array().into_iter().flatten();
+            let applied: BTreeSet<_> = profiles.filter_map(|profile| profile["profile"].as_str()).collect();
+            eprintln!("{} profiles on one pod: {applied:?}", applied.len());
+            let log = rig.replicas[0].log_text()?;
+            let decided = log.lines().rfind(|line| line.contains("name=everything")).unwrap_or_default();
+            ensure!(applied == BTreeSet::from(ON_IT), "{applied:?}: {decided}");
+            Ok(first)
+        })
+        .await?;
+        // Deterministic: the same pod is the same again. Idempotent: what is made, created once more, does not change.
+        let mut again = rig.dry_run(TOGETHER, &pod).await?;
+        let mut first = first;
+        for pod in [&mut first, &mut again] {
+            let metadata = pod["metadata"].as_object_mut().unwrap();
+            for field in ["uid", "creationTimestamp", "managedFields"] {
+                metadata.remove(field);
+            }
+        }
+        ensure!(first == again, "not the same pod twice");
+        rig.create(TOGETHER, &pod).await?;
+        Ok(())
+    });
+}

@@ -1,0 +1,153 @@
+//! The end of a release, whatever was lost before it: a namespace that requires injection gets its pods, and a new release of the
+//! same name can be installed. The real helm, the real programs with their own service accounts, and the real controllers of
+//! namespaces and of garbage.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pillion_testkit::registration::NAMESPACE;
+use pillion_testkit::{ControlPlane, ControllerManager, Isolation, Replica, eventually};
+use serde_json::json;
+
+use crate::chart::{helm, helm_ok, helm_with_job, run, values};
+use crate::rig::{PATIENCE, Rig, SOON, bare_pod, is_untouched};
+
+/// What takes a namespace away with all that is in it, and then what belongs to it.
+const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller";
+/// What says how a release is deleted where no job can run.
+const PAGE: &str = include_str!("../../../../charts/pillion/README.md");
+
+/// What is lost, and how the release is deleted then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    Nothing,
+    Replicas,
+    Controllers,
+    Definitions,
+    Rights,
+    Nodes,
+    Namespace,
+}
+
+const LOSSES: [Loss; 7] =
+    [Loss::Nothing, Loss::Replicas, Loss::Controllers, Loss::Definitions, Loss::Rights, Loss::Nodes, Loss::Namespace];
+
+fn kill(processes: &mut [Replica]) -> Result<()> {
+    processes.iter_mut().try_for_each(|process| process.kill().map(drop))
+}
+
+/// The objects in no namespace that are called as the release is, without definitions and what Helm keeps for the next one.
+async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
+    let kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
+                 mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let all = control_plane.kubectl_ok(&["get", kinds, "--output=name"]).await?;
+    Ok(all.lines().filter(|name| name.contains("/pillion")).map(str::to_owned).collect())
+}
+
+/// Loses something, deletes the release, and waits until pods of the namespace that requires injection are created.
+async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) -> Result<ControlPlane> {
+    let Rig { control_plane, mut replicas, .. } = rig;
+    let uninstall = ["uninstall", "pillion", "--ignore-not-found"];
+    match loss {
+        Loss::Nothing => {}
+        Loss::Replicas => kill(&mut replicas)?,
+        Loss::Controllers => kill(&mut controllers)?,
+        Loss::Definitions => {
+            let delete = ["delete", "--wait=false", "crds", "--all"];
+            control_plane.kubectl_ok(&delete).await?;
+        }
+        Loss::Rights => {
+            let all = ["delete", "clusterrolebindings", "-l", "app.kubernetes.io/instance=pillion"];
+            control_plane.kubectl_ok(&all).await?;
+        }
+        Loss::Nodes => {
+            kill(&mut replicas)?;
+            kill(&mut controllers)?;
+            let by_hand: Vec<_> = PAGE.lines().filter_map(|line| line.trim().strip_prefix("kubectl delete ")).collect();
+            ensure!(by_hand.len() == 2, "{by_hand:?}");
+            for command in by_hand {
+                let arguments: Vec<_> = ["delete"].into_iter().chain(command.split(' ')).collect();
+                control_plane.kubectl_ok(&arguments).await?;
+            }
+            helm_ok(&control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
+        }
+        Loss::Namespace => {
+            control_plane.kubectl_ok(&["delete", "namespace", NAMESPACE, "--wait=false"]).await?;
+            kill(&mut replicas)?;
+            kill(&mut controllers)?;
+            let gone = async || {
+                let found = control_plane.kubectl_ok(&["get", "namespace", NAMESPACE, "--ignore-not-found"]).await?;
+                ensure!(found.is_empty(), "{found}");
+                Ok(())
+            };
+            eventually(2 * PATIENCE, "the namespace is gone", gone).await?;
+            helm_ok(&control_plane, &uninstall, None).await?;
+        }
+    }
+    if !matches!(loss, Loss::Nodes | Loss::Namespace) {
+        helm_with_job(&control_plane, "pillion-uninstall", &["uninstall", "pillion"], None).await?;
+    }
+    drop((replicas, controllers));
+    Ok(control_plane)
+}
+
+async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()> {
+    let pods = kube::Api::<k8s_openapi::api::core::v1::Pod>::namespaced(control_plane.client(), "team-a");
+    let dry_run = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
+    eventually(PATIENCE, "pods are created", async || {
+        let pod = pods.create(&dry_run, &serde_json::from_value(bare_pod("after"))?).await?;
+        let pod = serde_json::to_value(pod)?;
+        ensure!(is_untouched(&pod), "after the loss of {loss:?} somebody goes on: {pod}");
+        Ok(())
+    })
+    .await
+}
+
+#[test]
+#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+fn whatever_is_lost_before_a_release_is_deleted_pods_can_be_created_and_it_can_be_installed_again() {
+    // Eight installations, one after the other.
+    Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
+        let mut control_plane = ControlPlane::start().await?;
+        let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;
+        control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
+        for loss in LOSSES {
+            let values = values(&json!(["nginx"]));
+            let install = ["install", "pillion", "--create-namespace"];
+            helm_ok(&control_plane, &install, Some(&values)).await.with_context(|| format!("before {loss:?}"))?;
+            let (rig, controllers) = run(control_plane).await?;
+            rig.is_called("team-a").await?;
+            let begun = Instant::now();
+            control_plane = lose_and_delete(rig, controllers, loss).await.with_context(|| format!("{loss:?}"))?;
+            can_create_pods(&control_plane, loss).await?;
+            let took = begun.elapsed();
+            let left = eventually(SOON, "what calls somebody or refuses a pod is gone", async || {
+                let left = left(&control_plane).await?;
+                let acts = |name: &&String| name.contains("webhookconfiguration") || name.ends_with("/pillion-held");
+                ensure!(!left.iter().any(|name| acts(&name)), "{left:#?}");
+                Ok(left)
+            })
+            .await?;
+            // What Helm knew of the release went with the namespace: the rest of what is in none stays.
+            if loss != Loss::Namespace {
+                ensure!(left.is_empty(), "after the loss of {loss:?}: {left:?}");
+            }
+            if loss == Loss::Definitions {
+                let gone = async || {
+                    let found = control_plane.kubectl_ok(&["get", "crds", "--output=name"]).await?;
+                    ensure!(!found.contains("pillion.dev"), "{found}");
+                    Ok(())
+                };
+                eventually(2 * PATIENCE, "the definitions are gone", gone).await?;
+            }
+            println!("uninstall: without {loss:?} pods are created {took:.1?} after; {} objects left", left.len());
+        }
+        // It is as if it had never been there.
+        helm_ok(&control_plane, &["install", "pillion", "--create-namespace"], Some(&values(&json!(["nginx"]))))
+            .await?;
+        let listed = helm(&control_plane, &["list", "--short"], None).await?;
+        ensure!(String::from_utf8_lossy(&listed.stdout).trim() == "pillion");
+        let (rig, _controllers) = run(control_plane).await?;
+        rig.is_called("team-a").await
+    });
+}

@@ -1,0 +1,109 @@
+//! Pods that are created all the while, in several namespaces and over several connections, and what became of them.
+
+use std::fmt::{self, Display};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use kube::api::{Api, DeleteParams, PostParams};
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::platform::{Platform, is_injected, pod};
+
+/// Between two creations of one client.
+const PAUSE: Duration = Duration::from_millis(150);
+
+/// What has become of pods.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Outcomes {
+    /// Created with the sidecar.
+    pub(crate) injected: usize,
+    /// Created without it.
+    pub(crate) without: usize,
+    /// Not created; what the API server said.
+    pub(crate) refused: Vec<String>,
+    /// How long the slowest creation took.
+    pub(crate) slowest: Duration,
+}
+
+impl Display for Outcomes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { injected, without, refused, slowest } = self;
+        write!(
+            formatter,
+            "{injected} with the sidecar, {without} without, {} refused, slowest {slowest:?}",
+            refused.len()
+        )
+    }
+}
+
+/// Clients that create pods. They end when this is dropped.
+pub(crate) struct Creations {
+    outcomes: Arc<Mutex<Outcomes>>,
+    stop: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+    _guard: DropGuard,
+}
+
+impl Creations {
+    /// Begins, with one client for each namespace.
+    pub(crate) async fn begin(platform: &Platform, namespaces: &[&str]) -> Result<Self> {
+        let outcomes = Arc::new(Mutex::new(Outcomes::default()));
+        let stop = CancellationToken::new();
+        let mut tasks = Vec::new();
+        for namespace in namespaces {
+            // Its own connection to the API server, as every client of a cluster has one.
+            let pods = Api::namespaced(platform.cluster.client().await?, namespace);
+            tasks.push(tokio::spawn(create(pods, Arc::clone(&outcomes), stop.clone())));
+        }
+        Ok(Self { outcomes, tasks, _guard: stop.clone().drop_guard(), stop })
+    }
+
+    /// What has become of them so far.
+    pub(crate) fn so_far(&self) -> Outcomes {
+        locked(&self.outcomes).clone()
+    }
+
+    /// Ends, and answers what has become of all of them.
+    pub(crate) async fn end(mut self) -> Result<Outcomes> {
+        self.stop.cancel();
+        for task in std::mem::take(&mut self.tasks) {
+            task.await.context("a client")?;
+        }
+        let outcomes = self.so_far();
+        ensure!(
+            outcomes.injected + outcomes.without + outcomes.refused.len() > 20,
+            "hardly a pod was created: {outcomes}"
+        );
+        Ok(outcomes)
+    }
+}
+
+fn locked(outcomes: &Mutex<Outcomes>) -> MutexGuard<'_, Outcomes> {
+    outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn create(pods: Api<k8s_openapi::api::core::v1::Pod>, outcomes: Arc<Mutex<Outcomes>>, stop: CancellationToken) {
+    let mut number = 0_u32;
+    while !stop.is_cancelled() {
+        number += 1;
+        let name = format!("created-{number}");
+        let begun = Instant::now();
+        let answer = pods.create(&PostParams::default(), &pod(&name, false)).await;
+        {
+            let mut outcomes = locked(&outcomes);
+            outcomes.slowest = outcomes.slowest.max(begun.elapsed());
+            match &answer {
+                Ok(created) if is_injected(created) => outcomes.injected += 1,
+                Ok(_) => outcomes.without += 1,
+                Err(error) => outcomes.refused.push(error.to_string()),
+            }
+        }
+        if answer.is_ok() {
+            // It has no node: it is gone at once.
+            let _ = pods.delete(&name, &DeleteParams::default().grace_period(0)).await;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

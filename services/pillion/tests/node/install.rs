@@ -1,0 +1,46 @@
+//! The first day: `helm install`, and the first pod with its sidecar.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use kube::api::PostParams;
+use pillion_testkit::eventually;
+
+use crate::creations::Creations;
+use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node, pod};
+
+/// What the issue of the installation promises, on a machine that does nothing else.
+const PROMISE: Duration = Duration::from_mins(1);
+
+#[test]
+fn from_the_installation_to_the_first_pod_with_its_sidecar() {
+    on_a_node("from_the_installation_to_the_first_pod_with_its_sidecar", async |platform| {
+        platform.namespace("team-a", "enabled").await?;
+        platform.namespace("pay", "required").await?;
+        // Nobody is kept from creating pods by something that is being installed.
+        let creations = Creations::begin(platform, &["team-a", "pay"]).await?;
+
+        let begun = Instant::now();
+        platform.helm("install", Some(&Platform::values("one")), &["--create-namespace"]).await?;
+        let installed = begun.elapsed();
+        platform.injects("team-a").await?;
+        let first = platform.pods("team-a").create(&PostParams::default(), &pod("first", true)).await?;
+        ensure!(is_injected(&first), "without the sidecar: {first:?}");
+        let injected = begun.elapsed();
+        eventually(SOON, "it runs", async || is_ready(&platform.pods("team-a").get("first").await?)).await?;
+        let running = begun.elapsed();
+        let before = creations.so_far();
+        println!(
+            "helm install {installed:.1?}, first pod with the sidecar {injected:.1?}, it runs {running:.1?}; meanwhile: {before}"
+        );
+        ensure!(running < PROMISE, "{running:?}");
+
+        // From here on every pod has it, while the last replicas come up.
+        platform.kubectl(&["rollout", "status", "--namespace=pillion-system", "deployment/pillion-webhook"]).await?;
+        let outcomes = creations.end().await?;
+        println!("in the end: {outcomes}");
+        ensure!(outcomes.refused.is_empty(), "refused: {:?}", outcomes.refused);
+        ensure!(outcomes.without == before.without, "without the sidecar after the first that had it");
+        Ok(())
+    });
+}

@@ -1,0 +1,235 @@
+//! A cluster with the images in it, and the hands of the platform team: helm and kubectl.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use kube::api::{Api, PostParams};
+use pillion_testkit::cluster::{self, PAUSE_IMAGE};
+use pillion_testkit::image::{self, Image};
+use pillion_testkit::{Cluster, eventually, tools};
+use serde_json::{Value as Json, json};
+
+/// Where Pillion is.
+pub(crate) const NAMESPACE: &str = "pillion-system";
+/// How long the cluster may take to show what was asked of it, where no promise is tested.
+pub(crate) const SOON: Duration = Duration::from_mins(2);
+/// How long one call of helm or kubectl may take.
+const COMMAND_LIMIT: Duration = Duration::from_mins(4);
+/// How long a test may take.
+const TEST_LIMIT: Duration = Duration::from_mins(15);
+/// Who asks for the sidecar of the shipped profile, and what it is called.
+const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
+pub(crate) const SIDECAR: &str = "sidecar-nginx";
+
+/// The cluster. It ends with the test.
+pub(crate) struct Platform {
+    pub(crate) cluster: Cluster,
+    pub(crate) client: kube::Client,
+    kubectl: PathBuf,
+    helm: PathBuf,
+}
+
+/// Runs a test with a cluster of its own, one test at a time; skips it, and says why, where no cluster can be had.
+pub(crate) fn on_a_node<F>(test: &str, body: F)
+where
+    F: AsyncFnOnce(&mut Platform) -> Result<()>,
+{
+    static ONE: Mutex<()> = Mutex::new(());
+    if let Some(lacking) = cluster::lacking().unwrap() {
+        // Past the capture of the harness: a test that did nothing is not to be taken for one that passed.
+        let _ = writeln!(std::io::stderr(), "skipped: {test}: {lacking}");
+        return;
+    }
+    // A test that failed has ended its cluster.
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let run = async {
+            let mut platform = Platform::start().await?;
+            let outcome = body(&mut platform).await;
+            if outcome.is_err() {
+                platform.show().await;
+            }
+            outcome
+        };
+        tokio::time::timeout(TEST_LIMIT, run).await.context("the test does not end").flatten().unwrap();
+    });
+}
+
+impl Platform {
+    async fn start() -> Result<Self> {
+        let cluster = Cluster::owned().await?;
+        let platform = Self {
+            client: cluster.client().await?,
+            cluster,
+            kubectl: tools::program("kubectl")?,
+            helm: tools::program("helm")?,
+        };
+        platform.import()?;
+        Ok(platform)
+    }
+
+    /// Pillion under two tags: the image that `PILLION_IMAGE` names, an archive, or else one of the program as it was built for the
+    /// tests. And a stand-in for the image of the shipped profile's sidecar.
+    fn import(&self) -> Result<()> {
+        let folder = self.cluster.home();
+        let shipped = std::env::var_os("PILLION_IMAGE").filter(|value| !value.is_empty()).map(PathBuf::from);
+        for tag in ["one", "two"] {
+            let archive = folder.join(format!("pillion-{tag}.tar"));
+            let reference = format!("local.test/pillion:{tag}");
+            if let Some(shipped) = &shipped {
+                image::renamed(shipped, &reference, &archive)?;
+            } else {
+                let program = Path::new(env!("CARGO_BIN_EXE_pillion"));
+                Image::new(reference, "/pillion").program("/pillion", program)?.write(&archive)?;
+            }
+            self.cluster.load(&archive)?;
+        }
+        let archive = folder.join("nginx.tar");
+        let pause = cluster::pause(folder)?;
+        Image::new("docker.io/library/nginx:1.29", "/pause").file("/pause", &pause)?.write(&archive)?;
+        self.cluster.load(&archive)
+    }
+
+    /// The values that every release here has: the image that was imported, the shipped profile, and no long waits.
+    pub(crate) fn values(tag: &str) -> Json {
+        json!({
+            "image": {"registry": "local.test", "tag": tag},
+            "profiles": ["nginx"],
+            "webhook": {"logFormat": "text"},
+            "controller": {"logFormat": "text"},
+        })
+    }
+
+    /// `helm COMMAND pillion [CHART --values VALUES] ARGUMENTS`.
+    pub(crate) async fn helm(&self, command: &str, values: Option<&Json>, arguments: &[&str]) -> Result<String> {
+        let folder = self.cluster.home().join("helm");
+        std::fs::create_dir_all(&folder)?;
+        let mut helm = tokio::process::Command::new(&self.helm);
+        for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+            helm.env(variable, &folder);
+        }
+        helm.arg("--kubeconfig").arg(self.cluster.kubeconfig()).args(["--namespace", NAMESPACE, command, "pillion"]);
+        if let Some(values) = values {
+            let file = folder.join("values.json");
+            std::fs::write(&file, values.to_string())?;
+            helm.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/pillion")).arg("--values").arg(file);
+        }
+        helm.args(arguments);
+        finished(helm, "").await
+    }
+
+    /// Installs Pillion, and waits until its pods are ready and pods in `namespace` are injected.
+    pub(crate) async fn install(&self, namespace: &str) -> Result<()> {
+        self.helm("install", Some(&Self::values("one")), &["--create-namespace", "--wait", "--timeout=3m"]).await?;
+        self.injects(namespace).await
+    }
+
+    /// Waits until pods in a namespace are injected: the API server learns of it by watching.
+    pub(crate) async fn injects(&self, namespace: &str) -> Result<()> {
+        eventually(SOON, "pods are injected", async || {
+            let pod = self.dry_run(namespace).await?;
+            ensure!(is_injected(&pod), "not injected: {pod:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    pub(crate) async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.kubectl_with_input(arguments, "").await
+    }
+
+    pub(crate) async fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let mut kubectl = tokio::process::Command::new(&self.kubectl);
+        kubectl.arg("--kubeconfig").arg(self.cluster.kubeconfig());
+        kubectl.arg("--cache-dir").arg(self.cluster.home().join("kubectl")).env("KUBERC", "off").args(arguments);
+        finished(kubectl, input).await
+    }
+
+    /// A namespace with this level, and with what the shipped profile's sidecar mounts.
+    pub(crate) async fn namespace(&self, name: &str, level: &str) -> Result<()> {
+        let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "Namespace",
+             "metadata": {"name": name, "labels": {"pillion.dev/injection": level}}},
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nginx-configmap", "namespace": name}},
+        ]});
+        self.kubectl_with_input(&["apply", "--server-side", "-f", "-"], &objects.to_string()).await?;
+        // No pod is created before it has an account, which is made by a controller.
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
+        eventually(SOON, "the account of its pods", async || Ok(accounts.get("default").await.map(drop)?)).await
+    }
+
+    pub(crate) fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// What would become of a pod that asks for the sidecar.
+    pub(crate) async fn dry_run(&self, namespace: &str) -> kube::Result<Pod> {
+        let parameters = PostParams { dry_run: true, ..PostParams::default() };
+        self.pods(namespace).create(&parameters, &pod("probe", true)).await
+    }
+
+    /// The state of things for who reads of a failure.
+    async fn show(&self) {
+        for arguments in [
+            &["get", "pods", "--all-namespaces", "--output=wide"][..],
+            &["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
+            &["logs", "--namespace", NAMESPACE, "--selector=app.kubernetes.io/name=pillion", "--tail=30", "--prefix"],
+        ] {
+            let said = self.kubectl(arguments).await.unwrap_or_else(|error| format!("{error:#}"));
+            let last: Vec<&str> = said.lines().rev().take(60).collect();
+            println!("--- kubectl {}", arguments.join(" "));
+            last.into_iter().rev().for_each(|line| println!("{line}"));
+        }
+    }
+}
+
+/// A pod that asks for the sidecar, with the image that is there; one that cannot run finds no node.
+pub(crate) fn pod(name: &str, runs: bool) -> Pod {
+    let selector = if runs { json!({}) } else { json!({"example.com/nowhere": "yes"}) };
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "annotations": {ASK: "yes"}},
+        "spec": {"nodeSelector": selector, "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "app", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}]},
+    }))
+    .unwrap()
+}
+
+/// Whether the sidecar stands in a pod.
+pub(crate) fn is_injected(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(|spec| &spec.containers).any(|container| container.name == SIDECAR)
+}
+
+/// Whether all containers of a pod run, and are ready.
+pub(crate) fn is_ready(pod: &Pod) -> Result<()> {
+    let status = pod.status.as_ref().context("no status")?;
+    let statuses = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
+    let statuses: Vec<_> = statuses.collect();
+    ensure!(!statuses.is_empty(), "no container was started: {:?}", status.conditions);
+    for each in statuses {
+        let running = each.state.as_ref().is_some_and(|state| state.running.is_some());
+        ensure!(each.ready && running, "{}: {:?}", each.name, each.state);
+    }
+    Ok(())
+}
+
+async fn finished(mut command: tokio::process::Command, input: &str) -> Result<String> {
+    use tokio::io::AsyncWriteExt;
+    let line = format!("{:?}", command.as_std());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().with_context(|| format!("cannot run {line}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes()).await?;
+    }
+    let ended = tokio::time::timeout(COMMAND_LIMIT, child.wait_with_output());
+    let Output { status, stdout, stderr } = ended.await.with_context(|| format!("{line} does not end"))??;
+    if !status.success() {
+        bail!("{line} ({status}): {}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    }
+    Ok(String::from_utf8(stdout)?)
+}

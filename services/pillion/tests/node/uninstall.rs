@@ -1,0 +1,61 @@
+//! The end: `helm uninstall`, whatever was lost before it, leaves a cluster in which pods can be created.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use pillion_testkit::eventually;
+
+use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
+
+/// What is lost before the release is deleted.
+const LOSSES: [(&str, &[&str]); 5] = [
+    ("nothing", &[]),
+    ("the replicas", &["delete", "deployment/pillion-webhook", "--namespace", NAMESPACE]),
+    ("the controllers", &["delete", "deployment/pillion-controller", "--namespace", NAMESPACE]),
+    ("the certificate", &["delete", "secret/pillion-serving", "--namespace", NAMESPACE]),
+    (
+        "both Deployments and the definitions",
+        &["delete", "deployments,customresourcedefinitions.apiextensions.k8s.io", "--all", "--namespace", NAMESPACE],
+    ),
+];
+
+async fn no_trace_is_left(platform: &Platform, lost: &str) -> Result<()> {
+    eventually(SOON, "pods are created", async || {
+        let pod = platform.dry_run("pay").await?;
+        ensure!(!is_injected(&pod), "somebody goes on injecting");
+        Ok(())
+    })
+    .await?;
+    // In no namespace, and in those of others into which rights are put.
+    let everywhere = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
+                      mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
+                      validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let mut places = vec![vec!["get", everywhere, "--output=name"]];
+    for namespace in ["default", "kube-system"] {
+        places.push(vec!["get", "roles,rolebindings", "--namespace", namespace, "--output=name"]);
+    }
+    for arguments in places {
+        let left = platform.kubectl(&arguments).await?;
+        let left: Vec<_> = left.lines().filter(|name| name.contains("pillion")).collect();
+        ensure!(left.is_empty(), "after the loss of {lost}: {left:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn whatever_is_lost_before_the_release_is_deleted_pods_can_be_created() {
+    on_a_node("whatever_is_lost_before_the_release_is_deleted_pods_can_be_created", async |platform| {
+        platform.namespace("pay", "required").await?;
+        for (lost, command) in LOSSES {
+            platform.install("pay").await?;
+            if !command.is_empty() {
+                platform.kubectl(command).await?;
+            }
+            let begun = Instant::now();
+            platform.helm("uninstall", None, &["--wait", "--timeout=3m"]).await?;
+            println!("without {lost}: deleted after {:.1?}", begun.elapsed());
+            no_trace_is_left(platform, lost).await?;
+        }
+        Ok(())
+    });
+}

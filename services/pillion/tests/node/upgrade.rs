@@ -1,0 +1,88 @@
+//! An upgrade and a rollback, while pods are created in a namespace that takes none without its sidecar and in one that would.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+
+use crate::creations::Creations;
+use crate::platform::{NAMESPACE, Platform, on_a_node};
+
+const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
+/// The heading of the definition's first column, by which it is seen whether it was brought up to date.
+const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
+
+async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
+    let definition = serde_json::to_value(definitions.get(DEFINITION).await?)?;
+    Ok(definition.pointer(HEADING).and_then(|value| value.as_str()).context("a column")?.to_owned())
+}
+
+async fn image_and_replicas(platform: &Platform) -> Result<(String, i32)> {
+    let deployments: Api<Deployment> = Api::namespaced(platform.client.clone(), NAMESPACE);
+    let spec = deployments.get("pillion-webhook").await?.spec;
+    let image =
+        spec.template.spec.context("a pod")?.containers.pop().context("a container")?.image.context("an image")?;
+    Ok((image, spec.replicas.context("replicas")?))
+}
+
+async fn rolled_out(platform: &Platform) -> Result<()> {
+    for deployment in ["deployment/pillion-webhook", "deployment/pillion-controller"] {
+        platform.kubectl(&["rollout", "status", "--namespace", NAMESPACE, deployment, "--timeout=180s"]).await?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_upgrade_and_a_rollback_lose_no_pod() {
+    on_a_node("an_upgrade_and_a_rollback_lose_no_pod", async |platform| {
+        platform.namespace("team-a", "enabled").await?;
+        platform.namespace("pay", "required").await?;
+        platform.install("team-a").await?;
+        platform.injects("pay").await?;
+        let definitions: Api<CustomResourceDefinition> = Api::all(platform.client.clone());
+        let current = heading(&definitions).await?;
+        // The definitions are those of an older release.
+        let older: json_patch::Patch =
+            serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
+        definitions.patch(DEFINITION, &PatchParams::default(), &Patch::<()>::Json(older)).await?;
+
+        let creations = Creations::begin(platform, &["team-a", "pay"]).await?;
+        let mut values = Platform::values("two");
+        values["webhook"]["policy"] = json!({"guardrails": {"maxContainers": 5}});
+        let begun = Instant::now();
+        platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
+        rolled_out(platform).await?;
+        println!("the upgrade: {:.1?}, {}", begun.elapsed(), creations.so_far());
+        ensure!(heading(&definitions).await? == current, "the definitions are not up to date");
+        ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 3));
+
+        let begun = Instant::now();
+        platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await?;
+        rolled_out(platform).await?;
+        println!("the rollback: {:.1?}, {}", begun.elapsed(), creations.so_far());
+        ensure!(image_and_replicas(platform).await? == ("local.test/pillion:one".to_owned(), 3));
+
+        // Somebody scales by hand, which is not undone by the next upgrade, and is no conflict.
+        platform.kubectl(&["scale", "--namespace", NAMESPACE, "deployment/pillion-webhook", "--replicas=4"]).await?;
+        platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
+        rolled_out(platform).await?;
+        ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 4));
+        println!("after the upgrade of who has scaled by hand: {}", creations.so_far());
+        // A rollback brings back what was written down, also how many there were: helm says so and asks to be told.
+        let refused = platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await;
+        let refused = refused.err().context("the number was taken back without a word")?.to_string();
+        ensure!(refused.contains("conflict with \"kubectl\"") && refused.contains(".spec.replicas"), "{refused}");
+        platform.helm("rollback", None, &["2", "--force-conflicts", "--wait", "--timeout=4m"]).await?;
+        rolled_out(platform).await?;
+        println!("after the rollback by force: {}", creations.so_far());
+
+        let outcomes = creations.end().await?;
+        println!("in the end: {outcomes}");
+        ensure!(outcomes.refused.is_empty(), "refused: {:?}", outcomes.refused);
+        ensure!(outcomes.without == 0, "{} pods without the sidecar", outcomes.without);
+        Ok(())
+    });
+}

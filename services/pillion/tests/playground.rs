@@ -1,0 +1,470 @@
+//! The playground of `pillion dev`: what it answers to whom, against the real program; and [`page`], in a real browser.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::indexing_slicing, reason = "what is not there fails the test")]
+
+#[path = "playground/driver.rs"]
+mod driver;
+#[path = "playground/http.rs"]
+mod http;
+#[path = "playground/page.rs"]
+mod page;
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use http::{Answer, send};
+use support::Program;
+
+const PROFILE: &str = "\
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata:
+  name: logger
+spec:
+  activation: Always
+  parameters:
+  - {name: level, type: string, enum: [info, debug], default: info, annotation: logs.example.com/level, sources: [Pod, Namespace]}
+  template:
+    spec:
+      containers:
+      - name: logger
+        image: registry.example.com/logger:1.0
+        env: [{name: LEVEL, value: \"${params.level}\"}]
+";
+
+const POD: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec: {containers: [{name: web, image: \"web:1\"}]}
+";
+
+/// `pillion dev` with its playground, in the checkout.
+struct Dev {
+    address: String,
+    program: Program,
+}
+
+impl Dev {
+    fn start(more: &[&str]) -> Self {
+        Self::start_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), more)
+    }
+
+    fn start_in(folder: &Path, more: &[&str]) -> Self {
+        let ports = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+        let program = Program::start(&[&ports[..], more].concat(), folder);
+        let url = program.word_behind("Playground http://");
+        let port = url.trim_end_matches('/').rsplit_once(':').unwrap().1.to_owned();
+        Self { address: format!("127.0.0.1:{port}"), program }
+    }
+
+    /// The page's address, with the `/` at its end.
+    fn url(&self) -> String {
+        format!("http://{}/", self.address)
+    }
+
+    fn get(&self, path: &str, headers: &str) -> Answer {
+        send(&self.address, &format!("GET {path}"), &format!("host: {}\r\n{headers}", self.address), b"")
+    }
+
+    fn post(&self, headers: &str, body: &[u8]) -> Answer {
+        let headers = format!("host: {}\r\n{headers}", self.address);
+        send(&self.address, "POST /playground/run", &headers, body)
+    }
+
+    /// Runs as the page does.
+    fn run(&self, texts: &Value) -> Value {
+        let origin = format!("origin: http://{}\r\nsec-fetch-site: same-origin\r\n", self.address);
+        let answer = self.post(&format!("content-type: application/json\r\n{origin}"), texts.to_string().as_bytes());
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    }
+}
+
+fn texts(profile: &str, object: &str) -> Value {
+    json!({"profile": profile, "object": object})
+}
+
+/// A command of the program, in a folder with these files.
+fn pillion(arguments: &[&str], files: &[(&str, &str)]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
+    let output = command.args(arguments).current_dir(folder.path()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn what_comes_of_texts_is_what_inject_and_explain_say_of_files() {
+    let dev = Dev::start(&[]);
+    let files = [("profile.yaml", PROFILE), ("object.yaml", POD)];
+    let answer = dev.run(&texts(PROFILE, POD));
+    assert_eq!(answer["diagnostics"], json!([]));
+    let result = &answer["result"];
+    let injected = pillion(&["inject", "-q", "-f", "object.yaml", "-p", "profile.yaml"], &files);
+    assert_eq!(result["objects"], json!(injected));
+    let patch = pillion(&["inject", "-q", "-f", "object.yaml", "-p", "profile.yaml", "-o", "patch"], &files);
+    assert_eq!(result["patches"], json!([serde_json::from_str::<Value>(&patch).unwrap()]));
+    let explained = pillion(&["explain", "-f", "object.yaml", "-p", "profile.yaml", "-o", "json"], &files);
+    let explained: Value = serde_json::from_str(&explained).unwrap();
+    let pod = &result["pods"][0];
+    for field in ["verdict", "profiles", "webhooks", "decision", "findings"] {
+        assert_eq!(pod["explanation"][field], explained[field], "{field}");
+    }
+    assert_eq!((&pod["name"], &pod["decision"]["outcome"]), (&json!("Pod default/web"), &json!("injected")));
+    assert!(pod["changes"].as_array().unwrap().iter().any(|change| change["path"] == "/spec/containers/logger"));
+    let diff = pillion(&["inject", "-q", "-f", "object.yaml", "-p", "profile.yaml", "-o", "diff"], &files);
+    let lines = result["diff"].as_array().unwrap().iter().flat_map(|hunk| {
+        let lines = hunk["lines"].as_array().unwrap().iter().map(|line| {
+            let sign = match line["change"].as_str().unwrap() {
+                "added" => "+",
+                "removed" => "-",
+                _ => " ",
+            };
+            format!("{sign}{}", line["text"].as_str().unwrap())
+        });
+        [hunk["header"].as_str().unwrap().to_owned()].into_iter().chain(lines).collect::<Vec<_>>()
+    });
+    assert_eq!(lines.collect::<Vec<_>>(), diff.lines().skip(2).collect::<Vec<_>>());
+}
+
+#[test]
+fn workloads_several_objects_namespaces_and_parameters_count() {
+    let dev = Dev::start(&[]);
+    let template = "{metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: \"web:1\"}]}}";
+    let object = format!(
+        "{POD}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: shop, namespace: till}}\nspec: {{template: {template}}}\n"
+    );
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: default\n  labels: {pillion.dev/injection: required}\n  \
+                     annotations: {logs.example.com/level: debug}\n";
+    let parameters = "logger: {level: info}\n";
+    let answer =
+        dev.run(&json!({"profile": PROFILE, "object": object, "namespace": namespace, "parameters": parameters}));
+    let pods = answer["result"]["pods"].as_array().unwrap();
+    let names: Vec<_> = pods.iter().map(|pod| pod["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["Pod default/web", "Deployment till/shop"]);
+    assert!(pods.iter().all(|pod| pod["decision"]["outcome"] == "injected"), "{pods:?}");
+    let of = |pod: &Value| pod["explanation"]["profiles"][0]["parameters"][0]["value"].clone();
+    assert_eq!((of(&pods[0]), of(&pods[1])), (json!("debug"), json!("info")));
+    assert_eq!(answer["result"]["patches"].as_array().unwrap().len(), 2);
+    // Nobody describes the namespace of the second one, and that is told where it stands.
+    let [told] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
+    assert_eq!(
+        (&told["severity"], &told["file"], &told["line"]),
+        (&json!("warning"), &json!("object.yaml"), &json!(8))
+    );
+
+    let off = namespace.replace("required", "nobody");
+    let answer = dev.run(&json!({"profile": PROFILE, "object": POD, "namespace": off}));
+    let pod = &answer["result"]["pods"][0];
+    assert_eq!(
+        (&pod["decision"]["reason"], &pod["explanation"]["findings"][0]["code"]),
+        (&json!("not_opted_in"), &json!("opt_in_value_unknown"))
+    );
+
+    // A profile may extend one of those that are shipped.
+    let java = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/otel-java/profile.yaml"))
+        .unwrap();
+    let object = POD
+        .replace("{name: web}", "{name: web, annotations: {instrumentation.opentelemetry.io/inject-java: \"true\"}}");
+    let answer = dev.run(&json!({"profile": java, "object": object, "parameters": "otel-java: {image: \"agent:1\"}"}));
+    assert_eq!(answer["diagnostics"], json!([]), "{answer}");
+    assert!(answer["result"]["objects"].as_str().unwrap().contains("image: agent:1"), "{answer}");
+}
+
+#[test]
+fn mistakes_are_told_as_lint_tells_them() {
+    let dev = Dev::start(&[]);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
+    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    let mut mistakes = 0;
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let linted = pillion(&["lint", "--format", "json", "profile.yaml"], &[("profile.yaml", &text)]);
+        let linted: Vec<Value> = serde_json::from_str(&linted).unwrap();
+        let answer = dev.run(&texts(&text, POD));
+        assert_eq!(answer["result"], Value::Null);
+        let told: Vec<_> =
+            answer["diagnostics"].as_array().unwrap().iter().filter(|told| told["file"] == "profile.yaml").collect();
+        assert_eq!(told, linted.iter().collect::<Vec<_>>(), "{}", file.display());
+        mistakes += told.len();
+    }
+    assert!(mistakes >= 60, "{mistakes}");
+}
+
+#[test]
+fn whatever_the_texts_are_there_is_an_answer_that_says_where() {
+    let dev = Dev::start(&[]);
+    let many = format!("{POD}---\n").repeat(51);
+    let deep = format!("{}x{}", "{a: ".repeat(5_000), "}".repeat(5_000));
+    let laughs = (1..12).fold("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned(), |all, n| {
+        let one = vec![format!("*a{}", n - 1); 10].join(",");
+        format!("{all}a{n}: &a{n} [{one}]\n")
+    });
+    for (name, texts, file, line, part) in [
+        ("no profile", texts("", POD), "profile.yaml", None, "there is no ClusterInjectionProfile"),
+        ("no YAML", texts("a: [", POD), "profile.yaml", Some(1), ""),
+        ("no object", texts(PROFILE, ""), "object.yaml", None, "no pod and no workload"),
+        ("no YAML as object", texts(PROFILE, "kind: Pod\nmetadata: {\n"), "object.yaml", Some(2), ""),
+        ("no kind", texts(PROFILE, "a: 1"), "object.yaml", Some(1), "it has no kind"),
+        (
+            "another kind",
+            texts(PROFILE, "apiVersion: v1\nkind: ConfigMap\n"),
+            "object.yaml",
+            None,
+            "no pod and no workload",
+        ),
+        ("too many", texts(PROFILE, &many), "object.yaml", None, "at most 50"),
+        ("too deep", texts(PROFILE, &deep), "object.yaml", Some(1), ""),
+        ("laughs", texts(PROFILE, &laughs), "object.yaml", None, ""),
+        ("nonsense", texts("\u{0}\u{7}\u{feff}", "- - -"), "object.yaml", Some(1), ""),
+        (
+            "a pod that is none",
+            texts(PROFILE, "apiVersion: v1\nkind: Pod\nmetadata: 5\nspec: {containers: 7}"),
+            "",
+            None,
+            "",
+        ),
+        (
+            "namespaces",
+            json!({"profile": PROFILE, "object": POD, "namespace": "kind: Namespace\nmetadata: {labels: 5}"}),
+            "namespace.yaml",
+            Some(2),
+            "",
+        ),
+        (
+            "parameters",
+            json!({"profile": PROFILE, "object": POD, "parameters": "logger: [1]"}),
+            "parameters.yaml",
+            Some(1),
+            "mapping",
+        ),
+        (
+            "a value",
+            json!({"profile": PROFILE, "object": POD, "parameters": "logger: {level: loud}"}),
+            "profile.yaml",
+            Some(8),
+            "",
+        ),
+    ] {
+        let answer = dev.run(&texts);
+        let told = answer["diagnostics"].as_array().unwrap();
+        if file.is_empty() {
+            continue;
+        }
+        assert!(answer["result"].is_null(), "{name}: there is a result");
+        let is_it = |one: &&Value| one["file"] == file && one["message"].as_str().unwrap().contains(part);
+        let found = told.iter().find(is_it).unwrap_or_else(|| panic!("{name}: {told:?}"));
+        if line.is_some() {
+            assert_eq!(found["line"], json!(line), "{name}: {found}");
+        }
+    }
+}
+
+/// Texts whose run takes longer than any test waits: so many profiles, each with a loop in a loop, and so many pods.
+fn slow() -> Value {
+    let numbers = (0..60).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
+    let profiles = (0..100).map(|number| {
+        format!(
+            "---\n{}",
+            PROFILE.replace("name: logger", &format!("name: logger-{number}")).replace(
+                "${params.level}",
+                &format!("${{[{numbers}].map(a, [{numbers}].filter(b, a < b).size()).sum()}}")
+            )
+        )
+    });
+    texts(&profiles.collect::<String>(), &format!("{POD}---\n").repeat(50))
+}
+
+impl Dev {
+    /// Begins two slow runs, which is as many as there are at one time.
+    fn begin_slow(&self) -> [TcpStream; 2] {
+        let before = self.program.cpu_ticks();
+        let body = slow().to_string();
+        let head = format!(
+            "POST /playground/run HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            self.address,
+            body.len()
+        );
+        let streams = [(); 2].map(|()| {
+            let mut stream = TcpStream::connect(&self.address).unwrap();
+            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).unwrap();
+            stream
+        });
+        support::eventually("they run", || (self.program.cpu_ticks() > before + 50).then_some(()));
+        streams
+    }
+}
+
+/// How long a run waits behind two that nobody waits for any more, and the end of the program behind two others.
+fn freed_and_ended() -> [Duration; 2] {
+    let mut dev = Dev::start(&[]);
+    drop(dev.begin_slow());
+    let began = Instant::now();
+    assert_ne!(dev.run(&texts(PROFILE, POD))["result"], Value::Null);
+    let freed = began.elapsed();
+
+    let streams = dev.begin_slow();
+    let began = Instant::now();
+    dev.program.terminate();
+    assert!(dev.program.ended().success());
+    let ended = began.elapsed();
+    drop(streams);
+    [freed, ended]
+}
+
+#[test]
+fn runs_end_when_nobody_waits_for_them_and_with_the_program() {
+    const SOON: Duration = Duration::from_secs(6);
+    let mut all = Vec::new();
+    // Once is enough: a machine that is busy may take its time with either.
+    loop {
+        let took = freed_and_ended();
+        if took.iter().all(|took| *took < SOON) {
+            return;
+        }
+        all.push(took);
+        assert!(all.len() < 3, "runs that nobody waits for keep others out, or the end waits for them: {all:?}");
+    }
+}
+
+#[test]
+fn requests_that_the_page_would_not_send_are_refused() {
+    let dev = Dev::start(&[]);
+    let json_type = "content-type: application/json\r\n";
+    let body = texts(PROFILE, POD).to_string();
+    for (status, headers, body) in [
+        (400, json_type, "{"),
+        (400, json_type, "{}"),
+        (400, json_type, "{\"profile\": \"\", \"object\": \"\", \"more\": 1}"),
+        (400, json_type, "{\"profile\": 1, \"object\": \"\"}"),
+        (415, "", &*body),
+        (415, "content-type: text/plain\r\n", &body),
+        (403, "content-type: application/json\r\norigin: http://evil.example\r\n", &body),
+        (403, "content-type: application/json\r\norigin: null\r\n", &body),
+        (403, "content-type: application/json\r\nsec-fetch-site: cross-site\r\n", &body),
+        (403, "content-type: application/json\r\nsec-fetch-site: same-site\r\n", &body),
+        (200, json_type, &body),
+    ] {
+        let answer = dev.post(headers, body.as_bytes());
+        assert_eq!(answer.status, status, "{headers} {body}: {}", answer.text());
+        assert_eq!(answer.json().get("error").is_some(), status != 200, "{}", answer.text());
+    }
+    let large = json!({"profile": " ".repeat(3 * 1024 * 1024), "object": ""}).to_string();
+    assert_eq!(dev.post(json_type, large.as_bytes()).status, 413);
+    assert_eq!(send(&dev.address, "GET /playground/run", &format!("host: {}\r\n", dev.address), b"").status, 405);
+
+    // A name that somebody points at this machine is not this machine's.
+    for path in ["/", "/playground/playground.js", "/playground/examples", "/playground/example?id=shipped/nginx"] {
+        for host in ["evil.example", "evil.example:80", "localhost.evil.example", "192.0.2.1"] {
+            let answer = send(&dev.address, &format!("GET {path}"), &format!("host: {host}\r\n"), b"");
+            assert_eq!(answer.status, 421, "{path} {host}");
+            assert!(answer.json()["error"].as_str().unwrap().contains("localhost"));
+        }
+        assert_eq!(dev.get(path, "sec-fetch-site: cross-site\r\nsec-fetch-mode: no-cors\r\n").status, 403, "{path}");
+        for host in ["localhost", "localhost:1", "[::1]:9090"] {
+            assert_ne!(
+                send(&dev.address, &format!("GET {path}"), &format!("host: {host}\r\n"), b"").status,
+                421,
+                "{path}"
+            );
+        }
+    }
+    // Probes and metrics are asked for by any name, as before.
+    for path in ["/livez", "/metrics"] {
+        assert_eq!(send(&dev.address, &format!("GET {path}"), "host: evil.example\r\n", b"").status, 200);
+    }
+}
+
+#[test]
+fn the_page_is_served_whole_and_with_a_strict_policy() {
+    let dev = Dev::start(&[]);
+    let page = dev.get("/", "");
+    for (path, media_type) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/playground/style.css", "text/css; charset=utf-8"),
+        ("/playground/playground.js", "text/javascript; charset=utf-8"),
+        ("/playground/editor.js", "text/javascript; charset=utf-8"),
+        ("/playground/icon.svg", "image/svg+xml"),
+        ("/playground/examples", "application/json"),
+    ] {
+        let answer = dev.get(path, "");
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some(media_type)), "{path}");
+        let policy = answer.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'; "), "{policy}");
+        assert!(!policy.contains("unsafe") && policy.contains("frame-ancestors 'none'"), "{policy}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(answer.header("access-control-allow-origin"), None);
+    }
+    assert!(page.text().starts_with("<!doctype html>"));
+    let link = dev.get("/", "sec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\n");
+    assert_eq!(link.status, 200, "a link may lead here");
+    for path in [
+        "/playground",
+        "/playground/../../Cargo.toml",
+        "/playground/example?id=../Cargo.toml",
+        "/playground/example?id=/etc/passwd",
+    ] {
+        assert_eq!(dev.get(path, "").status, 404, "{path}");
+    }
+    assert_eq!(dev.get("/playground/example", "").status, 400);
+}
+
+#[test]
+fn profiles_to_start_from_are_those_on_disk_and_those_that_are_shipped() {
+    let names = |dev: &Dev, group: &str| -> Vec<String> {
+        let all = dev.get("/playground/examples", "").json();
+        let of = all.as_array().unwrap().iter().filter(|one| one["group"] == group);
+        of.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let checkout = Dev::start(&[]);
+    let (here, shipped) = (names(&checkout, "here"), names(&checkout, "shipped"));
+    assert!(here.len() >= 20 && here.contains(&"istio".to_owned()) && shipped.is_empty(), "{here:?} {shipped:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let alone = Dev::start_in(folder.path(), &[]);
+    assert_eq!((names(&alone, "here"), names(&alone, "shipped")), (vec![], here));
+    let nginx = alone.get("/playground/example?id=shipped%2Fnginx", "").json();
+    let injected = alone.run(&nginx);
+    assert!(injected["result"]["objects"].as_str().unwrap().contains("sidecar-nginx"), "{injected}");
+
+    fs::write(folder.path().join("logger.yaml"), PROFILE).unwrap();
+    let own = Dev::start_in(folder.path(), &["--profiles", "logger.yaml"]);
+    assert_eq!(names(&own, "here"), ["logger"]);
+    assert!(
+        own.get("/playground/example?id=logger.yaml", "").json()["object"]
+            .as_str()
+            .unwrap()
+            .contains("pillion.dev/profiles: logger")
+    );
+    // What is on disk now is what is shown.
+    fs::write(folder.path().join("logger.yaml"), PROFILE.replace("logger:1.0", "logger:2.0")).unwrap();
+    assert_eq!(names(&own, "here"), ["logger"]);
+    assert!(
+        own.get("/playground/example?id=logger.yaml", "").json()["profile"].as_str().unwrap().contains("logger:2.0")
+    );
+}
+
+#[test]
+fn there_is_no_playground_where_others_could_reach_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "0.0.0.0:0"];
+    let program = Program::start(&arguments, folder.path());
+    let port =
+        program.word_behind("Metrics http://").trim_end_matches("/metrics").rsplit_once(':').unwrap().1.to_owned();
+    program.tells("No playground: ");
+    let address = format!("127.0.0.1:{port}");
+    assert_eq!(send(&address, "GET /", "host: localhost\r\n", b"").status, 404);
+    assert_eq!(send(&address, "GET /livez", "host: localhost\r\n", b"").status, 200);
+}

@@ -1,0 +1,499 @@
+//! The page in a real browser: what people do with it, by mouse and by keyboard, in both themes; and its pictures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::Dev;
+use super::driver::{Browser, key, programs};
+
+/// What is looked at wherever the page stands.
+const CHECKS: &str = include_str!("checks.js");
+/// That the newest texts were answered.
+const DONE: &str = "return document.body.dataset.state === 'done'";
+/// A profile in lines that are not indented, as an editor would go on indenting.
+const PROFILE: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: typed}\n\
+                       spec: {activation: Always, template: {spec: {containers: [{name: typed-in, image: \"x:1\"}]}}}";
+
+/// The id of what has the focus.
+const FOCUSED: &str = "return document.activeElement.id || document.activeElement.tagName";
+
+fn text(browser: &Browser, id: &str) -> String {
+    browser.run(&format!("return document.getElementById('{id}').textContent")).as_str().unwrap().to_owned()
+}
+
+/// Types this in place of all that an editor has, key by key.
+fn type_keys(browser: &Browser, id: &str, text: &str) {
+    browser.click(&format!("#{id}"));
+    browser.press_with(key::CONTROL, 'a');
+    browser.press(text.chars().map(|letter| if letter == '\n' { key::ENTER } else { letter }));
+}
+
+/// The same in one go, as from a clipboard.
+fn retype(browser: &Browser, id: &str, text: &str) {
+    browser.click(&format!("#{id}"));
+    browser.press_with(key::CONTROL, 'a');
+    browser.devtools("Input.insertText", &json!({"text": text}));
+}
+
+/// Waits until the page shows this in an element.
+fn shows(browser: &Browser, id: &str, part: &str) {
+    let script = format!(
+        "return document.body.dataset.state === 'done' && document.getElementById('{id}').textContent.includes({})",
+        json!(part)
+    );
+    browser.until(&format!("{part:?} in #{id}"), &script);
+}
+
+/// Contrast, references and sizes.
+fn is_legible(browser: &Browser, where_: &str) {
+    // Colours on their way from one theme to the other are nobody's.
+    browser.until("the page rests", "return document.getAnimations().length === 0");
+    let wrong = browser.run(CHECKS);
+    assert_eq!(wrong, json!([]), "{where_}");
+}
+
+/// That, and that every control has a name.
+fn is_accessible(browser: &Browser, where_: &str) {
+    is_legible(browser, where_);
+    for control in browser.all("button, select, textarea, input, summary, a[href], [role=tab], [tabindex='0']") {
+        let (label, role) = browser.label_and_role(&control);
+        // What is hidden has neither.
+        assert!(!label.trim().is_empty() || role.is_empty() || role == "none", "{where_}: a {role} has no name");
+    }
+}
+
+#[test]
+fn the_page_does_what_it_says_in_a_browser() {
+    let Some(programs) = programs() else { return };
+    let dev = Dev::start(&[]);
+    let browser = Browser::start(&programs, 1440, 900);
+    browser.open(&dev.url());
+    browser.until("the first example", DONE);
+    assert_eq!(text(&browser, "injected-panel").matches("sidecar-nginx").count(), 2, "its container, and the record");
+    shows(&browser, "outcomes", "Injected");
+    is_accessible(&browser, "as it opens");
+
+    examples(&browser);
+    typing(&browser);
+    diagnostics(&browser);
+    blame(&browser);
+    newest(&browser);
+    nothing_becomes_html(&browser);
+    keyboard(&browser);
+    tabs(&browser);
+    themes(&browser);
+    links(&browser, &dev);
+    own_text(&browser, &dev);
+    narrow(&browser);
+
+    let grave: Vec<_> = browser.log("browser").into_iter().filter(|entry| entry["level"] != "DEBUG").collect();
+    assert_eq!(grave, Vec::<Value>::new(), "the console");
+    let asked = browser.requested();
+    // What the browser has of its own, it asks nobody for.
+    let is_own = |url: &&String| ["about:", "chrome:", "data:"].iter().any(|scheme| url.starts_with(scheme));
+    let elsewhere: Vec<_> = asked.iter().filter(|url| !is_own(url) && !url.starts_with(&dev.url())).collect();
+    assert_eq!(elsewhere, Vec::<&String>::new(), "what leaves the machine");
+    assert!(asked.iter().any(|url| url.ends_with("/playground/run")), "requests are seen: {asked:?}");
+
+    drop(dev);
+    retype(&browser, "profile", PROFILE);
+    shows(&browser, "status", "does not answer");
+    shows(&browser, "outcomes", "Not run");
+}
+
+/// Chooses an example.
+fn choose(browser: &Browser, name: &str) {
+    browser.run(&format!(
+        "const list = document.getElementById('examples');
+         list.value = [...list.options].find((option) => option.text === '{name}').value;
+         list.dispatchEvent(new Event('change'))"
+    ));
+}
+
+fn examples(browser: &Browser) {
+    choose(browser, "istio");
+    shows(browser, "injected-panel", "istio-proxy");
+    assert!(!text(browser, "about").is_empty());
+    is_accessible(browser, "with a large profile");
+    choose(browser, "deny-env");
+    shows(browser, "outcomes", "Refused");
+    shows(browser, "explanation-panel", "containers may not set env");
+    // What was chosen last is what is there, whatever is answered last.
+    hold_next_answer(browser);
+    choose(browser, "istio");
+    browser.until("an answer is held", "return window.go !== undefined");
+    choose(browser, "nginx");
+    shows(browser, "injected-panel", "sidecar-nginx");
+    browser.run("window.go()");
+    browser.run("return new Promise((done) => setTimeout(done))");
+    shows(browser, "about", "nginx");
+    shows(browser, "injected-panel", "sidecar-nginx");
+}
+
+fn typing(browser: &Browser) {
+    retype(
+        browser,
+        "object",
+        "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: web, image: w}]}}",
+    );
+    type_keys(browser, "profile", PROFILE);
+    shows(browser, "injected-panel", "typed-in");
+    shows(browser, "status", "Pod default/web: injected");
+    let added =
+        browser.run("return [...document.querySelectorAll('#injected-panel ins')].map((line) => line.textContent)");
+    assert!(added.as_array().unwrap().contains(&json!("  - name: typed-in")), "{added}");
+    for (panel, part) in [("diff", "@@ "), ("patch", "\"op\": \"add\""), ("explanation", "/spec/containers/typed-in")] {
+        assert!(
+            text(browser, &format!("{panel}-panel")).contains(part),
+            "{panel}: {}",
+            text(browser, &format!("{panel}-panel"))
+        );
+    }
+    // The namespace's labels count.
+    browser.click("#namespace-tab");
+    retype(browser, "namespace", "{apiVersion: v1, kind: Namespace, metadata: {name: default}}");
+    shows(browser, "outcomes", "Not injected");
+    shows(browser, "explanation-panel", "not_opted_in");
+    retype(browser, "namespace", "{kind: Namespace, metadata: {name: default, labels: {pillion.dev/injection: held}}}");
+    shows(browser, "outcomes", "Injected");
+    browser.click("#object-tab");
+}
+
+/// The same is said as by `pillion lint` of the same text in a file, and a press leads to the place.
+fn diagnostics(browser: &Browser) {
+    let broken = PROFILE.replace("activation", "activaton");
+    retype(browser, "profile", &broken);
+    shows(browser, "profile-problems", "activaton");
+    shows(browser, "outcomes", "Not run");
+    shows(browser, "status", "1 problem");
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("profile.yaml"), &broken).unwrap();
+    let linted = Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(["lint", "--format", "json", "profile.yaml"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let linted: Value = serde_json::from_slice(&linted.stdout).unwrap();
+    let [problem] = linted.as_array().unwrap().as_slice() else { panic!("{linted}") };
+    let shown = text(browser, "profile-problems");
+    let expected = format!(
+        "error line {}, column {}: {}{}",
+        problem["line"],
+        problem["column"],
+        problem["message"].as_str().unwrap(),
+        problem["help"].as_str().unwrap()
+    );
+    assert_eq!(shown, expected);
+    is_accessible(browser, "with a problem");
+
+    browser.click("#profile-problems button");
+    let selected =
+        "const area = document.activeElement; return area.value.slice(area.selectionStart, area.selectionEnd)";
+    assert_eq!(browser.run(selected), "activaton");
+    browser.run("document.getElementById('share').focus()");
+    browser.press([key::F8]);
+    assert_eq!(browser.run(selected), "activaton");
+    retype(browser, "profile", PROFILE);
+    shows(browser, "outcomes", "Injected");
+}
+
+/// The server is not said to be away where it has answered, whatever it is.
+fn blame(browser: &Browser) {
+    for (answer, told) in [
+        (json!({"diagnostics": [], "result": null}), "nothing says why"),
+        (json!({"diagnostics": [], "result": {}}), "cannot show the answer"),
+    ] {
+        browser.run(&format!(
+            "const real = window.fetch;
+             window.fetch = async () => {{
+               window.fetch = real;
+               return new Response({});
+             }}",
+            json!(answer.to_string())
+        ));
+        retype(browser, "profile", &PROFILE.replace("typed-in", "other"));
+        shows(browser, "status", told);
+        shows(browser, "outcomes", "Not run");
+        retype(browser, "profile", PROFILE);
+        shows(browser, "outcomes", "Injected");
+    }
+}
+
+/// The next answer waits until somebody lets it go.
+fn hold_next_answer(browser: &Browser) {
+    browser.run(
+        "const real = window.fetch;
+         delete window.go;
+         window.fetch = async (address, options) => {
+           window.fetch = real;
+           const answer = await real(address, { ...options, signal: undefined });
+           await new Promise((go) => (window.go = go));
+           return answer;
+         }",
+    );
+}
+
+/// An answer that comes late is not shown in place of a newer one.
+fn newest(browser: &Browser) {
+    hold_next_answer(browser);
+    retype(browser, "profile", &PROFILE.replace("typed-in", "older"));
+    browser.until("an answer is held", "return window.go !== undefined");
+    retype(browser, "profile", &PROFILE.replace("typed-in", "newer"));
+    shows(browser, "injected-panel", "newer");
+    browser.run("window.go()");
+    // By the time that a script of its own is answered, it would have been shown.
+    browser.run("return new Promise((done) => setTimeout(done))");
+    assert!(text(browser, "injected-panel").contains("newer"));
+    retype(browser, "profile", PROFILE);
+    shows(browser, "injected-panel", "typed-in");
+}
+
+fn nothing_becomes_html(browser: &Browser) {
+    retype(browser, "profile", &PROFILE.replace("typed-in", "<img src=x onerror=alert(1)>"));
+    browser.until("an answer", DONE);
+    browser.until("it is shown as text", "return document.querySelector('.paint').textContent.includes('<img')");
+    assert_eq!(browser.all("main img, main script").len(), 0);
+    retype(browser, "profile", PROFILE);
+    shows(browser, "outcomes", "Injected");
+}
+
+/// All controls are reached by Tab, each shows that it has the focus, and nothing holds it.
+fn keyboard(browser: &Browser) {
+    browser.run("document.activeElement.blur(); window.getSelection().removeAllRanges()");
+    browser.click("h1");
+    let mut passed = Vec::new();
+    for _ in 0..40 {
+        browser.press([key::TAB]);
+        let focused = browser.run(FOCUSED).as_str().unwrap().to_owned();
+        if focused == "BODY" || passed.first() == Some(&focused) {
+            break;
+        }
+        let is_shown = "const shows = (element) => { const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(element);
+                        return (outlineStyle !== 'none' && parseFloat(outlineWidth) > 0) || boxShadow !== 'none' };
+                        const at = document.activeElement; return shows(at) || shows(at.parentElement) || shows(at.closest('.switch') ?? at)";
+        assert_eq!(browser.run(is_shown), true, "the focus on {focused} is not seen");
+        passed.push(focused);
+    }
+    for control in
+        ["examples", "share", "help", "profile", "object-tab", "object", "injected-tab", "copy", "injected-panel"]
+    {
+        assert!(passed.iter().any(|one| one == control), "{control} is not reached: {passed:?}");
+    }
+    assert!(
+        !passed.iter().any(|one| one == "diff-tab"),
+        "of tabs one is reached by Tab, the others by arrows: {passed:?}"
+    );
+
+    // The first Tab leads past the head of the page.
+    browser.run("document.activeElement.blur()");
+    browser.click("h1");
+    browser.press_with(key::SHIFT, key::TAB);
+    browser.press([key::ENTER]);
+    assert_eq!(browser.run(FOCUSED), "profile");
+
+    // Who has typed indents, and leaves by Esc.
+    browser.click("#profile");
+    browser.press_with(key::CONTROL, key::END);
+    browser.press([key::ENTER, '#', key::TAB, 'x']);
+    shows(browser, "profile-problems", "");
+    let value = browser.run("return document.getElementById('profile').value");
+    assert!(value.as_str().unwrap().ends_with("\n#  x"), "{value}");
+    browser.press([key::ESCAPE, key::TAB]);
+    assert_ne!(browser.run(FOCUSED), "profile");
+    browser.press_with(key::SHIFT, key::TAB);
+    assert_eq!(browser.run(FOCUSED), "profile");
+    browser.press([key::TAB]);
+    assert_ne!(browser.run(FOCUSED), "profile", "who only passes by is not held");
+}
+
+fn tabs(browser: &Browser) {
+    let state = || {
+        let chosen = "return [...document.querySelectorAll('.result [role=tab]')].map((tab) => [tab.id, tab.getAttribute('aria-selected') === 'true' && !document.getElementById(tab.getAttribute('aria-controls')).hidden]).filter(([, is]) => is).map(([id]) => id).join()";
+        browser.run(chosen).as_str().unwrap().to_owned()
+    };
+    browser.click("#injected-tab");
+    for (pressed, expected) in [
+        (key::RIGHT, "diff-tab"),
+        (key::RIGHT, "patch-tab"),
+        (key::END, "explanation-tab"),
+        (key::RIGHT, "injected-tab"),
+        (key::LEFT, "explanation-tab"),
+        (key::HOME, "injected-tab"),
+        (key::END, "explanation-tab"),
+    ] {
+        browser.press([pressed]);
+        assert_eq!((state(), browser.run(FOCUSED).as_str().unwrap()), (expected.to_owned(), expected));
+    }
+    is_accessible(browser, "with the explanation");
+    browser.press([key::TAB]);
+    let focused = browser.run(FOCUSED);
+    assert!(focused == "copy" || focused == "explanation-panel", "{focused}");
+    browser.click("#help");
+    assert_eq!(browser.run("return document.getElementById('keys').open"), true);
+    browser.press([key::ESCAPE]);
+    assert_eq!(browser.run("return document.getElementById('keys').open"), false);
+}
+
+fn themes(browser: &Browser) {
+    let ground = "return getComputedStyle(document.body).backgroundColor";
+    let mut grounds = Vec::new();
+    for scheme in ["light", "dark"] {
+        browser.emulate("prefers-color-scheme", scheme);
+        grounds.push(browser.run(ground));
+        for tab in ["injected", "diff", "patch", "explanation"] {
+            browser.click(&format!("#{tab}-tab"));
+            is_legible(browser, &format!("{tab}, {scheme}"));
+        }
+        retype(browser, "profile", &PROFILE.replace("activation", "activaton"));
+        shows(browser, "outcomes", "Not run");
+        is_legible(browser, &format!("with a problem, {scheme}"));
+        retype(browser, "profile", PROFILE);
+        shows(browser, "outcomes", "Injected");
+    }
+    assert_ne!(grounds[0], grounds[1]);
+    // The switch wins over the system, and is remembered.
+    browser.click("[name=theme][value=light] + span");
+    assert_eq!(browser.run(ground), grounds[0]);
+    browser.refresh();
+    browser.until("the page once more", DONE);
+    assert_eq!(browser.run(ground), grounds[0]);
+    shows(browser, "injected-panel", "typed-in");
+    browser.click("[name=theme][value=auto] + span");
+    assert_eq!(browser.run(ground), grounds[1]);
+
+    browser.emulate("prefers-reduced-motion", "reduce");
+    let moving = "return [...document.querySelectorAll('*')].filter((element) => parseFloat(getComputedStyle(element).transitionDuration) > 0).length";
+    assert_eq!(browser.run(moving), 0);
+    browser.emulate("prefers-reduced-motion", "no-preference");
+    assert_ne!(browser.run(moving), 0, "that is seen where it is so");
+}
+
+fn links(browser: &Browser, dev: &Dev) {
+    browser.click("#share");
+    let link = browser.until("a link", "return location.hash.startsWith('#v1.') && location.href");
+    browser.run("sessionStorage.clear()");
+    let link = link.as_str().unwrap();
+    browser.open("about:blank");
+    browser.open(link);
+    // Any page can lead here: what it brings is seen before it is run, however often it leads here.
+    for again in [link, &dev.url()] {
+        is_held(browser);
+        browser.open("about:blank");
+        browser.open(again);
+    }
+    is_held(browser);
+    is_accessible(browser, "with what a link brought");
+    browser.click("#run");
+    shows(browser, "injected-panel", "typed-in");
+    assert_eq!(browser.run("return document.getElementById('linked').hidden"), true);
+    // What was run here once is run again.
+    browser.open("about:blank");
+    browser.open(link);
+    shows(browser, "injected-panel", "typed-in");
+    // A key does as well as the button.
+    browser.run("sessionStorage.clear()");
+    browser.open("about:blank");
+    browser.open(link);
+    is_held(browser);
+    browser.click("#profile");
+    browser.press_with(key::CONTROL, key::END);
+    browser.press([key::ENTER]);
+    shows(browser, "injected-panel", "typed-in");
+    // A link of somebody's that is broken, or that stands for more than anybody would send, is as none.
+    for wrong in ["#v1.", "#v1.AAAA", "#v1.%%%", "#v2.x"] {
+        browser.run("sessionStorage.clear()");
+        browser.open("about:blank");
+        browser.open(&format!("{}{wrong}", dev.url()));
+        shows(browser, "injected-panel", "sidecar-nginx");
+    }
+}
+
+/// The texts are there, and nothing was asked about them.
+fn is_held(browser: &Browser) {
+    browser.until("a link's texts are shown", "return document.body.dataset.state === 'held'");
+    let state = browser.run(
+        "const asked = performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/playground/run'));
+         return [asked.length, document.getElementById('linked').hidden, document.getElementById('profile').value]",
+    );
+    assert_eq!(state, json!([0, false, PROFILE]));
+}
+
+/// What somebody has written is offered again after a link was followed, in the page or from elsewhere.
+fn own_text(browser: &Browser, dev: &Dev) {
+    retype(browser, "profile", PROFILE);
+    shows(browser, "injected-panel", "typed-in");
+    browser.click("#share");
+    let link = browser.until("a link", "return location.hash.startsWith('#v1.') && location.hash");
+    let link = link.as_str().unwrap();
+    let mine = PROFILE.replace("typed-in", "mine");
+    for is_in_page in [true, false] {
+        retype(browser, "profile", &mine);
+        shows(browser, "injected-panel", "mine");
+        if is_in_page {
+            browser.run(&format!("location.hash = '{link}'"));
+        } else {
+            browser.open("about:blank");
+            browser.open(&format!("{}{link}", dev.url()));
+        }
+        browser.until("the link's texts", "return document.body.dataset.state === 'held'");
+        assert_eq!(browser.run("return document.getElementById('profile').value"), PROFILE);
+        browser.click("#restore");
+        shows(browser, "injected-panel", "mine");
+        assert_eq!(browser.run("return document.getElementById('profile').value"), json!(mine));
+    }
+    // It is somebody's own as it was before.
+    choose(browser, "istio");
+    shows(browser, "injected-panel", "istio-proxy");
+    browser.click("#restore");
+    shows(browser, "injected-panel", "mine");
+}
+
+fn narrow(browser: &Browser) {
+    for width in [1000, 400] {
+        let metrics = json!({"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false});
+        browser.devtools("Emulation.setDeviceMetricsOverride", &metrics);
+        is_legible(browser, &format!("{width} wide"));
+    }
+}
+
+fn pictures() -> [(&'static str, PathBuf); 2] {
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images");
+    ["light", "dark"].map(|theme| (theme, images.join(format!("playground-{theme}.png"))))
+}
+
+/// `PILLION_WRITE=1` makes them anew: `just screenshots`.
+#[test]
+fn the_pictures_in_the_docs_are_there_and_small() {
+    if std::env::var_os("PILLION_WRITE").is_some() {
+        let programs = programs().expect("pictures need a browser");
+        let dev = Dev::start(&["--profiles", "profiles"]);
+        let browser = Browser::start(&programs, 1440, 900);
+        browser.open(&dev.url());
+        browser.until("the first example", DONE);
+        browser.run(
+            "const list = document.getElementById('examples');
+             list.value = [...list.options].find((option) => option.text === 'cloud-sql-proxy').value;
+             list.dispatchEvent(new Event('change'))",
+        );
+        shows(&browser, "injected-panel", "cloud-sql-proxy");
+        for (theme, file) in pictures() {
+            browser.emulate("prefers-color-scheme", theme);
+            if theme == "dark" {
+                browser.click("#explanation-tab");
+            }
+            browser.run("document.activeElement.blur()");
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, browser.picture()).unwrap();
+        }
+    }
+    for (_, file) in pictures() {
+        let picture = fs::read(&file).unwrap();
+        assert!(picture.starts_with(b"\x89PNG"), "{}", file.display());
+        let size = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
+        assert_eq!((size(16), size(20)), (1440, 900), "{}", file.display());
+        assert!(picture.len() < 300 * 1024, "{} has {} bytes", file.display(), picture.len());
+    }
+}

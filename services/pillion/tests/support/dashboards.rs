@@ -1,0 +1,307 @@
+//! Grafana's dashboards, made of the short text in `dashboards/source`: what all panels and all queries have in common is
+//! written here, once.
+
+#![expect(clippy::panic, reason = "a test says what is wrong by panicking, also in its helpers")]
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// Grafana's grid.
+const COLUMNS: u64 = 24;
+/// What the dashboards are written for: Grafana 12. Older ones take it too.
+const SCHEMA: u64 = 42;
+
+/// A dashboard as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Source {
+    title: String,
+    description: String,
+    /// A metric of every target that the dashboard is about; variables offer the labels that it has.
+    metric: String,
+    pub(crate) rows: Vec<Row>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Row {
+    title: String,
+    pub(crate) panels: Vec<Panel>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Panel {
+    pub(crate) title: String,
+    description: String,
+    #[serde(default)]
+    kind: Kind,
+    unit: String,
+    width: Option<u64>,
+    /// Why nothing may be found where no cluster is.
+    pub(crate) idle: Option<String>,
+    /// From which value on which colour.
+    #[serde(default)]
+    thresholds: Vec<(Option<f64>, String)>,
+    /// Words and colours for single values.
+    #[serde(default)]
+    mappings: std::collections::BTreeMap<String, (String, String)>,
+    #[serde(default)]
+    stack: bool,
+    #[serde(default)]
+    exemplars: bool,
+    queries: Vec<Query>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    #[default]
+    Lines,
+    Stat,
+    State,
+    Table,
+    Bars,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Query {
+    expr: String,
+    legend: Option<String>,
+}
+
+impl Source {
+    pub(crate) fn read(text: &str) -> Self {
+        serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    }
+
+    /// The dashboard as Grafana takes it, with this name as its id.
+    pub(crate) fn render(&self, name: &str) -> Value {
+        let mut panels = Vec::new();
+        let (mut id, mut y) = (0, 0);
+        for row in &self.rows {
+            id += 1;
+            let place = json!({"h": 1, "w": COLUMNS, "x": 0, "y": y});
+            panels.push(json!({"collapsed": false, "gridPos": place, "id": id, "panels": [], "title": row.title, "type": "row"}));
+            y += 1;
+            let (mut x, mut height) = (0, 0);
+            for panel in &row.panels {
+                let (width, panel_height) = panel.size();
+                if x + width > COLUMNS {
+                    (x, y, height) = (0, y + height, 0);
+                }
+                id += 1;
+                panels.push(panel.render(id, &json!({"h": panel_height, "w": width, "x": x, "y": y}), &self.metric));
+                x += width;
+                height = height.max(panel_height);
+            }
+            y += height;
+        }
+        json!({
+            "annotations": {"list": []},
+            "description": self.description,
+            "editable": false,
+            "fiscalYearStartMonth": 0,
+            "graphTooltip": 1,
+            "links": [{
+                "asDropdown": true, "icon": "external link", "includeVars": true, "keepTime": true, "tags": ["pillion"],
+                "targetBlank": false, "title": "Pillion", "tooltip": "", "type": "dashboards", "url": ""
+            }],
+            "panels": panels,
+            "refresh": "30s",
+            "schemaVersion": SCHEMA,
+            "tags": ["pillion"],
+            "templating": {"list": self.variables()},
+            "time": {"from": "now-3h", "to": "now"},
+            "timepicker": {},
+            "timezone": "",
+            "title": self.title,
+            "uid": format!("pillion-{name}"),
+            "version": 1
+        })
+    }
+
+    fn variables(&self) -> Vec<Value> {
+        let labels: &[&str] =
+            if self.is_of_api_servers() { &["job", "instance"] } else { &["namespace", "job", "instance"] };
+        let mut variables = vec![json!({
+            "current": {}, "hide": 0, "includeAll": false, "label": "Data source", "multi": false, "name": "datasource",
+            "options": [], "query": "prometheus", "refresh": 1, "regex": "", "skipUrlSync": false, "type": "datasource"
+        })];
+        let mut narrower = String::new();
+        for label in labels {
+            let query = format!("label_values({}{{{narrower}}}, {label})", self.metric).replace("{}", "");
+            variables.push(json!({
+                // Not every way of scraping says a namespace.
+                "allValue": if *label == "namespace" { ".*" } else { ".+" }, "current": {"selected": true, "text": ["All"], "value": ["$__all"]},
+                "datasource": datasource(), "definition": query, "hide": 0, "includeAll": true, "label": label,
+                "multi": true, "name": label, "options": [], "query": {"qryType": 1, "query": query, "refId": label},
+                "refresh": 2, "regex": "", "skipUrlSync": false, "sort": 1, "type": "query"
+            }));
+            let separator = if narrower.is_empty() { "" } else { ", " };
+            narrower.extend([separator, label, "=~\"$", label, "\""]);
+        }
+        variables
+    }
+
+    fn is_of_api_servers(&self) -> bool {
+        self.metric.starts_with("apiserver_")
+    }
+}
+
+impl Panel {
+    fn size(&self) -> (u64, u64) {
+        match self.kind {
+            Kind::Stat => (self.width.unwrap_or(4), 4),
+            _ => (self.width.unwrap_or(8), 8),
+        }
+    }
+
+    fn render(&self, id: u64, place: &Value, metric: &str) -> Value {
+        let (kind, options, custom) = self.kind.settings(self.stack);
+        let steps: Vec<_> =
+            self.thresholds.iter().map(|(value, color)| json!({"color": color, "value": value})).collect();
+        let steps = if steps.is_empty() { vec![json!({"color": "text", "value": null})] } else { steps };
+        let mappings: Map<_, _> = (self.mappings.iter().enumerate())
+            .map(|(index, (value, (text, color)))| {
+                (value.clone(), json!({"color": color, "index": index, "text": text}))
+            })
+            .collect();
+        let mappings = if mappings.is_empty() { json!([]) } else { json!([{"options": mappings, "type": "value"}]) };
+        let targets = self.queries.iter().zip('A'..).map(|(query, letter)| {
+            let now = matches!(self.kind, Kind::Stat | Kind::Table | Kind::Bars);
+            json!({
+                "datasource": datasource(), "editorMode": "code", "exemplar": self.exemplars, "expr": expression(&query.expr, metric),
+                "format": if self.kind == Kind::Table { "table" } else { "time_series" }, "instant": now,
+                "legendFormat": query.legend.as_deref().unwrap_or("__auto"), "range": !now, "refId": letter.to_string()
+            })
+        });
+        json!({
+            "datasource": datasource(),
+            "description": self.description,
+            "fieldConfig": {
+                "defaults": {
+                    "color": {"mode": if self.kind.is_by_value() { "thresholds" } else { "palette-classic" }},
+                    "custom": custom, "mappings": mappings, "noValue": "nothing",
+                    "thresholds": {"mode": "absolute", "steps": steps}, "unit": self.unit
+                },
+                "overrides": []
+            },
+            "gridPos": place,
+            "id": id,
+            "options": options,
+            "targets": targets.collect::<Vec<_>>(),
+            "title": self.title,
+            "type": kind
+        })
+    }
+}
+
+impl Kind {
+    /// Whether colours come of values, and not of series.
+    const fn is_by_value(self) -> bool {
+        matches!(self, Self::Stat | Self::State)
+    }
+
+    /// Grafana's name, the options, and those of fields.
+    fn settings(self, stack: bool) -> (&'static str, Value, Value) {
+        let legend = json!({"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": true});
+        let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
+        match self {
+            Self::Lines => {
+                let stacking = json!({"group": "A", "mode": if stack { "normal" } else { "none" }});
+                let fill = if stack { 30 } else { 5 };
+                (
+                    "timeseries",
+                    json!({"legend": legend, "tooltip": {"hideZeros": false, "mode": "multi", "sort": "desc"}}),
+                    json!({"drawStyle": "line", "fillOpacity": fill, "lineWidth": 1, "showPoints": "never", "stacking": stacking}),
+                )
+            }
+            Self::Stat => (
+                "stat",
+                json!({
+                    "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
+                    "reduceOptions": reduce, "textMode": "auto", "wideLayout": true
+                }),
+                json!({}),
+            ),
+            Self::State => (
+                "state-timeline",
+                json!({
+                    "alignValue": "left", "legend": legend, "mergeValues": true, "rowHeight": 0.9, "showValue": "auto",
+                    "tooltip": {"mode": "single", "sort": "none"}
+                }),
+                json!({"fillOpacity": 70, "lineWidth": 0}),
+            ),
+            Self::Table => ("table", json!({"cellHeight": "sm", "showHeader": true}), json!({"align": "auto"})),
+            Self::Bars => (
+                "bargauge",
+                json!({
+                    "displayMode": "basic", "minVizHeight": 10, "minVizWidth": 8, "namePlacement": "auto",
+                    "orientation": "horizontal", "reduceOptions": reduce, "showUnfilled": true, "sizing": "auto", "valueMode": "color"
+                }),
+                json!({}),
+            ),
+        }
+    }
+}
+
+fn datasource() -> Value {
+    json!({"type": "prometheus", "uid": "${datasource}"})
+}
+
+/// A query with the variables of the dashboard: each metric is only of the targets that are chosen, and of Pillion's webhooks.
+fn expression(text: &str, metric: &str) -> String {
+    let ours = if metric.starts_with("apiserver_") {
+        r#"job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#
+    } else {
+        r#"namespace=~"$namespace", job=~"$job", instance=~"$instance""#
+    };
+    let text = text.replace("[rate]", "[$__rate_interval]");
+    let (mut result, mut rest) = (String::new(), &*text);
+    while let Some((before, name)) = next_metric(rest) {
+        result += before;
+        result += name;
+        rest = rest.get(before.len() + name.len()..).unwrap_or_default();
+        match rest.strip_prefix('{') {
+            Some(more) => {
+                result.extend(["{", ours, ", "]);
+                rest = more;
+            }
+            None => result.extend(["{", ours, "}"]),
+        }
+    }
+    result + rest
+}
+
+/// The first name of a metric, and what stands before it. What stands in quotes is no name.
+pub(crate) fn next_metric(text: &str) -> Option<(&str, &str)> {
+    let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
+    let (mut quoted, mut begin) = (false, None);
+    for (index, letter) in text.char_indices().chain([(text.len(), ' ')]) {
+        quoted ^= letter == '"';
+        match (begin, is_word(letter) && !quoted) {
+            (None, true) => begin = Some(index),
+            (Some(start), false) => {
+                let word = text.get(start..index)?;
+                if ["pillion_", "pillion:", "process_", "apiserver_"].iter().any(|prefix| word.starts_with(prefix)) {
+                    return Some((text.get(..start)?, word));
+                }
+                begin = None;
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// All names of metrics in a query.
+pub(crate) fn metrics_of(mut query: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    while let Some((before, name)) = next_metric(query) {
+        found.push(name.to_owned());
+        query = query.get(before.len() + name.len()..).unwrap_or_default();
+    }
+    found
+}

@@ -1,0 +1,144 @@
+//! `pillion uninject` as a process: what `pillion inject` put into manifests comes out again.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Output;
+
+use serde_json::{Value as Json, json};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn pillion(arguments: &[&str], input: &str) -> Output {
+    let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));
+    command.args(arguments).current_dir(root()).write_stdin(input).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn documents(text: &str) -> Vec<Json> {
+    serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error} in\n{text}"))
+}
+
+const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
+
+/// A template that asks for the sidecar, and has what it adds to.
+fn template() -> Json {
+    json!({
+        "metadata": {"labels": {"app": "web"}, "annotations": {ASK: "yes"}},
+        "spec": {"containers": [{"name": "web", "image": "web:1"}], "volumes": [{"name": "data", "emptyDir": {}}]},
+    })
+}
+
+/// All kinds that make pods, with what each needs.
+fn workloads() -> Vec<Json> {
+    let of = |version: &str, kind: &str, spec: Json| json!({"apiVersion": version, "kind": kind, "metadata": {"name": "web"}, "spec": spec});
+    let mut pod = template();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    pod["metadata"]["name"] = json!("web");
+    let mut all: Vec<_> = ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"]
+        .map(|kind| of("apps/v1", kind, json!({"selector": {"matchLabels": {"app": "web"}}, "template": template()})))
+        .into();
+    all.push(of("batch/v1", "Job", json!({"template": template()})));
+    all.push(of(
+        "batch/v1",
+        "CronJob",
+        json!({"schedule": "@daily", "jobTemplate": {"spec": {"template": template()}}}),
+    ));
+    all.push(of("v1", "ReplicationController", json!({"template": template()})));
+    all.push(pod);
+    all
+}
+
+fn as_yaml(documents: &[Json]) -> String {
+    documents.iter().flat_map(|document| ["---\n".to_owned(), document.to_string(), "\n".to_owned()]).collect()
+}
+
+#[test]
+fn every_kind_of_workload_is_injected_and_is_then_as_it_was() {
+    let all = workloads();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": workloads()});
+    for input in [as_yaml(&all), as_yaml(&[list])] {
+        let injected = pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx"], &input);
+        assert!(injected.status.success(), "{}", text(&injected.stderr));
+        let injected = text(&injected.stdout);
+        assert_eq!(injected.matches("name: sidecar-nginx").count(), all.len(), "{injected}");
+        let back = pillion(&["uninject", "-f", "-"], &injected);
+        assert!(back.status.success(), "{}", text(&back.stderr));
+        assert_eq!(documents(&text(&back.stdout)), documents(&input));
+        let told = text(&back.stderr);
+        assert_eq!(told.matches(": uninjected\n  nginx at ").count(), all.len(), "{told}");
+    }
+}
+
+#[test]
+fn the_difference_is_shown_both_ways_and_without_colours_where_nobody_sees_them() {
+    let input = as_yaml(&workloads()[..1]);
+    let diff = pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx", "-o", "diff"], &input);
+    let shown = text(&diff.stdout);
+    assert!(shown.starts_with("--- Deployment default/web\n+++ Deployment default/web, injected\n@@ "), "{shown}");
+    assert!(shown.contains("\n+      - name: sidecar-nginx\n") && !shown.contains('\u{1b}'), "{shown}");
+    assert!(!shown.lines().any(|line| line.starts_with('-') && !line.starts_with("---")), "{shown}");
+
+    let injected = text(&pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx"], &input).stdout);
+    let diff = text(&pillion(&["uninject", "-q", "-f", "-", "-o", "diff"], &injected).stdout);
+    assert!(diff.contains("\n-      - name: sidecar-nginx\n"), "{diff}");
+    let patch = text(&pillion(&["uninject", "-q", "-f", "-", "-o", "patch"], &injected).stdout);
+    let mut object = documents(&injected).remove(0);
+    json_patch::patch(&mut object, &serde_json::from_str::<json_patch::Patch>(&patch).unwrap()).unwrap();
+    assert_eq!(object, workloads()[0]);
+}
+
+#[test]
+fn a_terminal_sees_colours_unless_it_is_asked_for_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yaml");
+    fs::write(&file, as_yaml(&workloads()[..1])).unwrap();
+    let command =
+        format!("{} inject -q -f {} -p profiles/nginx -o diff", env!("CARGO_BIN_EXE_pillion"), file.display());
+    let run = |no_color: Option<&str>| {
+        // `script` is a terminal that writes what it is shown.
+        let mut script = std::process::Command::new("script");
+        script.args(["-qec", &command, "/dev/null"]).current_dir(root()).env("TERM", "xterm-256color");
+        script.env_remove("NO_COLOR").env_remove("CI");
+        if let Some(value) = no_color {
+            script.env("NO_COLOR", value);
+        }
+        text(&script.stdin(std::process::Stdio::null()).output().unwrap().stdout)
+    };
+    let coloured = run(None);
+    assert!(coloured.contains("\u{1b}[32m+      - name: sidecar-nginx"), "{coloured:?}");
+    let plain = run(Some("1"));
+    assert!(plain.contains("+      - name: sidecar-nginx") && !plain.contains("\u{1b}[32m"), "{plain:?}");
+}
+
+#[test]
+fn what_cannot_be_undone_is_said() {
+    let input = as_yaml(&workloads()[..1]);
+    let injected = text(&pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx"], &input).stdout);
+    let mut object = documents(&injected).remove(0);
+    object["spec"]["template"]["spec"]["containers"].as_array_mut().unwrap().retain(|one| one["name"] == "web");
+    let run = pillion(&["uninject", "-q", "-f", "-"], &object.to_string());
+    assert_eq!(run.status.code(), Some(3), "{}", text(&run.stderr));
+    assert!(
+        text(&run.stderr).contains("/spec/containers/sidecar-nginx is not there any more: somebody took it away since"),
+        "{}",
+        text(&run.stderr)
+    );
+    assert_eq!(documents(&text(&run.stdout)), workloads()[..1]);
+
+    let run = pillion(&["uninject", "-f", "-"], &input);
+    assert_eq!((run.status.code(), documents(&text(&run.stdout))), (Some(0), documents(&input)));
+    assert_eq!(text(&run.stderr), "Deployment default/web: nothing was injected, as far as its record says\n");
+
+    object["spec"]["template"]["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":7}");
+    let run = pillion(&["uninject", "-f", "-"], &object.to_string());
+    assert_eq!((run.status.code(), text(&run.stdout).as_str()), (Some(1), ""));
+    assert!(text(&run.stderr).contains("not in a form that this build understands"), "{}", text(&run.stderr));
+}

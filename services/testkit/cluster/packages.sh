@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Prints the folder below which Debian's runc, CNI plugins and nftables are: / where they are installed, else a folder of the
+# cache, into which they are unpacked and from which they run. Nothing is installed.
+#
+#   packages.sh [--if-there]    with it nothing is fetched; fails with status 3 and the packages that are not there
+#
+# PILLION_TOOLS names another cache folder.
+set -euo pipefail
+
+packages=(runc containernetworking-plugins nftables)
+complete() { [ -x "$1/usr/sbin/runc" ] && [ -x "$1/usr/lib/cni/bridge" ] && [ -x "$1/usr/sbin/nft" ]; }
+
+if complete /; then
+  echo /
+  exit
+fi
+. "$(dirname "${BASH_SOURCE[0]}")/../tools/debian.sh"
+folder=$cache/packages-$system
+if complete "$folder"; then
+  echo "$folder"
+  exit
+fi
+if [ "${1:-}" = --if-there ]; then
+  echo "not there: Debian's packages ${packages[*]}" >&2
+  exit 3
+fi
+if ! has_apt; then
+  echo "error: the packages ${packages[*]} are taken from Debian or Ubuntu, and this is $system; with a container engine kind is used" >&2
+  exit 2
+fi
+
+echo "fetching Debian's ${packages[*]} (once)" >&2
+mkdir -p "$cache"
+work=$(mktemp -d "$cache/.packages-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+unpack "$work" "${packages[@]}"
+complete "$work/root" || { echo "error: the packages hold other files than expected: $work" >&2 && exit 1; }
+rm -rf "$folder"
+mv "$work/root" "$folder"
+echo "$folder"

@@ -1,0 +1,378 @@
+//! A real Kubernetes cluster of one node, for what no stand-in shows: kubelets that start containers and probe them, a
+//! scheduler, Services with addresses of their own.
+//!
+//! It is the project's own: the programs of a control plane and of a node, from pinned Go modules and Debian's packages, in Linux
+//! namespaces of their own (`cluster::node`). Tests run on that alone. To play with there is kind too, where there is a container engine:
+//! no test runs on it. Clusters have names; what they are made of lies in the cache of the tools (`cluster::parts`), and what they hold
+//! in a folder of each.
+
+use std::io::PipeWriter;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+
+use crate::certificates::install_crypto_provider;
+use crate::eventually::eventually;
+
+mod addresses;
+mod kind;
+mod lock;
+mod node;
+mod parts;
+
+use lock::Lock;
+pub use parts::Lacking;
+use parts::{Engine, Parts};
+
+/// How long a cluster may take until its node is ready, on a machine that is busy.
+const START_LIMIT: Duration = Duration::from_mins(4);
+/// How long a script, or one import of an image, may take.
+const COMMAND_LIMIT: Duration = Duration::from_mins(3);
+/// Where tests say that a machine has to be able to run a cluster: else those that need one are skipped where it is not.
+pub const REQUIRED_VARIABLE: &str = "PILLION_NODE";
+/// The file in the folder of a cluster that ends with a process.
+const OWNED: &str = "owned";
+/// The image that does nothing, and answers probes if it is told to: `/pause [PORT]`.
+pub const PAUSE_IMAGE: &str = "local.test/pause:1";
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Cluster {
+    name: String,
+    home: PathBuf,
+    parts: Parts,
+    /// Open for as long as a cluster lives that is somebody's: its end is told by this end of a pipe.
+    owner: Option<PipeWriter>,
+    /// Nobody else starts, ends or loads the cluster of this name. Behind all that it guards: it goes last.
+    _lock: Lock,
+}
+
+/// Builds the program of [`PAUSE_IMAGE`] in a folder, for more images that do nothing; where it is.
+///
+/// # Errors
+/// There is no C compiler.
+pub fn pause(folder: &Path) -> anyhow::Result<PathBuf> {
+    let program = folder.join("pause");
+    node::pause(&program)?;
+    Ok(program)
+}
+
+/// Builds or fetches what the clusters of tests are made of: a quarter of an hour on two cores the first time, nothing later.
+///
+/// # Errors
+/// This machine cannot run one, or a build fails.
+pub fn build() -> anyhow::Result<()> {
+    parts::make_own().map(drop)
+}
+
+/// Why no cluster of a test can be had here, as a test says it that is skipped; `None` where one can. Nothing is built or fetched.
+///
+/// # Errors
+/// One is required ([`REQUIRED_VARIABLE`] is `required`), and cannot be had.
+pub fn lacking() -> anyhow::Result<Option<Lacking>> {
+    match parts::find() {
+        Ok(_) => Ok(None),
+        Err(lacking) if std::env::var(REQUIRED_VARIABLE).is_ok_and(|value| value == "required") => {
+            bail!("{REQUIRED_VARIABLE}=required, and {lacking}")
+        }
+        Err(lacking) => Ok(Some(lacking)),
+    }
+}
+
+impl Cluster {
+    /// Starts the cluster of this name, or goes on with it: with what it held, if it was there before. It goes on without its
+    /// owner. What it is made of is built or fetched if need be, which takes a quarter of an hour the first time.
+    ///
+    /// # Errors
+    /// This machine cannot run one, or it does not become ready; with where its logs are.
+    pub async fn up(name: &str) -> anyhow::Result<Self> {
+        let (parts, home) = (parts::make()?, home_of(name)?);
+        let lock = Lock::of(&home)?;
+        let cluster = Self { home, name: name.to_owned(), parts, owner: None, _lock: lock };
+        let runs = match &cluster.parts.engine {
+            Engine::Kind { .. } => cluster.is_ready().await.is_ok(),
+            Engine::Own(_) => node::runs(&cluster.home).is_ok(),
+        };
+        if runs {
+            cluster.wait().await?;
+        } else {
+            cluster.start(Stdio::null()).await?;
+        }
+        Ok(cluster)
+    }
+
+    /// A new cluster that ends with its owner: when it is dropped, and also when its process ends in any way. It is the project's
+    /// own, whatever else there is, and has the name of this process, of which it is the only one. What is left of clusters whose
+    /// owners have ended without a word is removed.
+    ///
+    /// # Errors
+    /// As [`Cluster::up`]; nothing is built or fetched for it.
+    pub async fn owned() -> anyhow::Result<Self> {
+        let parts = parts::find().map_err(anyhow::Error::new)?;
+        let name = format!("t{}", std::process::id());
+        let home = home_of(&name)?;
+        let lock = Lock::of(&home)?;
+        remove_left(&folder()?);
+        let is_free = !home.exists() || home.join(OWNED).exists();
+        ensure!(is_free, "there is a cluster {name} that belongs to no process; `just cluster down {name}` ends it");
+        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        let cluster = Self { home, name, parts, owner: Some(writer), _lock: lock };
+        cluster.remove()?;
+        cluster.start(reader.into()).await?;
+        Ok(cluster)
+    }
+
+    /// Ends the cluster of this name and removes what it held. Nothing happens where there is none.
+    ///
+    /// # Errors
+    /// Another process works on it, or something of it cannot be removed.
+    pub fn down(name: &str) -> anyhow::Result<bool> {
+        let home = home_of(name)?;
+        if !home.exists() {
+            return Ok(false);
+        }
+        Self::end(home, name).map(|()| true)
+    }
+
+    fn end(home: PathBuf, name: &str) -> anyhow::Result<()> {
+        let (parts, lock) = (parts::of(&home)?, Lock::of(&home)?);
+        Self { home, name: name.to_owned(), parts, owner: None, _lock: lock }.remove()
+    }
+
+    /// Ends every process of the node at once, as a power cut does, and starts it again with what it held.
+    ///
+    /// # Errors
+    /// It does not become ready again.
+    pub async fn restart(&mut self) -> anyhow::Result<()> {
+        let stdin = match &mut self.owner {
+            None => Stdio::null(),
+            Some(owner) => {
+                let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+                *owner = writer;
+                reader.into()
+            }
+        };
+        match &self.parts.engine {
+            Engine::Kind { container_engine, .. } => kind::restart(container_engine, &self.name)?,
+            Engine::Own(_) => {
+                node::stop(&self.home)?;
+                node::start(&self.home, stdin, self.owner.is_some())?;
+            }
+        }
+        self.wait().await
+    }
+
+    /// Imports an archive of an image. Pods that use it say `imagePullPolicy: IfNotPresent` or `Never`.
+    ///
+    /// # Errors
+    /// It is no archive of an image.
+    pub fn load(&self, archive: &Path) -> anyhow::Result<()> {
+        match &self.parts.engine {
+            Engine::Kind { program, .. } => kind::load(program, &self.name, archive),
+            Engine::Own(own) => node::load(&self.home, own, archive),
+        }
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.home.join("kubeconfig")
+    }
+
+    /// The folder of what it holds; with `log/` where it is the project's own.
+    #[must_use]
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// A client of the administrator.
+    ///
+    /// # Errors
+    /// The kubeconfig is not there.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        self.client_as("", &[]).await
+    }
+
+    /// A client that acts as `user` in `groups` (and in `system:authenticated`), by impersonation; as the administrator where
+    /// `user` is empty.
+    ///
+    /// # Errors
+    /// As [`Cluster::client`].
+    pub async fn client_as(&self, user: &str, groups: &[&str]) -> anyhow::Result<Client> {
+        install_crypto_provider();
+        let mut file = Kubeconfig::read_from(self.kubeconfig()).context("the cluster's kubeconfig")?;
+        for each in file.auth_infos.iter_mut().filter_map(|each| each.auth_info.as_mut()).filter(|_| !user.is_empty()) {
+            each.impersonate = Some(user.to_owned());
+            each.impersonate_groups = Some(groups.iter().map(ToString::to_string).collect());
+        }
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .context("the cluster's kubeconfig")?;
+        Client::try_from(config).context("cannot make a client of the cluster")
+    }
+
+    async fn start(&self, stdin: Stdio) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.home).with_context(|| format!("cannot make {}", self.home.display()))?;
+        self.parts.note(&self.home)?;
+        if self.owner.is_some() {
+            std::fs::write(self.home.join(OWNED), "").context("cannot note that the cluster is owned")?;
+        }
+        match &self.parts.engine {
+            Engine::Kind { program, .. } => kind::start(program, &self.name, &self.kubeconfig())?,
+            Engine::Own(own) => {
+                node::prepare(&self.home, &self.name, own)?;
+                // What is left of a run that did not end well.
+                node::stop(&self.home)?;
+                node::start(&self.home, stdin, self.owner.is_some())?;
+            }
+        }
+        self.wait().await
+    }
+
+    /// Until its node is ready, and an image can be run on it.
+    async fn wait(&self) -> anyhow::Result<()> {
+        let logs = self.home.join("log");
+        eventually(START_LIMIT, "the cluster's node is ready", async || self.is_ready().await)
+            .await
+            .with_context(|| format!("the cluster {} does not start; its logs are in {}", self.name, logs.display()))?;
+        if let Engine::Own(_) = &self.parts.engine {
+            node::allow_kubelet_calls(&self.client().await?).await?;
+        }
+        Ok(())
+    }
+
+    async fn is_ready(&self) -> anyhow::Result<()> {
+        if let Engine::Own(_) = &self.parts.engine {
+            node::runs(&self.home)?;
+        }
+        let nodes: Api<Node> = Api::all(self.client().await?);
+        let all = ListParams::default();
+        let listed = tokio::time::timeout(Duration::from_secs(5), nodes.list(&all));
+        let node = listed.await.context("no answer")??.items.pop().context("no node")?;
+        let status = node.status.context("no status")?;
+        let conditions = status.conditions.unwrap_or_default();
+        let ready = conditions.iter().find(|each| each.type_ == "Ready").context("no condition")?;
+        ensure!(ready.status == "True", "{}", ready.message.as_deref().unwrap_or_default());
+        if let Engine::Own(_) = &self.parts.engine {
+            // What it said before a restart is no news.
+            let beaten = ready.last_heartbeat_time.as_ref().context("no heartbeat")?;
+            node::has_started_since(&self.home, &beaten.0.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn remove(&self) -> anyhow::Result<()> {
+        match &self.parts.engine {
+            Engine::Kind { program, .. } => kind::delete(program, &self.name)?,
+            Engine::Own(_) => node::stop(&self.home)?,
+        }
+        if self.home.exists() {
+            std::fs::remove_dir_all(&self.home).with_context(|| format!("cannot remove {}", self.home.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.owner.is_some() {
+            // What a failing test wants to know of its node.
+            if std::thread::panicking() {
+                node::print_logs(&self.home);
+            }
+            let _ = self.remove();
+        }
+    }
+}
+
+/// Removes the clusters of processes that are no more. A process that lives has the lock of its own.
+fn remove_left(folder: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.filter_map(Result::ok).filter(|entry| entry.path().join(OWNED).exists()) {
+        // What cannot be removed is nothing that the next one needs.
+        let _ = Cluster::end(entry.path(), &entry.file_name().to_string_lossy());
+    }
+}
+
+/// Runs to its end what answers within [`COMMAND_LIMIT`]; its standard output.
+fn run(command: &Command) -> anyhow::Result<String> {
+    run_within(COMMAND_LIMIT, command)
+}
+
+fn run_within(limit: Duration, command: &Command) -> anyhow::Result<String> {
+    let line = format!("{command:?}");
+    let mut limited = Command::new("timeout");
+    limited.arg(limit.as_secs().to_string()).arg(command.get_program()).args(command.get_args());
+    let Output { status, stdout, stderr } =
+        limited.stdin(Stdio::null()).output().with_context(|| format!("cannot run {line}"))?;
+    ensure!(
+        status.success(),
+        "{line} failed ({status}): {}{}",
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr)
+    );
+    String::from_utf8(stdout).context("it printed what is not UTF-8")
+}
+
+/// Where clusters are: `PILLION_CLUSTERS`, or in the user's cache.
+fn folder() -> anyhow::Result<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = match (set("PILLION_CLUSTERS"), set("XDG_CACHE_HOME"), set("HOME")) {
+        (Some(folder), _, _) => folder,
+        (_, Some(cache), _) => cache.join("pillion/clusters"),
+        (_, _, Some(home)) => home.join(".cache/pillion/clusters"),
+        _ => bail!("no folder for clusters: set PILLION_CLUSTERS, XDG_CACHE_HOME or HOME"),
+    };
+    std::path::absolute(folder).context("the folder of the clusters")
+}
+
+fn home_of(name: &str) -> anyhow::Result<PathBuf> {
+    // It is a part of the names of a network link, a cgroup and, with kind, a container.
+    let fits =
+        (1..=8).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    ensure!(fits, "{name:?} is no name for a cluster; expected up to 8 lower-case letters and digits");
+    Ok(folder()?.join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_has_left_is_removed_and_what_is_somebodys_stays() {
+        let clusters = tempfile::tempdir().unwrap();
+        for (name, owned) in [("t1", true), ("t2", true), ("t3", false)] {
+            std::fs::create_dir(clusters.path().join(name)).unwrap();
+            if owned {
+                std::fs::write(clusters.path().join(name).join(OWNED), "").unwrap();
+            }
+        }
+        let lives = Lock::of(&clusters.path().join("t2")).unwrap();
+        remove_left(clusters.path());
+        assert!(!clusters.path().join("t1").exists());
+        assert!(clusters.path().join("t2").exists() && clusters.path().join("t3").exists());
+        drop(lives);
+        remove_left(clusters.path());
+        assert!(!clusters.path().join("t2").exists());
+    }
+
+    #[test]
+    fn a_name_that_cannot_name_a_link_is_refused() {
+        for name in ["", "a/b", "../x", "Upper", "ninechars"] {
+            assert!(home_of(name).unwrap_err().to_string().contains("no name for a cluster"), "{name}");
+        }
+        assert!(home_of("default1").unwrap().ends_with("default1"));
+    }
+}

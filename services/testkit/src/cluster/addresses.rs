@@ -1,0 +1,96 @@
+//! Which addresses the link between host and node has: a network of four, which nothing else on the machine leads to.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context;
+
+use super::run;
+
+/// The network whose parts of four the links have.
+const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
+/// The longest prefix of a network that is a way to elsewhere rather than somebody's own: its four addresses are lent.
+const WAY: u32 = 15;
+
+/// The host's address and the node's, which stay what they were.
+pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
+    let pair = |number: u8| (Ipv4Addr::new(10, 250, number, 1), Ipv4Addr::new(10, 250, number, 2));
+    let file = home.join("number");
+    if let Ok(number) = std::fs::read_to_string(&file) {
+        return Ok(pair(number.trim().parse().with_context(|| format!("{} is no number", file.display()))?));
+    }
+    let folder = home.parent().context("a folder")?;
+    let lock = std::fs::File::create(folder.join(".lock")).context("the lock of the clusters")?;
+    lock.lock().context("the lock of the clusters")?;
+    let taken: Vec<String> = std::fs::read_dir(folder)?
+        .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("number")).ok())
+        .collect();
+    // Clusters of other folders, and other networks of the machine.
+    let routes = run(Command::new("ip").args(["-4", "route", "show", "table", "all"]))?;
+    let is_free = |number: &u8| {
+        !taken.iter().any(|other| other.trim() == number.to_string())
+            && !routes.lines().any(|line| leads_to(line, *number))
+    };
+    let free = (0..=u8::MAX).find(is_free).with_context(|| {
+        format!("no network 10.250.N.0/30 is free: each is a cluster's in {}, or has a route", folder.display())
+    })?;
+    std::fs::write(&file, free.to_string())?;
+    Ok(pair(free))
+}
+
+/// Whether a route, as `ip route` shows it, leads to the network of this number, or to a part of it.
+fn leads_to(route: &str, number: u8) -> bool {
+    // A word such as `local` may come first.
+    let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };
+    let ours = NETWORK | (u32::from(number) << 8);
+    let common = prefix.min(30);
+    prefix > WAY && (address ^ ours) >> (32 - common) == 0
+}
+
+fn network(word: &str) -> Option<(u32, u32)> {
+    let (address, prefix) = word.split_once('/').unwrap_or((word, "32"));
+    let address: Ipv4Addr = address.parse().ok()?;
+    Some((address.into(), prefix.parse().ok().filter(|prefix| *prefix <= 32)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_with_a_route_of_its_own_is_taken() {
+        for route in [
+            "10.250.7.0/30 dev pilliontest proto kernel scope link src 10.250.7.1",
+            "local 10.250.7.1 dev pilliontest table local proto kernel scope host src 10.250.7.1",
+            "10.250.0.0/16 via 192.0.2.7 dev tun0",
+            "blackhole 10.250.7.0/24",
+        ] {
+            assert!(leads_to(route, 7), "{route}");
+        }
+        for route in [
+            "default via 192.0.2.1 dev eth0",
+            "10.250.6.0/24 dev tun0",
+            "10.250.7.4/30 dev tun0",
+            "10.0.0.0/8 dev tun0",
+            "0.0.0.0/1 dev tun0",
+            "192.0.2.0/24 dev eth0 proto kernel scope link src 192.0.2.2",
+            "",
+        ] {
+            assert!(!leads_to(route, 7), "{route}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_keeps_its_number_and_others_get_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let number = |name: &str| {
+            let home = folder.path().join(name);
+            std::fs::create_dir_all(&home).unwrap();
+            of(&home).unwrap()
+        };
+        let one = number("one");
+        assert_ne!(one, number("two"));
+        assert_eq!(one, number("one"));
+    }
+}

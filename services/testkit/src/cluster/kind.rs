@@ -1,0 +1,47 @@
+//! Clusters by kind, where there is a container engine, to play with: no test runs on one. kind names its node's image by digest, so
+//! that the pin of kind pins it too.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::{run, run_within};
+
+/// How long the image of a node may take to come from its registry.
+const CREATE_LIMIT: Duration = Duration::from_mins(20);
+
+fn full(name: &str) -> String {
+    format!("pillion-{name}")
+}
+
+/// Makes the cluster unless it is there, and writes its kubeconfig.
+pub(super) fn start(program: &Path, name: &str, kubeconfig: &Path) -> anyhow::Result<()> {
+    let name = full(name);
+    let known = run(Command::new(program).args(["get", "clusters"]))?;
+    if known.lines().any(|line| line == name) {
+        run(Command::new(program).args(["export", "kubeconfig", "--name", &name]).arg("--kubeconfig").arg(kubeconfig))?;
+    } else {
+        let mut create = Command::new(program);
+        create.args(["create", "cluster", "--name", &name]).arg("--kubeconfig").arg(kubeconfig);
+        run_within(CREATE_LIMIT, &create)?;
+    }
+    Ok(())
+}
+
+/// Removes it.
+pub(super) fn delete(program: &Path, name: &str) -> anyhow::Result<()> {
+    // With no kubeconfig of the user's that it would be taken from.
+    run(Command::new(program).args(["delete", "cluster", "--name", &full(name), "--kubeconfig", "/dev/null"])).map(drop)
+}
+
+/// Imports an archive.
+pub(super) fn load(program: &Path, name: &str, archive: &Path) -> anyhow::Result<()> {
+    run(Command::new(program).args(["load", "image-archive"]).arg(archive).args(["--name", &full(name)])).map(drop)
+}
+
+/// Kills the node's container and starts it again.
+pub(super) fn restart(container_engine: &str, name: &str) -> anyhow::Result<()> {
+    let node = format!("{}-control-plane", full(name));
+    run(Command::new(container_engine).args(["kill", &node]))?;
+    run(Command::new(container_engine).args(["start", &node])).map(drop)
+}

@@ -1,0 +1,71 @@
+//! Who works on a cluster: one process at a time, and nobody after its end. The kernel lets go of a lock whose holder is killed.
+
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+/// A cluster's, held until it is dropped.
+#[derive(Debug)]
+pub(super) struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// That of the cluster with this folder, which need not be there.
+    ///
+    /// # Errors
+    /// Somebody has it.
+    pub(super) fn of(home: &Path) -> anyhow::Result<Self> {
+        let (folder, name) = home.parent().zip(home.file_name()).context("a folder for a cluster")?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let name = name.to_string_lossy();
+        let path = folder.join(format!(".{name}.lock"));
+        let shown = || format!("cannot lock {}", path.display());
+        for _ in 0..16 {
+            let file = File::create(&path).with_context(shown)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => bail!(
+                    "the cluster {name} is in the hands of another process, which holds {}; wait until it ends",
+                    path.display()
+                ),
+                Err(TryLockError::Error(error)) => return Err(error).with_context(shown),
+            }
+            // Whoever had it has removed it meanwhile: then this one is nobody's.
+            let is_there =
+                std::fs::metadata(&path).is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
+            if is_there {
+                return Ok(Self { path, _file: file });
+            }
+        }
+        bail!("{}: it is removed again and again", shown())
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Before it is let go of.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_has_it_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("clusters/t1");
+        let lock = Lock::of(&home).unwrap();
+        let error = Lock::of(&home).unwrap_err().to_string();
+        assert!(error.contains("t1 is in the hands of another process"), "{error}");
+        Lock::of(&folder.path().join("clusters/t2")).unwrap();
+        drop(lock);
+        assert_eq!(std::fs::read_dir(folder.path().join("clusters")).unwrap().count(), 0);
+        Lock::of(&home).unwrap();
+    }
+}

@@ -1,0 +1,154 @@
+//! Images for the cluster of the tests, as archives that `ctr` and `kind` import: one layer, no registry and no builder. They are
+//! written as those of a release are.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use pillion_release::archive::Archive;
+use pillion_release::build::host;
+use pillion_release::image::{self, Content, ImageMetadata, Packing};
+use serde_json::{Value, json};
+
+/// What is in an image.
+#[derive(Debug)]
+#[must_use]
+pub struct Image {
+    reference: String,
+    entrypoint: String,
+    files: Archive,
+}
+
+impl Image {
+    /// An image of this name (`HOST/NAME:TAG`) whose containers start the program `entrypoint`.
+    pub fn new(reference: impl Into<String>, entrypoint: impl Into<String>) -> Self {
+        Self { reference: reference.into(), entrypoint: entrypoint.into(), files: Archive::new() }
+    }
+
+    /// Adds a file, with 0755 as its mode.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn file(mut self, place: &str, source: &Path) -> anyhow::Result<Self> {
+        let content = std::fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
+        self.files = self.files.program(place.trim_start_matches('/'), content);
+        Ok(self)
+    }
+
+    /// Adds a program, and what it is linked to, at the places where its loader looks.
+    ///
+    /// # Errors
+    /// As [`Image::file`], or a library of it is not there.
+    pub fn program(self, place: &str, source: &Path) -> anyhow::Result<Self> {
+        libraries(source)?.iter().try_fold(self.file(place, source)?, |image, library| {
+            let place = library.to_str().context("a path")?;
+            image.file(place, library)
+        })
+    }
+
+    /// Writes the archive.
+    ///
+    /// # Errors
+    /// The name has no tag, no image is for this machine's processor, or the file cannot be written.
+    pub fn write(self, archive: &Path) -> anyhow::Result<()> {
+        let Self { reference, entrypoint, files } = self;
+        let (repository, tag) = reference.rsplit_once(':').with_context(|| format!("{reference} has no tag"))?;
+        let (repository, tag) = (repository.to_owned(), tag.to_owned());
+        let metadata = ImageMetadata { repository, tag, time: 0, labels: [].into() };
+        let architecture = host().context("no image is for the processor of this machine")?;
+        let image = image::Image::of(&metadata, Content { architecture, entrypoint, files, packing: Packing::Plain })?;
+        let bytes = image::archive(&metadata, &[image])?.bytes;
+        std::fs::write(archive, bytes).with_context(|| format!("cannot write {}", archive.display()))
+    }
+}
+
+/// Writes an archive's image under another name: the content, and so its digest, stays what it is.
+///
+/// # Errors
+/// It is no archive with an OCI layout and one image.
+pub fn renamed(archive: &Path, reference: &str, to: &Path) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir().context("no folder for the image")?;
+    let tar = |action: &str, file: &Path, what: &[&str]| {
+        let status = Command::new("tar").arg(action).arg(file).arg("-C").arg(folder.path()).args(what).status();
+        ensure!(status.context("cannot run tar")?.success(), "tar {action} {} failed", file.display());
+        anyhow::Ok(())
+    };
+    tar("-xf", archive, &[])?;
+    let change = |name: &str, pointer: &str, value: Value| {
+        let file = folder.path().join(name);
+        let text = std::fs::read(&file).with_context(|| format!("{} has no {name}", archive.display()))?;
+        let mut json: Value = serde_json::from_slice(&text)?;
+        *json.pointer_mut(pointer).with_context(|| format!("{name} has no {pointer}"))? = value;
+        anyhow::Ok(std::fs::write(file, json.to_string())?)
+    };
+    change("index.json", "/manifests/0/annotations", names(reference))?;
+    // What Docker reads, if it is there.
+    if folder.path().join("manifest.json").exists() {
+        change("manifest.json", "/0/RepoTags", json!([reference]))?;
+    }
+    tar("-cf", to, &["."])
+}
+
+fn names(reference: &str) -> Value {
+    json!({"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference})
+}
+
+/// What the loader would load for a program; nothing for a static one.
+fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
+        ensure!(said.contains("not a dynamic executable"), "ldd {}: {said}", program.display());
+        return Ok(Vec::new());
+    }
+    ensure!(!text.contains("not found"), "a library of {} is missing:\n{text}", program.display());
+    // `name => /path (address)`, or `/path (address)` for the loader itself.
+    Ok(text
+        .lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        .map(PathBuf::from)
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tar_reads_the_archive_and_its_layer() {
+        let dir = tempfile::tempdir().unwrap();
+        let archive = dir.path().join("image.tar");
+        let own = std::env::current_exe().unwrap();
+        let image = Image::new("example.com/own:1", "/bin/own");
+        image.program("/bin/own", &own).unwrap().write(&archive).unwrap();
+        let listed = |archive: &Path| {
+            let output = Command::new("tar").arg("-tvf").arg(archive).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let outside = listed(&archive);
+        assert!(outside.contains("index.json") && outside.matches("blobs/sha256/").count() == 3, "{outside}");
+
+        let unpacked = Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(dir.path()).status().unwrap();
+        assert!(unpacked.success());
+        let read =
+            |path: &str| -> Value { serde_json::from_slice(&std::fs::read(dir.path().join(path)).unwrap()).unwrap() };
+        let blob = |value: &Value| value["digest"].as_str().unwrap().replacen("sha256:", "blobs/sha256/", 1);
+        let other = dir.path().join("other.tar");
+        renamed(&archive, "example.com/other:2", &other).unwrap();
+        let found = Command::new("tar").args(["-xOf"]).arg(&other).arg("./index.json").output().unwrap();
+        let index: Value = serde_json::from_slice(&found.stdout).unwrap();
+        assert_eq!(index["manifests"][0]["annotations"]["io.containerd.image.name"], "example.com/other:2");
+        assert_eq!(index["manifests"][0]["digest"], read("index.json")["manifests"][0]["digest"]);
+
+        let listed_image = &read("index.json")["manifests"][0];
+        assert_eq!(listed_image["annotations"]["io.containerd.image.name"], "example.com/own:1");
+        let layer = dir.path().join(blob(&read(&blob(listed_image))["layers"][0]));
+        let inside = listed(&layer);
+        assert!(
+            inside.contains("-rwxr-xr-x") && inside.contains(" bin/own\n") && inside.contains("libc.so"),
+            "{inside}"
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! The wall clock of single processes, put forward or back while they run.
+//!
+//! Nobody may set the machine's clock for a test, and no Linux namespace has one of its own. So the process is started with a
+//! small library before the C library's, which adds to what the kernel says as much as a file says: the program is the one
+//! that is shipped, and nothing in it knows of tests. The library is built by the C compiler that Rust links with.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, ensure};
+
+use crate::namespace;
+
+const SOURCE: &str = include_str!("moved_clock.c");
+/// Where the library finds by how much the clock is moved.
+const FILE: &str = "PILLION_TEST_CLOCK";
+
+/// A clock that runs as the machine's does, so much ahead of it or behind it. Several processes may go by it.
+#[derive(Debug)]
+pub struct MovedClock {
+    library: PathBuf,
+    path: PathBuf,
+    file: File,
+}
+
+impl MovedClock {
+    /// One that is right so far.
+    ///
+    /// # Errors
+    /// Outside of an isolated test, or there is no C compiler: `cc`, or what `CC` names.
+    pub fn new(name: &str) -> anyhow::Result<Self> {
+        let directory = namespace::directory()?;
+        let library = directory.join("moved_clock.so");
+        if !library.exists() {
+            build(&library)?;
+        }
+        let path = directory.join(format!("clock-{name}"));
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).context("the clock's file")?;
+        let clock = Self { library, path, file };
+        clock.ahead_by(0)?;
+        Ok(clock)
+    }
+
+    /// The environment of a process that goes by it.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        vec![("LD_PRELOAD".to_owned(), text(&self.library)), (FILE.to_owned(), text(&self.path))]
+    }
+
+    /// Puts it so many seconds ahead of the machine's clock, from now on; behind it, if negative.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn ahead_by(&self, seconds: i64) -> anyhow::Result<()> {
+        // Never cut short, which would take the page from under those who read it.
+        self.file.write_all_at(&seconds.to_ne_bytes(), 0).context("the clock's file cannot be written")
+    }
+}
+
+fn build(library: &Path) -> anyhow::Result<()> {
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(&compiler);
+    command.args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-x", "c", "-o"]).arg(library).arg("-");
+    let running = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut running = running.with_context(|| format!("no C compiler {}", compiler.display()))?;
+    running.stdin.take().context("stdin")?.write_all(SOURCE.as_bytes())?;
+    let built = running.wait_with_output()?;
+    ensure!(built.status.success(), "the clock's library: {}", String::from_utf8_lossy(&built.stderr));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isolated;
+
+    #[test]
+    fn a_process_goes_by_it_and_others_do_not() {
+        isolated(|| async {
+            let clock = MovedClock::new("one")?;
+            let date = |environment: Vec<(String, String)>| -> anyhow::Result<i64> {
+                let told = Command::new("date").arg("+%s").envs(environment).output()?;
+                ensure!(told.status.success(), "{told:?}");
+                Ok(String::from_utf8(told.stdout)?.trim().parse()?)
+            };
+            for ahead in [0, 1_000_000, -1_000_000] {
+                clock.ahead_by(ahead)?;
+                let moved = date(clock.environment())? - date(Vec::new())?;
+                ensure!((moved - ahead).abs() < 60, "{moved} s instead of {ahead}");
+            }
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Prints where Debian's Chromium is, and in a second line its driver: /usr/bin where they are installed, else a folder of the
+# cache, into which they are unpacked with the libraries and fonts that they need, and from which they run. Nothing is
+# installed.
+#
+#   chromium.sh [--if-there]    with it nothing is fetched; fails with status 3 and the packages that are not there
+#
+# PILLION_TOOLS names another cache folder.
+set -euo pipefail
+
+packages=(chromium chromium-driver)
+# With no font at all Chromium does not start; with these the pictures in the docs look the same wherever they are made.
+fonts=(fonts-inter fonts-jetbrains-mono)
+found() { # FOLDER: prints both, if they are there
+  [ -x "$1/chromium" ] && [ -x "$1/chromedriver" ] && printf '%s\n' "$1/chromium" "$1/chromedriver"
+}
+
+found /usr/bin && exit
+. "$(dirname "${BASH_SOURCE[0]}")/debian.sh"
+folder=$cache/chromium-$system
+found "$folder/bin" && exit
+if [ "${1:-}" = --if-there ]; then
+  echo "not there: Debian's packages ${packages[*]}" >&2
+  exit 3
+fi
+if ! has_apt; then
+  echo "error: the packages ${packages[*]} are taken from Debian, and this is $system" >&2
+  exit 2
+fi
+
+mkdir -p "$cache"
+# One at a time: several may find the cache empty at once.
+exec 9>"$cache/.chromium-lock"
+flock 9
+found "$folder/bin" && exit
+echo "fetching Debian's ${packages[*]} (once)" >&2
+work=$(mktemp -d "$cache/.chromium-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+if ! unpack "$work" "${packages[@]}" "${fonts[@]}"; then
+  echo "error: this system has no packages ${packages[*]} that can be fetched" >&2
+  exit 2
+fi
+for each in usr/lib/chromium/chromium usr/bin/chromedriver; do
+  [ -x "$work/root/$each" ] || { echo "error: the packages hold other files than expected: there is no $each" >&2 && exit 1; }
+done
+# Fonts are looked for where these are, beside those of the machine.
+cat >"$work/root/fonts.conf" <<END
+<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "urn:fontconfig:fonts.dtd">
+<fontconfig>
+  <include ignore_missing="yes">/etc/fonts/fonts.conf</include>
+  <dir>$folder/usr/share/fonts</dir>
+  <cachedir>$folder/fontcache</cachedir>
+</fontconfig>
+END
+# Libraries may be in folders of their own, which an installed program knows.
+libraries=$(cd "$work/root" && find usr/lib -name '*.so*' -printf '%h\n' | sort -u | sed "s|^|$folder/|" | paste -sd:)
+mkdir "$work/root/bin"
+for program in chromium:usr/lib/chromium/chromium chromedriver:usr/bin/chromedriver; do
+  cat >"$work/root/bin/${program%%:*}" <<END
+#!/bin/sh
+export LD_LIBRARY_PATH="$libraries" FONTCONFIG_FILE="$folder/fonts.conf"
+exec "$folder/${program#*:}" "\$@"
+END
+  chmod +x "$work/root/bin/${program%%:*}"
+done
+rm -rf "$folder"
+mv "$work/root" "$folder"
+found "$folder/bin"

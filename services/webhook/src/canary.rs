@@ -1,0 +1,30 @@
+//! What a replica says when it is called for a canary: that it was reached. Before API servers are told to refuse pods when
+//! nobody answers, the controller has each of them call a replica, and knows by these words that the call came through.
+
+use axum::body::Body;
+use axum::extract::Request;
+use http::Response;
+
+use crate::refusal::Refusal;
+use crate::router::{Service, no_review_of, review_answer};
+
+impl Service {
+    /// Answers a review of a canary.
+    pub(crate) async fn answer_canary(&self, request: Request) -> Response<Body> {
+        let version = request.version();
+        let Some(_place) = self.place() else { return self.turn_away(request).await.answer(version) };
+        match self.refuse_canary(request).await {
+            Ok(response) => response,
+            Err(refusal) => refusal.answer(version),
+        }
+    }
+
+    async fn refuse_canary(&self, request: Request) -> Result<Response<Body>, Refusal> {
+        let deadline = self.deadline(request.uri().query());
+        let body = self.receive(request, deadline).await?;
+        Ok(match pillion_api::canary::refusal(&body.bytes) {
+            Ok(answer) => review_answer(answer),
+            Err(error) => no_review_of("canary", &error),
+        })
+    }
+}

@@ -1,0 +1,89 @@
+//! The end of a server: what its connections are told, and how long it waits for them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::ServerSettings;
+use crate::metrics::ConnectionMetrics;
+
+/// How long before the end of a drain connections are closed that nobody sends a request on: what is in flight then has
+/// this time to be answered. No more than a tenth of the drain.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// When a connection is to be used no more.
+#[derive(Clone, Debug)]
+pub(crate) struct Retire {
+    at: Option<Instant>,
+    drain: Drain,
+}
+
+/// Whether the server ends. The flag is what each answer reads; the token is for those who wait.
+#[derive(Clone, Debug)]
+pub(super) struct Drain {
+    flag: Arc<AtomicBool>,
+    token: CancellationToken,
+    /// The drain is nearly over.
+    last: CancellationToken,
+}
+
+impl Drain {
+    /// Begins when the token is cancelled.
+    pub(super) fn when(token: CancellationToken) -> Self {
+        Self { flag: Arc::default(), token, last: CancellationToken::new() }
+    }
+
+    /// Waits for the drain, and for its end: no connection is left, or there is no more time. Returns its deadline.
+    pub(super) async fn ended(
+        &self,
+        tracker: &TaskTracker,
+        settings: &ServerSettings,
+        metrics: Option<&ConnectionMetrics>,
+    ) -> Instant {
+        self.token.cancelled().await;
+        self.flag.store(true, Ordering::Relaxed);
+        if let Some(metrics) = metrics {
+            metrics.transport.draining.set(1);
+        }
+        let deadline = Instant::now() + settings.drain_deadline;
+        sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
+        // A tracker that is closed still takes new tasks; it only tells from now on when it has none.
+        tracker.close();
+        // Nobody is in flight on what is closed now; who is has a moment to be answered before the rest is cut.
+        if timeout_at(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10), tracker.wait()).await.is_err() {
+            self.last.cancel();
+            let _ = timeout_at(deadline, tracker.wait()).await;
+        }
+        deadline
+    }
+}
+
+impl Retire {
+    /// At this time, if any, or with the server.
+    pub(super) const fn new(at: Option<Instant>, drain: Drain) -> Self {
+        Self { at, drain }
+    }
+
+    pub(crate) fn is_due(&self) -> bool {
+        self.drain.flag.load(Ordering::Relaxed) || self.at.is_some_and(|at| at <= Instant::now())
+    }
+
+    pub(crate) async fn due(&self) {
+        match self.at {
+            Some(at) => tokio::select! {
+                () = self.drain.token.cancelled() => {}
+                () = sleep_until(at) => {}
+            },
+            None => self.drain.token.cancelled().await,
+        }
+    }
+
+    /// The moment from which on a connection without a request is closed.
+    pub(crate) async fn last(&self) {
+        self.drain.last.cancelled().await;
+    }
+}
