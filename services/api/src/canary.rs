@@ -32,10 +32,13 @@ pub const VALIDATE_PATH: &str = "/canary/validate";
 /// through. It is called for one only during a [rehearsal](crate::webhook_configuration::Settings::rehearses).
 pub const REACHED: &str = "a replica of Pillion was reached: nobody stores a canary";
 
+/// Bytes of a review of a canary, which has a name and nothing else; what is larger is none.
+pub const MAX_REVIEW_BYTES: usize = 64 * 1024;
+
 /// A replica's answer to a review of a canary: no, in the words of [`REACHED`].
 ///
 /// # Errors
-/// It is not a review.
+/// It is not a review, or one whose id nobody would repeat.
 pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Review {
@@ -46,6 +49,10 @@ pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
         uid: String,
     }
     let Review { request: Request { uid } } = serde_json::from_slice(review)?;
+    if uid.is_empty() || uid.len() > names::MAX_UID_BYTES {
+        let message = format!("request.uid has {} bytes; expected 1 to {}", uid.len(), names::MAX_UID_BYTES);
+        return Err(serde::de::Error::custom(message));
+    }
     let status = json!({"code": 403, "reason": "Forbidden", "message": REACHED});
     let answer = json!({
         "apiVersion": "admission.k8s.io/v1",

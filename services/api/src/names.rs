@@ -111,6 +111,9 @@ const DNS_LABEL_BYTES: usize = 63;
 /// Bytes of a name of DNS, as most objects' names are.
 const DNS_NAME_BYTES: usize = 253;
 
+/// Bytes of the longest id of a review that is repeated in an answer. The API server's have 36.
+pub const MAX_UID_BYTES: usize = 256;
+
 /// Whether it is a label of DNS, as namespaces' names are: letters in lower case, digits and `-`, which neither begins nor
 /// ends it.
 #[must_use]

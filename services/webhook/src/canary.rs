@@ -4,6 +4,7 @@
 use axum::body::Body;
 use axum::extract::Request;
 use http::Response;
+use pillion_api::canary::{MAX_REVIEW_BYTES, refusal};
 
 use crate::refusal::Refusal;
 use crate::router::{Service, no_review_of, review_answer};
@@ -21,8 +22,8 @@ impl Service {
 
     async fn refuse_canary(&self, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.deadline(request.uri().query());
-        let body = self.receive(request, deadline).await?;
-        Ok(match pillion_api::canary::refusal(&body.bytes) {
+        let body = self.receive_at_most(MAX_REVIEW_BYTES, request, deadline).await?;
+        Ok(match refusal(&body.bytes) {
             Ok(answer) => review_answer(answer),
             Err(error) => no_review_of("canary", &error),
         })

@@ -91,6 +91,8 @@ struct Authority {
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     refusal: Option<Arc<Refusal>>,
+    /// Whether a certificate says so.
+    is_known: bool,
 }
 
 /// Why the requests of a connection are turned away.
@@ -140,8 +142,10 @@ impl ClientCertificates {
 
     /// Who shows these certificates, which were found to be good.
     pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
-        let refused =
-            |reason, text| Caller { refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })) };
+        let refused = |reason, text| Caller {
+            refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })),
+            is_known: false,
+        };
         let Some(leaf) = shown.and_then(<[_]>::first) else {
             return refused(
                 Unauthorized::NoCertificate,
@@ -151,11 +155,11 @@ impl ClientCertificates {
             );
         };
         if self.names.is_empty() {
-            return Caller::anybody();
+            return Caller::known();
         }
         let found = names_of(leaf);
         if found.iter().any(|found| self.names.contains(found)) {
-            return Caller::anybody();
+            return Caller::known();
         }
         let found = Bounded(&found.join(", "), LOGGED_BYTES).to_string();
         refused(
@@ -257,7 +261,16 @@ impl ClientCertVerifier for ClientCertificates {
 impl Caller {
     /// Whoever it is may call.
     pub(crate) const fn anybody() -> Self {
-        Self { refusal: None }
+        Self { refusal: None, is_known: false }
+    }
+
+    /// Who has shown a certificate that may call.
+    const fn known() -> Self {
+        Self { refusal: None, is_known: true }
+    }
+
+    pub(crate) const fn is_known(&self) -> bool {
+        self.is_known
     }
 
     pub(crate) const fn is_refused(&self) -> bool {

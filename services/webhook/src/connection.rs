@@ -13,7 +13,7 @@ use std::future::poll_fn;
 use std::io;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -25,19 +25,20 @@ use http::header::{CONNECTION, TRANSFER_ENCODING};
 use http::{HeaderValue, Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tower::Service;
 
+mod builders;
+mod requests;
+
+pub(crate) use self::builders::Builders;
+use self::requests::Coming;
+pub(crate) use self::requests::Requests;
 use crate::clients::Caller;
 use crate::serve::{Retire, ServerSettings};
 
-/// Streams on HTTP/2 that the client may open and reset before they were looked at.
-const RESET_STREAMS: usize = 20;
-/// Streams on HTTP/2 that may be ended for errors of the client's.
-const ERROR_STREAMS: usize = 1024;
 /// Bytes in a second at which a client takes its answers at least, once it does not take them at once.
 const LEAST_RATE: u64 = 256 * 1024;
 /// In [`Activity::blocked_since`]: the socket takes what it is given.
@@ -89,37 +90,12 @@ impl Waiting {
     }
 }
 
-/// hyper's builders, with their limits set; made once for a server.
-#[derive(Clone, Debug)]
-pub(crate) struct Builders {
-    http1: auto::Builder<TokioExecutor>,
-    http2: auto::Builder<TokioExecutor>,
-}
-
-impl Builders {
-    pub(crate) fn new(settings: &ServerSettings) -> Self {
-        let mut http1 = auto::Builder::new(TokioExecutor::new());
-        // The clock is ours: see the module's first paragraph.
-        http1.http1().header_read_timeout(None).max_buf_size(settings.max_buffer_bytes);
-        let mut http2 = auto::Builder::new(TokioExecutor::new());
-        http2
-            .http2()
-            .max_concurrent_streams(settings.max_streams)
-            .max_header_list_size(settings.max_header_bytes)
-            // Streams that the client takes back: what is beyond either number costs it the connection. They are the
-            // libraries' own defaults, written down because they are what bounds a rapid reset.
-            .max_pending_accept_reset_streams(RESET_STREAMS)
-            .max_local_error_reset_streams(ERROR_STREAMS)
-            .max_send_buf_size(settings.max_buffer_bytes);
-        Self { http1: http1.http1_only(), http2: http2.http2_only() }
-    }
-
-    const fn of(&self, protocol: Protocol) -> &auto::Builder<TokioExecutor> {
-        match protocol {
-            Protocol::Http1 => &self.http1,
-            Protocol::Http2 => &self.http2,
-        }
-    }
+/// On what terms a connection is served: what is not the same for all of a server's.
+pub(crate) struct Terms {
+    pub(crate) protocol: Protocol,
+    pub(crate) retire: Retire,
+    pub(crate) caller: Caller,
+    pub(crate) requests: Arc<Requests>,
 }
 
 /// What happens on a connection, written by its socket and its requests and read by its clock. Times are milliseconds from
@@ -129,8 +105,7 @@ struct Activity {
     opened: Instant,
     /// How long nothing may happen.
     idle_timeout: Duration,
-    /// Requests whose answer hyper does not have yet.
-    in_flight: AtomicU32,
+    requests: Arc<Requests>,
     /// Whether bytes have come since the last request: the head of the next one has begun.
     head_begun: AtomicBool,
     /// When the last change of the two above was.
@@ -160,11 +135,11 @@ struct Given {
 }
 
 impl Activity {
-    fn new(idle_timeout: Duration) -> Self {
+    fn new(idle_timeout: Duration, requests: Arc<Requests>) -> Self {
         Self {
             opened: Instant::now(),
             idle_timeout,
-            in_flight: AtomicU32::new(0),
+            requests,
             head_begun: AtomicBool::new(false),
             since: AtomicU64::new(0),
             blocked_since: AtomicU64::new(NOT_BLOCKED),
@@ -182,13 +157,13 @@ impl Activity {
     }
 
     fn bytes_came(&self) {
-        if self.in_flight.load(Ordering::Relaxed) == 0 && !self.head_begun.swap(true, Ordering::Relaxed) {
+        if self.requests.are_none() && !self.head_begun.swap(true, Ordering::Relaxed) {
             self.touch();
         }
     }
 
     fn request_begins(self: &Arc<Self>) -> InFlight {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.requests.begin();
         self.head_begun.store(false, Ordering::Relaxed);
         self.touch();
         InFlight(Arc::clone(self))
@@ -237,7 +212,7 @@ impl Activity {
     }
 
     fn state(&self) -> Waiting {
-        if self.in_flight.load(Ordering::Relaxed) > 0 {
+        if !self.requests.are_none() {
             Waiting::Answer
         } else if self.head_begun.load(Ordering::Relaxed) {
             Waiting::Head
@@ -285,7 +260,7 @@ struct InFlight(Arc<Activity>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.0.requests.answered();
         self.0.touch();
     }
 }
@@ -411,19 +386,18 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 /// Serves a connection to its end.
 pub(crate) async fn serve<S>(
     socket: S,
-    protocol: Protocol,
     builders: &Builders,
     app: Router,
     settings: &ServerSettings,
-    retire: Retire,
-    caller: Caller,
+    terms: Terms,
 ) -> Ended
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let Terms { protocol, retire, caller, requests } = terms;
     // Who will not be answered may not keep a place that others need.
     let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
-    let activity = Arc::new(Activity::new(idle_timeout));
+    let activity = Arc::new(Activity::new(idle_timeout, requests));
     let watches_heads = protocol == Protocol::Http1;
     let socket = Watched { socket, activity: Arc::clone(&activity), watches_heads };
     let retire = Arc::new(retire);
@@ -483,7 +457,9 @@ async fn answer(
     // behind it is believed to be a request. The API server sends no chunks.
     let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match caller.admit(request) {
-        ControlFlow::Continue(request) => Service::call(&mut app, request).await?,
+        ControlFlow::Continue(request) => {
+            Service::call(&mut app, request.map(|body| Coming::new(body, &in_flight.0.requests))).await?
+        }
         ControlFlow::Break(refusal) => refusal,
     };
     if chunked || close.is_some_and(|retire| retire.is_due()) {

@@ -1,6 +1,6 @@
 //! Profiles themselves, looked at while they are stored: their authors are warned of what is wrong, and never refused.
 //!
-//! People store few profiles, so each is looked at on a thread of its own, where compiling it holds up nobody. What it
+//! People store few profiles, so each is read and looked at on a thread of its own, where it holds up nobody. What it
 //! extends is looked up, as the API server has it at this moment.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use http::Response;
 use pillion_engine::lookup::{LookedUp, Wanted};
 use pillion_engine::profile::{KnownParents, MAX_CHAIN, ProfileReview};
 
-use crate::refusal::Refusal;
+use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 use crate::router::{Service, no_review_of, review_answer};
 
 impl Service {
@@ -28,7 +28,12 @@ impl Service {
     async fn look_at_profile(self: &Arc<Self>, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.deadline(request.uri().query());
         let body = self.receive(request, deadline).await?;
-        let review = match ProfileReview::parse(&body.bytes) {
+        let (turn, bytes) = (self.a_turn(&body.bytes, deadline).await?, body.bytes.clone());
+        let read = move || {
+            let _turn = turn;
+            ProfileReview::parse(&bytes)
+        };
+        let review = match self.apart(read).await? {
             Ok(review) => review,
             Err(why) => return Ok(no_review_of("profile", &why)),
         };
@@ -53,7 +58,8 @@ impl Service {
             (review.respond(&warnings), warnings.len(), review)
         };
         let (answer, warnings, review) = self.apart(work).await?;
-        tracing::debug!(profile = %review.name(), warnings, "a profile is stored");
+        let profile = review.name().to_string();
+        tracing::debug!(profile = %Bounded(&profile, LOGGED_BYTES), warnings, "a profile is stored");
         Ok(review_answer(answer))
     }
 }

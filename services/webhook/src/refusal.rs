@@ -19,7 +19,7 @@ use crate::overload::Shed;
 /// Bytes of a text that a client wrote, as far as it is logged.
 pub(crate) const LOGGED_BYTES: usize = 256;
 /// Bytes of an answer that is a text.
-const ANSWERED_BYTES: usize = 1024;
+pub(crate) const ANSWERED_BYTES: usize = 1024;
 
 /// Why a request is not answered with a review.
 #[derive(Debug)]

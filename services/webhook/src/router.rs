@@ -31,7 +31,7 @@ use crate::decision::{Answered, Case, Known};
 use crate::metrics::{Metrics, Tenant};
 use crate::overload::{self, Deadline, Overload, OverloadSettings, Place, Shed, Turn};
 use crate::policy::Policy;
-use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
+use crate::refusal::{ANSWERED_BYTES, Bounded, LOGGED_BYTES, Refusal};
 use crate::switch::Switch;
 use crate::trace::RequestSpan;
 
@@ -274,13 +274,23 @@ impl Service {
 
     /// The body of a request that may be a review.
     pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<Whole, Refusal> {
+        self.receive_at_most(self.admission.settings.body_limit, request, deadline).await
+    }
+
+    /// The same of one that has so many bytes at most.
+    pub(crate) async fn receive_at_most(
+        &self,
+        bytes: usize,
+        request: Request,
+        deadline: Deadline,
+    ) -> Result<Whole, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {
             return Err(Refusal::Shed(Shed::Deadline));
         }
         check_content(request.headers())?;
         let waits = body::waits(&request);
-        let limits = Limits { bytes: settings.body_limit, time: settings.body_timeout.min(deadline.left()) };
+        let limits = Limits { bytes: bytes.min(settings.body_limit), time: settings.body_timeout.min(deadline.left()) };
         let body = body::read(request.into_body(), limits, &self.budget, waits).await;
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;
         metrics.request_bytes.observe_bytes(body.bytes.len());
@@ -359,9 +369,11 @@ pub(crate) fn review_answer(body: Vec<u8>) -> Response<Body> {
     response
 }
 
-/// An answer to what is no review of a kind of object.
+/// An answer to what is no review of a kind of object. Why may have as many bytes as the body, and is not answered in full.
 pub(crate) fn no_review_of(kind: &str, why: &dyn fmt::Display) -> Response<Body> {
-    let mut response = Response::new(Body::from(format!("not a review of a {kind}: {why}\n")));
+    let why = why.to_string();
+    let text = format!("not a review of a {kind}: {}\n", Bounded(&why, ANSWERED_BYTES));
+    let mut response = Response::new(Body::from(text));
     *response.status_mut() = StatusCode::BAD_REQUEST;
     response
 }

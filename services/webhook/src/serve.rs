@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,19 +16,21 @@ use axum::Router;
 use rustls::server::Acceptor;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 mod drain;
+mod places;
 
 use self::drain::Drain;
 pub(crate) use self::drain::Retire;
+use self::places::{Left, Place, Places, Standing};
 use crate::clients::Caller;
-use crate::connection::{self, Builders, Ended, Protocol};
+use crate::connection::{self, Builders, Ended, Protocol, Terms};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::Tls;
 
@@ -35,6 +38,8 @@ use crate::tls::Tls;
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 /// How long the log is quiet after it told that nothing can be accepted.
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
+/// How many are taken without a look at anything else. The kernel keeps about as many.
+const BACKLOG: usize = 1024;
 /// By how much the age of a connection differs from the next one's, so that they do not all come back at once.
 const AGE_JITTER: f64 = 0.2;
 
@@ -59,7 +64,8 @@ pub struct ServerSettings {
     pub answer_timeout: Duration,
     /// Bytes of answers that may wait for the client of one connection, beside one answer of any size.
     pub max_untaken_bytes: usize,
-    /// Connections at one time. One more is closed at once.
+    /// Connections at one time. For one more, the address that has the most of them gives up one, unless the newcomer would
+    /// have as many itself: that is closed at once.
     pub max_connections: usize,
     /// After this time (20 per cent more or less) the client is asked to connect anew, so that load spreads over
     /// replicas that came later. `None`: never.
@@ -178,9 +184,8 @@ impl Server {
         let tracker = TaskTracker::new();
         let cut = CancellationToken::new();
         let acceptor = Connections {
-            slots: Arc::new(Semaphore::new(settings.max_connections)),
+            places: Places::new(settings.max_connections, cut.clone()),
             tracker: tracker.clone(),
-            cut: cut.clone(),
             shared: Arc::new(Shared {
                 builders: Builders::new(&settings),
                 handshakes: Semaphore::new(settings.max_handshakes),
@@ -194,7 +199,8 @@ impl Server {
             never = acceptor.accept(&listener) => match never {},
             deadline = drain.ended(&tracker, &settings, metrics.as_ref()) => deadline,
         };
-        acceptor.accept_the_last(listener, deadline).await;
+        acceptor.accept_the_last(&listener, deadline).await;
+        drop(listener);
         let left = tracker.len();
         cut.cancel();
         tracker.close();
@@ -221,9 +227,8 @@ struct Shared {
 }
 
 struct Connections {
-    slots: Arc<Semaphore>,
+    places: Places,
     tracker: TaskTracker,
-    cut: CancellationToken,
     shared: Arc<Shared>,
 }
 
@@ -256,30 +261,51 @@ impl Connections {
         }
     }
 
-    /// Serves those who had connected when the last of the others left: the kernel has said yes to them, and would reset
-    /// them together with the listener.
-    async fn accept_the_last(&self, listener: TcpListener, deadline: Instant) {
-        // The kernel is asked itself: the runtime may not have been told yet of who came a moment ago.
-        let listener = match listener.into_std() {
-            Ok(listener) => listener,
-            Err(error) => return tracing::debug!(%error, "the last connections cannot be accepted"),
-        };
+    /// Goes on after the last connection has ended, until nobody comes any more: the kernel says yes to who connects before
+    /// we hear of it, and would reset it together with the listener.
+    async fn accept_the_last(&self, listener: &TcpListener, deadline: Instant) {
+        let Shared { drain, settings, .. } = &*self.shared;
+        let mut last_answers = pin!(drain.last_answers(deadline, settings));
         while Instant::now() < deadline {
-            while let Ok((stream, peer)) = listener.accept() {
-                match stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-                    Ok(stream) => self.spawn(stream, peer),
-                    Err(error) => tracing::debug!(%error, "a connection could not be accepted"),
-                }
-            }
+            self.take_who_waits(listener);
             if self.tracker.is_empty() {
                 return;
             }
-            let _ = timeout_at(deadline, self.tracker.wait()).await;
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, peer)) => self.spawn(stream, peer),
+                    Err(error) => {
+                        tracing::debug!(%error, "a connection could not be accepted");
+                        sleep(ACCEPT_BACK_OFF).await;
+                    }
+                },
+                () = self.tracker.wait() => {}
+                () = sleep_until(deadline) => {}
+                never = &mut last_answers => match never {},
+            }
+        }
+    }
+
+    /// Takes those to whom the kernel has said yes. It is asked itself: the runtime may not have been told yet of who came a
+    /// moment ago.
+    fn take_who_waits(&self, listener: &TcpListener) {
+        for _ in 0..BACKLOG {
+            let accepted = SockRef::from(listener).accept().and_then(|(socket, peer)| {
+                socket.set_nonblocking(true)?;
+                let peer = peer.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+                Ok((TcpStream::from_std(socket.into())?, peer))
+            });
+            match accepted {
+                Ok((stream, peer)) => self.spawn(stream, peer),
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return tracing::debug!(%error, "a connection could not be accepted"),
+            }
         }
     }
 
     fn spawn(&self, stream: TcpStream, peer: SocketAddr) {
-        let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() else {
+        let Some(place) = self.places.take(peer.ip()) else {
             if let Security::Tls { metrics, .. } = &self.shared.security {
                 metrics.handshake(HandshakeResult::Refused);
             }
@@ -287,28 +313,35 @@ impl Connections {
             return;
         };
         let shared = Arc::clone(&self.shared);
-        let cut = self.cut.clone();
-        self.tracker.spawn(async move { cut.run_until_cancelled(shared.serve(stream, peer, slot)).await });
+        self.tracker.spawn(async move {
+            if place.run(shared.serve(stream, peer, &place)).await == Left::GivenUp {
+                shared.gave_up(peer);
+            }
+        });
     }
 }
 
 impl Shared {
-    async fn serve(&self, stream: TcpStream, peer: SocketAddr, _slot: OwnedSemaphorePermit) {
+    async fn serve(&self, stream: TcpStream, peer: SocketAddr, place: &Place) {
         // An answer is one small write. Waiting for more to send with it would only make it late.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
         }
         let ended = match &self.security {
-            Security::Plain => self.http(stream, Protocol::Http1, Caller::anybody()).await,
+            Security::Plain => {
+                place.stands(Standing::Open);
+                self.http(stream, Protocol::Http1, Caller::anybody(), place).await
+            }
             Security::Tls { tls, metrics } => {
                 let _open = Open::new(metrics);
                 let Some(stream) = self.handshake(stream, peer, tls, metrics).await else { return };
                 let caller = tls.caller(stream.get_ref().1.peer_certificates(), &metrics.transport);
+                place.stands(if caller.is_known() { Standing::Known } else { Standing::Open });
                 let protocol = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
-                let ended = self.http(stream, protocol, caller).await;
+                let ended = self.http(stream, protocol, caller, place).await;
                 if let Ended::TimedOut(waiting) = ended {
                     metrics.transport.timed_out(waiting);
                 }
@@ -352,13 +385,23 @@ impl Shared {
         stream
     }
 
-    async fn http<S>(&self, stream: S, protocol: Protocol, caller: Caller) -> Ended
+    /// Its place was given up for somebody with fewer connections.
+    fn gave_up(&self, peer: SocketAddr) {
+        if let Security::Tls { metrics, .. } = &self.security {
+            metrics.transport.given_up.inc();
+        }
+        let limit = self.settings.max_connections;
+        tracing::debug!(%peer, limit, "too many connections: one is closed for a client that has fewer");
+    }
+
+    async fn http<S>(&self, stream: S, protocol: Protocol, caller: Caller, place: &Place) -> Ended
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
         let retire = Retire::new(at, self.drain.clone());
-        connection::serve(stream, protocol, &self.builders, self.app.clone(), &self.settings, retire, caller).await
+        let terms = Terms { protocol, retire, caller, requests: place.requests() };
+        connection::serve(stream, &self.builders, self.app.clone(), &self.settings, terms).await
     }
 }
 

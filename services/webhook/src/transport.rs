@@ -25,6 +25,8 @@ pub struct TransportMetrics {
     pub draining: Gauge,
     /// How often no connection could be accepted, most likely for want of a file descriptor.
     pub accept_errors: Counter,
+    /// Connections that were closed for a client that had fewer, because there were as many as there may be.
+    pub given_up: Counter,
     timed_out: [Counter; Waiting::ALL.len()],
     unauthorized: [Counter; Unauthorized::ALL.len()],
 }
@@ -68,6 +70,12 @@ impl TransportMetrics {
             "Failures to accept any connection, for want of a file descriptor most likely",
             accept_errors.clone(),
         );
+        let given_up = Counter::default();
+        registry.register(
+            "connections_given_up",
+            "TLS connections that were closed for a client with fewer of them, for there were as many as there may be",
+            given_up.clone(),
+        );
         let family = Family::<WaitingLabel, Counter>::default();
         registry.register(
             "connections_timed_out",
@@ -84,7 +92,7 @@ impl TransportMetrics {
         );
         let unauthorized =
             Unauthorized::ALL.map(|reason| family.get_or_create_owned(&ReasonLabel { reason: reason.as_str() }));
-        Self { draining, accept_errors, timed_out, unauthorized }
+        Self { draining, accept_errors, given_up, timed_out, unauthorized }
     }
 
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]

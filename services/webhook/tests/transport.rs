@@ -1,5 +1,5 @@
-//! What a server does for its clients while its certificate changes and while it ends, and what it does about those who
-//! do not read.
+//! What a server does for its clients while its certificate changes, while it is full and while it ends, and what it does
+//! about those who do not read.
 
 #![allow(
     clippy::unwrap_used,
@@ -47,6 +47,13 @@ fn app() -> Router {
     Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
 }
 
+/// A connection from another address than this machine's usual one.
+async fn from_elsewhere(server: &Running) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
+    socket.connect(server.address).await.unwrap()
+}
+
 /// A route that is answered once `answer` is notified, and what tells that it was asked.
 fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
     let asked = Arc::new(Notify::new());
@@ -57,6 +64,41 @@ fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
         "done"
     });
     (route, asked)
+}
+
+#[tokio::test]
+async fn who_has_all_connections_gives_them_up_to_who_has_fewer_but_none_with_a_request() {
+    let mut settings = settings();
+    settings.max_connections = 6;
+    let answer = Arc::new(Notify::new());
+    let (route, asked) = answered_when(&answer);
+    let server = Running::start(app().route("/slow", route), settings).await;
+    let mut busy = server.http1().await;
+    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    busy.flush().await.unwrap();
+    asked.notified().await;
+    let mut idle = Vec::new();
+    for _ in 0..5 {
+        idle.push(server.http1().await);
+    }
+
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(ClientTls::new(&server.root).connect(from_elsewhere(&server).await).await.unwrap());
+    }
+    assert_eq!(read_to_end(&mut from_elsewhere(&server).await).await, "", "both have three now");
+    let (given_up, kept) = idle.split_at_mut(3);
+    for stream in given_up {
+        assert_eq!(read_to_end(stream).await, "");
+    }
+    for stream in others.iter_mut().chain(kept) {
+        stream.write_all(GET_FAST).await.unwrap();
+        assert_eq!(Answer::read(stream).await.body, "fast");
+    }
+    answer.notify_one();
+    assert_eq!(Answer::read(&mut busy).await.body, "done");
+    assert!((server.metric("pillion_connections_given_up_total") - 3.0).abs() < 0.5);
+    assert!((server.handshakes("refused") - 1.0).abs() < 0.5);
 }
 
 #[tokio::test]
@@ -325,6 +367,10 @@ async fn who_connects_as_the_last_connection_ends_is_answered() {
         let late = TcpStream::from_std(late).unwrap();
         let mut late = ClientTls::new(&server.root).connect(late).await.expect("it was let in");
         assert!(Answer::read(&mut last).await.closes());
+        // That one says nothing yet. Who comes now is not kept waiting for it.
+        let mut latest = server.http1().await;
+        latest.write_all(GET_FAST).await.unwrap();
+        assert!(Answer::read(&mut latest).await.closes());
         late.write_all(GET_FAST).await.unwrap();
         let answer = Answer::read(&mut late).await;
         assert!(answer.closes() && answer.body == "fast", "{answer:?}");

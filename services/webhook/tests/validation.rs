@@ -76,3 +76,24 @@ async fn each_validating_path_refuses_and_lets_pass_and_is_counted_under_its_own
     // What is refused there is not looked at on the mutating path.
     assert_eq!(post(&app, "/mutate", &bad).await["allowed"], true);
 }
+
+#[tokio::test]
+async fn what_is_no_review_of_a_profile_or_a_canary_is_refused_in_few_words() {
+    let app = app(&mut Registry::default());
+    let (strange, large, id) = ("\u{7f}".repeat(60_000), "\u{7f}".repeat(6 * 1024 * 1024), "u".repeat(257));
+    for (path, review, status) in [
+        ("/canary/1", json!({"request": strange}), 400),
+        ("/canary/1", json!({"request": {"uid": id}}), 400),
+        ("/canary/1", json!({"request": large}), 413),
+        ("/validate-profiles", json!({"apiVersion": "admission.k8s.io/v1", "request": large}), 400),
+        ("/validate-profiles", json!({"apiVersion": large, "request": {"uid": "u"}}), 400),
+        ("/validate-profiles", json!({"apiVersion": "admission.k8s.io/v1", "request": {"uid": id}}), 400),
+    ] {
+        let request = Request::post(path).header("content-type", "application/json");
+        let response = app.clone().oneshot(request.body(Body::from(review.to_string())).unwrap()).await.unwrap();
+        let answered = response.status().as_u16();
+        let text = response.into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&text);
+        assert!(answered == status && text.len() < 2048, "{path}: {answered} {:.200}", text);
+    }
+}

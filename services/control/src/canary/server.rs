@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use pillion_api::canary::{PATH, VALIDATE_PATH, epoch_of};
+use pillion_api::canary::{MAX_REVIEW_BYTES, PATH, VALIDATE_PATH, epoch_of};
 use rustls::ServerConfig;
 use rustls::server::NoServerSessionStorage;
 use rustls_pki_types::pem::PemObject;
@@ -31,9 +31,6 @@ use tracing::{debug, warn};
 
 use super::{CanaryMetrics, Settings};
 use crate::rotation::Generation;
-
-/// Bytes of a review of an object that has a name and nothing else; what is larger is none.
-const LARGEST: usize = 64 * 1024;
 
 /// How long to rest when no connection can be accepted: there are too many files open, mostly.
 const REST: Duration = Duration::from_millis(50);
@@ -224,7 +221,10 @@ impl Canary {
         let validating = epoch_of(path, VALIDATE_PATH);
         let entry = validating.or_else(|| epoch_of(path, PATH)).filter(|_| request.method() == Method::POST);
         let Some(epoch) = entry else { return Ok(status(StatusCode::NOT_FOUND)) };
-        let body = Limited::new(request.into_body(), LARGEST).collect().await.map(http_body_util::Collected::to_bytes);
+        let body = Limited::new(request.into_body(), MAX_REVIEW_BYTES)
+            .collect()
+            .await
+            .map(http_body_util::Collected::to_bytes);
         let Some(review) = body.ok().and_then(|body| serde_json::from_slice::<Review>(&body).ok()) else {
             return Ok(status(StatusCode::BAD_REQUEST));
         };
@@ -407,7 +407,7 @@ mod tests {
         assert!(call(address, &ca, "/canary", "junk").await.unwrap().contains("400 Bad Request"));
         assert!(call(address, &ca, "/mutate", &review("x")).await.unwrap().contains("404 Not Found"));
         // Refused before it is read, so that the answer may be cut off with the rest.
-        let large = call(address, &ca, "/canary", &review(&"x".repeat(LARGEST))).await;
+        let large = call(address, &ca, "/canary", &review(&"x".repeat(MAX_REVIEW_BYTES))).await;
         assert!(!large.as_deref().unwrap_or_default().contains("200 OK"), "{large:?}");
         assert_eq!(canary.0.metrics.calls(), 0);
     }

@@ -7,10 +7,12 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use pillion_api::kinds::plural;
-use pillion_api::names::{GROUP, VERSION};
+use pillion_api::names::{GROUP, MAX_UID_BYTES, VERSION};
 use pillion_api::profile::ProfileSpec;
+use pillion_api::revision::MAX_TEXT_BYTES;
 use serde::Deserialize;
-use serde_json::{Value as Json, json};
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use super::{Diagnostic, MAX_CHAIN, Parent, Parents, ProfileName, compile_with};
 use crate::json::OwnedTape;
@@ -46,13 +48,14 @@ pub struct KnownParents {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Envelope {
+struct Envelope<'b> {
     api_version: String,
-    request: Request,
+    #[serde(borrow)]
+    request: Request<'b>,
 }
 
 #[derive(Deserialize)]
-struct Request {
+struct Request<'b> {
     uid: String,
     #[serde(default)]
     name: String,
@@ -60,28 +63,48 @@ struct Request {
     namespace: String,
     #[serde(default)]
     operation: String,
+    #[serde(borrow)]
+    object: Option<Object<'b>>,
+}
+
+/// An object as it came. Its spec is not read before its size is known: what is read of a text can take forty times as much
+/// memory.
+#[derive(Default, Deserialize)]
+struct Object<'b> {
     #[serde(default)]
-    object: Json,
+    metadata: Metadata,
+    #[serde(default, borrow)]
+    spec: Option<&'b RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    name: String,
 }
 
 impl ProfileReview {
     /// Reads a body.
     ///
     /// # Errors
-    /// It is not a review of version v1 or v1beta1.
+    /// It is not a review of version v1 or v1beta1; why, in a text that may be as long as the body.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let Envelope { api_version, request } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         if !["admission.k8s.io/v1", "admission.k8s.io/v1beta1"].contains(&api_version.as_str()) {
             return Err(format!("apiVersion is {api_version:?}; expected admission.k8s.io/v1"));
         }
-        let Request { uid, name, namespace, operation, mut object } = request;
-        let spec = object.get_mut("spec").map(Json::take).unwrap_or_default();
-        let spec = serde_json::from_value(spec).map_err(|error| error.to_string());
-        let name = if name.is_empty() {
-            object.pointer("/metadata/name").and_then(Json::as_str).unwrap_or_default().to_owned()
-        } else {
-            name
+        let Request { uid, name, namespace, operation, object } = request;
+        let object = object.unwrap_or_default();
+        if uid.is_empty() || uid.len() > MAX_UID_BYTES {
+            return Err(format!("request.uid has {} bytes; expected 1 to {MAX_UID_BYTES}", uid.len()));
+        }
+        let spec = match object.spec.map_or("null", RawValue::get) {
+            spec if spec.len() > MAX_TEXT_BYTES => {
+                Err(format!("the profile is {} bytes; {MAX_TEXT_BYTES} are allowed", spec.len()))
+            }
+            spec => serde_json::from_str(spec).map_err(|error| error.to_string()),
         };
+        let name = if name.is_empty() { object.metadata.name } else { name };
         let name = match namespace.as_str() {
             "" => ProfileName::cluster(name),
             namespace => ProfileName::namespaced(namespace, name),
@@ -215,6 +238,8 @@ fn cut(text: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use serde_json::Value as Json;
+
     use super::*;
 
     fn review(spec: &Json, namespace: &str) -> ProfileReview {
@@ -291,7 +316,16 @@ mod tests {
     fn what_is_no_review_is_the_callers_fault() {
         assert!(ProfileReview::parse(b"{}").is_err());
         assert!(ProfileReview::parse(br#"{"apiVersion":"v2","request":{"uid":"1"}}"#).is_err());
+        let long = json!({"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u".repeat(MAX_UID_BYTES + 1)}});
+        assert!(ProfileReview::parse(long.to_string().as_bytes()).unwrap_err().contains("request.uid has 257 bytes"));
         let unreadable = review(&json!({"order": "first"}), "");
         assert!(unreadable.warnings(&KnownParents::default())[1].starts_with("spec: "));
+    }
+
+    #[test]
+    fn a_text_that_no_revision_could_have_is_not_read() {
+        let large = review(&json!({"template": vec![0; MAX_TEXT_BYTES / 2]}), "");
+        let warnings = large.warnings(&KnownParents::default());
+        assert!(warnings[1].contains("262144 are allowed"), "{warnings:?}");
     }
 }

@@ -2,14 +2,12 @@
 
 use std::borrow::Cow;
 
+use pillion_api::names::MAX_UID_BYTES;
 use pillion_api::profile::Operation;
 
 use super::ReviewError;
 use crate::json::{BorrowedTape, Kind, Value, key_that_stands_twice};
 use crate::profile::target::{Action, Phase};
-
-/// The longest id that is repeated. The API server's are 36 bytes long.
-const MAX_UID: usize = 256;
 
 /// How many keys an object of the envelope may have. The API server sends sixteen at most; comparing each with all before
 /// it is the cheapest way to find one that stands twice, as long as they are few.
@@ -54,7 +52,7 @@ impl<'b> Envelope<'b> {
         let request = object("request", review.get("request"), "an AdmissionRequest")?;
         let uid = request.get("uid").and_then(|uid| tape.text_of(uid));
         let uid = uid.ok_or_else(|| unexpected("request.uid", request.get("uid"), "a string that is not empty"))?;
-        if uid.is_empty() || uid.len() > MAX_UID {
+        if uid.is_empty() || uid.len() > MAX_UID_BYTES {
             return Err(unexpected("request.uid", request.get("uid"), "1 to 256 bytes"));
         }
         let operation = match &*text("request.operation", request.get("operation"), "an operation")? {

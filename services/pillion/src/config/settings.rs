@@ -141,7 +141,11 @@ pub(crate) const SETTINGS: [Setting; 48] = [
         Type::Time("0s", "5s"),
         "How long before its caller's deadline a request is given up, so that the answer still arrives; a fifth of the time at most.",
     ),
-    fixed("connections.max", Type::Count(16, 1_000_000), "Connections at one time. One more is closed at once."),
+    fixed(
+        "connections.max",
+        Type::Count(16, 1_000_000),
+        "Connections at one time. For one more, the address that has the most gives up one; who would have as many itself is closed at once.",
+    ),
     fixed(
         "connections.maxHandshakes",
         Type::Count(1, 100_000),

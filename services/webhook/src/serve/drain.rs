@@ -1,10 +1,12 @@
 //! The end of a server: what its connections are told, and how long it waits for them.
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -53,12 +55,20 @@ impl Drain {
         sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
         // A tracker that is closed still takes new tasks; it only tells from now on when it has none.
         tracker.close();
-        // Nobody is in flight on what is closed now; who is has a moment to be answered before the rest is cut.
-        if timeout_at(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10), tracker.wait()).await.is_err() {
-            self.last.cancel();
-            let _ = timeout_at(deadline, tracker.wait()).await;
+        tokio::select! {
+            () = tracker.wait() => {}
+            () = sleep_until(deadline) => {}
+            never = self.last_answers(deadline, settings) => match never {},
         }
         deadline
+    }
+
+    /// A moment before the deadline, closes what nobody sends a request on. Nobody is in flight there; who is has this moment
+    /// to be answered before the rest is cut.
+    pub(super) async fn last_answers(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
+        sleep_until(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10)).await;
+        self.last.cancel();
+        pending().await
     }
 }
 

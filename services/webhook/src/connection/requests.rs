@@ -1,0 +1,106 @@
+//! What is asked on a connection at this moment: how many requests there are, and how many of them are still to come in.
+//!
+//! A connection may have to end for another's sake. What it may not do is take a request with it that is being answered: the
+//! API server does not send a POST twice. One whose body is not there yet is another matter. It may never be.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+
+/// The requests of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    /// Those whose answer hyper does not have yet.
+    unanswered: AtomicU32,
+    /// Those whose body is still coming, and read.
+    coming: AtomicU32,
+}
+
+impl Requests {
+    /// Whether there is none.
+    pub(crate) fn are_none(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether one is there as a whole, and its answer is not.
+    pub(crate) fn is_one_being_answered(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) > self.coming.load(Ordering::Relaxed)
+    }
+
+    /// The head of one is there.
+    pub(crate) fn begin(&self) {
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has a body that is not.
+    pub(crate) fn body_is_coming(&self) {
+        self.coming.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Now it is, or nobody reads it.
+    pub(crate) fn body_is_there(&self) {
+        self.coming.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The answer is there.
+    pub(crate) fn answered(&self) {
+        self.unanswered.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of a request, which tells when it is there.
+pub(super) struct Coming {
+    body: Incoming,
+    /// Until it is.
+    of: Option<Arc<Requests>>,
+}
+
+impl Coming {
+    pub(super) fn new(body: Incoming, requests: &Arc<Requests>) -> Self {
+        let of = (!body.is_end_stream()).then(|| {
+            requests.body_is_coming();
+            Arc::clone(requests)
+        });
+        Self { body, of }
+    }
+
+    fn is_there(&mut self) {
+        if let Some(requests) = self.of.take() {
+            requests.body_is_there();
+        }
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.is_there();
+    }
+}
+
+impl Body for Coming {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if polled.is_ready() && self.body.is_end_stream() {
+            self.is_there();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

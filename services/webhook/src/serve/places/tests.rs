@@ -1,0 +1,122 @@
+use std::future::pending;
+
+use super::*;
+
+const GREEDY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+const THIRD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 3));
+
+fn places(max: usize) -> Places {
+    Places::new(max, CancellationToken::new())
+}
+
+fn take(places: &Places, address: IpAddr, count: usize) -> Vec<Place> {
+    let taken = (0..count).map(|_| places.take(address).expect("there is room"));
+    taken.inspect(|place| place.stands(Standing::Open)).collect()
+}
+
+fn given_up(places: &[Place]) -> Vec<bool> {
+    places.iter().map(|place| place.holder.end.is_cancelled()).collect()
+}
+
+#[test]
+fn who_has_the_most_gives_up_its_oldest_until_both_have_as_many() {
+    let places = places(6);
+    let greedy = take(&places, GREEDY, 6);
+    let others = take(&places, OTHER, 3);
+    assert_eq!(given_up(&greedy), [true, true, true, false, false, false]);
+    assert!(places.take(OTHER).is_none(), "it would have more than the one that gives up");
+    assert!(places.take(GREEDY).is_none());
+    assert_eq!(given_up(&others), [false; 3]);
+}
+
+#[test]
+fn nobody_gives_up_while_there_is_room_and_none_to_oneself() {
+    let places = places(3);
+    let mut greedy = take(&places, GREEDY, 3);
+    assert!(places.take(GREEDY).is_none());
+    greedy.pop();
+    let other = take(&places, OTHER, 1);
+    assert_eq!((given_up(&greedy), given_up(&other)), (vec![false; 2], vec![false]));
+}
+
+#[test]
+fn the_least_is_lost_that_can_be() {
+    let places = places(5);
+    let greedy = take(&places, GREEDY, 5);
+    let [beginning, answering, idle, known, new] = &greedy[..] else { panic!("there are five") };
+    beginning.holder.requests.begin();
+    beginning.holder.requests.body_is_coming();
+    answering.holder.requests.begin();
+    known.stands(Standing::Known);
+    new.stands(Standing::New);
+    let _others = take(&places, OTHER, 1);
+    assert!(new.holder.end.is_cancelled());
+    let _others = take(&places, THIRD, 1);
+    assert!(idle.holder.end.is_cancelled());
+    let _others = take(&places, IpAddr::from([192, 0, 2, 4]), 1);
+    assert!(beginning.holder.end.is_cancelled());
+    assert!(places.take(IpAddr::from([192, 0, 2, 5])).is_none(), "nothing is left that can be lost");
+    assert!(!answering.holder.end.is_cancelled() && !known.holder.end.is_cancelled());
+}
+
+#[test]
+fn one_that_cannot_give_up_is_no_excuse_for_the_next() {
+    let places = places(5);
+    let busy = take(&places, GREEDY, 3);
+    busy.iter().for_each(|place| place.holder.requests.begin());
+    let idle = take(&places, OTHER, 2);
+    let _third = take(&places, THIRD, 1);
+    assert_eq!((given_up(&busy), given_up(&idle)), (vec![false; 3], vec![true, false]));
+}
+
+#[tokio::test]
+async fn what_is_being_answered_when_its_place_is_given_up_is_answered() {
+    let places = places(2);
+    let greedy = take(&places, GREEDY, 2);
+    let holder = Arc::clone(&greedy[0].holder);
+    let (tell, answered) = tokio::sync::oneshot::channel::<()>();
+    let connection = async {
+        // The request comes in the moment after the place was chosen.
+        let _third = places.take(OTHER).expect("the first gives up");
+        assert!(holder.end.is_cancelled());
+        holder.requests.begin();
+        answered.await.unwrap();
+        holder.requests.answered();
+        pending::<()>().await;
+    };
+    let mut run = pin!(greedy[0].run(connection));
+    assert!(futures::poll!(run.as_mut()).is_pending());
+    tell.send(()).unwrap();
+    assert_eq!(run.await, Left::GivenUp);
+}
+
+#[tokio::test]
+async fn all_are_cut_also_who_has_no_place_any_more() {
+    let places = places(2);
+    let greedy = take(&places, GREEDY, 2);
+    let _other = places.take(OTHER).expect("the first gives up");
+    greedy[0].holder.requests.begin();
+    places.cut.cancel();
+    assert_eq!(greedy[0].run(pending()).await, Left::GivenUp);
+    assert_eq!(greedy[1].run(pending()).await, Left::Cut);
+}
+
+#[test]
+fn a_place_is_free_once_whether_it_was_given_up_or_not() {
+    let places = places(3);
+    let greedy = take(&places, GREEDY, 3);
+    let other = places.take(OTHER);
+    drop(greedy);
+    drop(other);
+    let taken = lock(&places.taken);
+    assert_eq!((taken.all, taken.of.len()), (0, 0));
+}
+
+#[test]
+fn an_address_is_the_same_in_both_notations() {
+    let places = places(4);
+    let _greedy = take(&places, GREEDY, 4);
+    let mapped = std::net::Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped();
+    assert!(places.take(mapped.into()).is_none());
+}
