@@ -106,6 +106,11 @@ impl Quantity {
         parse(text).is_some()
     }
 
+    /// About how much a text is worth; `None` if it is no quantity.
+    pub(crate) fn size(text: &str) -> Option<f64> {
+        parse(text).map(Self::approximately)
+    }
+
     /// The whole number that it is.
     pub(in crate::expression) fn whole(self) -> Option<i64> {
         (self.worth % BILLION == 0).then(|| i64::try_from(self.worth / BILLION).ok()).flatten()
