@@ -187,8 +187,8 @@ pub struct RequestKey {
     pub on_unknown: Option<OnUnknown>,
 }
 
-/// What a label or an annotation says whose value is empty, or white space. Default: `Counts`, it is a value like any other,
-/// and a request of it asks for none. `Absent`: it is as if it was not there, and who comes next decides.
+/// What a label or an annotation says whose value is empty, or white space. Default: `Counts`, it is a value like any
+/// other, and a request of it asks for none. `Absent`: it is as if it was not there, and who comes next decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EmptyValue {
     /// It is a value like any other.

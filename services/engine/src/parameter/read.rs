@@ -67,8 +67,8 @@ impl Kind {
         items.collect::<Result<_, _>>().map(Json::Array)
     }
 
-    /// Whether a value is something else than the text that it is read from: `yes` is a boolean, and not everybody takes it
-    /// for one.
+    /// Whether a value is something else than the text that it is read from: `yes` is a boolean, and not everybody takes
+    /// it for one.
     const fn is_read(&self) -> bool {
         matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number)
     }

@@ -186,8 +186,8 @@ impl CompiledProfile {
         keys.flatten().map(|key| &**key)
     }
 
-    /// Whether values of its keys ask for it, or for another profile that has the same keys. They are given in the order in
-    /// which they decide, the object's before its namespace's.
+    /// Whether values of its keys ask for it, or for another profile that has the same keys. They are given in the order
+    /// in which they decide, the object's before its namespace's.
     #[must_use]
     pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
