@@ -175,11 +175,11 @@ pub struct RequestKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub truthy: Option<Vec<String>>,
-    /// Words that ask for none. Default: `false`, `no`, `n`, `off`, `disabled`, `0`, and an empty value.
+    /// Words that ask for none. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. Of an empty value `empty` decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub falsy: Option<Vec<String>>,
-    /// What an empty value does. Default: `Counts`; it asks for none, as a falsy word does.
+    /// What an empty value does. Default: `Counts`: it asks for none, as a falsy word does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty: Option<EmptyValue>,
     /// What a word that nobody knows does. Default: `Ignore`, with a warning.
@@ -187,7 +187,8 @@ pub struct RequestKey {
     pub on_unknown: Option<OnUnknown>,
 }
 
-/// What a label or an annotation says whose value is empty, or white space.
+/// What a label or an annotation says whose value is empty, or white space. Default: `Counts`, it is a value like any
+/// other, and a request of it asks for none. `Absent`: it is as if it was not there, and who comes next decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EmptyValue {
     /// It is a value like any other.

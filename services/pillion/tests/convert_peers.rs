@@ -34,12 +34,21 @@ fn documents(text: &str) -> Vec<Json> {
 
 /// Injects into a pod with what was converted, beside shipped profiles. What is told comes second.
 fn inject(converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
+    inject_in(None, converted, shipped, pod)
+}
+
+/// The same where the pod's namespace says something.
+fn inject_in(namespace: Option<&Json>, converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("converted.yaml"), converted).unwrap();
     let shipped: Vec<_> = shipped.iter().map(|name| profiles().join(name).display().to_string()).collect();
     let mut arguments = vec!["inject", "-f", "-", "-o", "json", "-p", "converted.yaml"];
     for path in &shipped {
         arguments.extend(["-p", path]);
+    }
+    if let Some(namespace) = namespace {
+        fs::write(folder.path().join("namespace.yaml"), namespace.to_string()).unwrap();
+        arguments.extend(["--namespace-file", "namespace.yaml"]);
     }
     let run = pillion(&arguments, folder.path(), &pod.to_string());
     assert_eq!(run.code, Some(0), "{}", run.stderr);
@@ -148,6 +157,31 @@ fn an_instrumentation_becomes_profiles_of_its_languages() {
     assert!(after["spec"].get("initContainers").is_none(), "{told}");
     let (after, _) = inject(&run.stdout, &OTEL, &pod("shop", "true"));
     assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), None);
+}
+
+/// As with the shipped profiles and with the operator: an annotation without a value leaves it to the namespace.
+#[test]
+fn an_empty_annotation_of_a_pod_leaves_a_converted_profile_to_its_namespace() {
+    const KEY: &str = "instrumentation.opentelemetry.io/inject-java";
+    let run = convert(&["opentelemetry", "--language", "java"], INSTRUMENTATION);
+    for converted in documents(&run.stdout) {
+        assert_eq!(converted["spec"]["request"]["empty"], "Absent", "{converted}");
+    }
+    for (name, asks, on_pod, is_injected) in [
+        ("shop", "observability/edge", "", true),
+        ("shop", "observability/edge", " ", true),
+        ("shop", "observability/edge", "false", false),
+        ("observability", "edge", "", true),
+    ] {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+            "name": name, "labels": {"pillion.dev/injection": "enabled"}, "annotations": {KEY: asks}}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "namespace": name, "annotations": {KEY: on_pod}},
+            "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
+        let (after, told) = inject_in(Some(&namespace), &run.stdout, &["otel-sdk", "otel-java"], &pod);
+        let expected = is_injected.then(|| "http://collector.observability:4318".to_owned());
+        assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), expected, "{name} {on_pod:?}: {told}");
+    }
 }
 
 #[test]

@@ -89,6 +89,11 @@ fn what_is_not_native_is_left_out_and_told() {
         (validation("{expression: 'containers.size() < 3'}"), "spec.validations[0]", "do not have containers"),
         (validation("{expression: \"pairs(object.metadata.labels) != ''\"}"), "spec.validations[0]", "pairs()"),
         (validation("{expression: \"['a', object.kind].size() == 2\"}"), "spec.validations[0]", "different types"),
+        (
+            validation("{expression: \"quantity(1).isLessThan(quantity(object.data.x))\"}"),
+            "spec.validations[0]",
+            "quantity() of a number",
+        ),
         (validation("{expression: \"request.uid != ''\"}"), "spec.validations[0]", "request uid"),
         (validation("{expression: 'false', code: 402}"), "spec.validations[0]", "code 402"),
         (validation("{expression: 'false', reason: Other}"), "spec.validations[0]", "reason Other"),

@@ -139,6 +139,11 @@ impl Finder {
                     self.found.insert(format!("{name}()"));
                 }
                 self.functions.insert(name);
+                // There it takes text and nothing else. What an object holds, a text does not show.
+                let is_number = |argument| matches!(shape(argument), Shape::Literal(kind) if kind != "string");
+                if name == "quantity" && call.arguments.iter().any(is_number) {
+                    self.found.insert("quantity() of a number".to_owned());
+                }
                 for argument in &call.arguments {
                     // What is put into a format may be of any types.
                     match (&argument.kind, name) {
@@ -238,6 +243,9 @@ mod tests {
             ("[[1], ['a']].size() == 2", &[types]),
             ("quantity('1') + quantity('2') == quantity('3')", &[quantities]),
             ("int(quantity('1')) == 1", &[quantities]),
+            ("quantity(1).isLessThan(quantity(object.x))", &["quantity() of a number"]),
+            ("quantity('500m') == quantity(0.5)", &["quantity() of a number"]),
+            ("quantity(-1).sign() == -1", &["quantity() of a number", "sign()"]),
         ] {
             assert_eq!(not_native(source), found, "{source}");
         }

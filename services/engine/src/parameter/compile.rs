@@ -11,6 +11,9 @@ use crate::profile::Diagnostic;
 /// How large a compiled regular expression may be, in bytes.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
+/// What is said of `empty` where it would do nothing.
+const EMPTY_OF_A_KEY: &str = "empty is about the value of one annotation or label, and here there is none";
+
 /// Compiles a parameter that stands at a field path. Its default may use what is in `scope`.
 ///
 /// # Errors
@@ -40,6 +43,7 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
         let fault = Diagnostic::new(format!("{path}.fields"), "type records and fields need one another");
         faults.push(fault.with_help("records are joined from families of annotations, one for each field"));
     }
+    check_empty(path, text, &mut faults);
     check_fields(path, text, &mut faults);
     check_format(path, text, &mut faults);
     let default = match (&kind, &text.default) {
@@ -69,6 +73,38 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
                 .collect(),
         }),
         _ => Err(faults),
+    }
+}
+
+/// What an empty value does is asked only of a single annotation or label.
+fn check_empty(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
+    let is_gathered = text.annotation_prefix.is_some() || !text.fields.is_empty();
+    if text.empty.is_none() || (!is_gathered && (text.annotation.is_some() || text.label.is_some())) {
+        return;
+    }
+    let help = if is_gathered {
+        "leave it out: of annotations that begin alike each counts that is there"
+    } else {
+        "say annotation or label, or leave it out"
+    };
+    faults.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
+}
+
+/// `pattern` and `maxLength` are said of what has a text.
+fn check_text_bounds(path: &str, type_: ParameterType, text: &Text, faults: &mut Vec<Diagnostic>) {
+    let help = match type_ {
+        ParameterType::List => "write it under items, where it is about each of them",
+        ParameterType::Map | ParameterType::Object | ParameterType::Records => {
+            "leave it out, and say in matchConditions what has to be in the value"
+        }
+        _ => return,
+    };
+    for (field, is_said) in [("pattern", text.pattern.is_some()), ("maxLength", text.max_length.is_some())] {
+        if is_said {
+            let fault =
+                Diagnostic::new(format!("{path}.{field}"), "a value of this type has no text that it could bound");
+            faults.push(fault.with_help(help));
+        }
     }
 }
 
@@ -129,6 +165,7 @@ fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
         faults.push(fault.with_help("only a parameter of the profile that this one extends has a type already"));
         return None;
     };
+    check_text_bounds(path, type_, text, faults);
     let pattern = match &text.pattern {
         Some(pattern) => match RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build() {
             Ok(pattern) => Some(pattern),
@@ -149,7 +186,13 @@ fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
                 fields.entry("name").or_insert_with(|| Json::from("item"));
             }
             match serde_json::from_value::<Text>(items) {
-                Ok(items) => Some(Box::new(kind(&path, &items, faults)?)),
+                Ok(items) => {
+                    if items.empty.is_some() {
+                        let fault = Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY);
+                        faults.push(fault.with_help("say it beside the annotation or label that holds the list"));
+                    }
+                    Some(Box::new(kind(&path, &items, faults)?))
+                }
                 Err(error) => {
                     faults.push(Diagnostic::new(path, error.to_string()));
                     return None;

@@ -6,7 +6,7 @@
 
 mod compile;
 mod default;
-mod quantity;
+mod duration;
 mod read;
 mod resolve;
 mod values;

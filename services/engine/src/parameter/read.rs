@@ -3,18 +3,30 @@
 use pillion_api::parameter::{ParameterType, TextFormat};
 use serde_json::{Map, Number, Value as Json};
 
-use super::quantity::{duration, quantity};
+use super::duration::duration;
 use super::{Bound, Kind};
+use crate::expression::Quantity;
 
 /// Words that are true and false, beside those of Go's `ParseBool`.
 const TRUE: [&str; 7] = ["true", "t", "1", "yes", "y", "on", "enabled"];
 const FALSE: [&str; 7] = ["false", "f", "0", "no", "n", "off", "disabled"];
 
+/// How a value was said.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    /// As a text, which was read.
+    AsText,
+    /// As a value of its type: in a default, or in a list of JSON or YAML.
+    AsValue,
+}
+
 impl Kind {
-    /// Reads a text. What it says is not checked yet.
+    /// Reads a text. Only what is lost with the text is checked here, the rest in [`Kind::check_read`].
     pub(super) fn parse(&self, text: &str) -> Result<Json, String> {
         let trimmed = text.trim();
-        self.is_written_rightly(text)?;
+        if self.is_read() {
+            self.check_text(text)?;
+        }
         match self.type_ {
             ParameterType::String => Ok(Json::from(text)),
             ParameterType::Quantity | ParameterType::Duration => Ok(Json::from(trimmed)),
@@ -43,16 +55,6 @@ impl Kind {
         }
     }
 
-    /// Whether the text of what is no text itself matches the pattern: `yes` is a boolean, and not everybody takes it for one.
-    fn is_written_rightly(&self, text: &str) -> Result<(), String> {
-        let is_read_from_text =
-            matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number);
-        match &self.pattern {
-            Some(pattern) if is_read_from_text && !pattern.is_match(text) => Err(unlike(text, pattern.as_str())),
-            _ => Ok(()),
-        }
-    }
-
     fn list(&self, text: &str) -> Result<Json, String> {
         if matches!(self.format, TextFormat::Json | TextFormat::Yaml) {
             return structured(text, self.format);
@@ -65,27 +67,58 @@ impl Kind {
         items.collect::<Result<_, _>>().map(Json::Array)
     }
 
-    /// Checks a value, whoever said it; moves it into its range if the parameter says so.
+    /// Whether a value is something else than the text that it is read from: `yes` is a boolean, and not everybody takes
+    /// it for one.
+    const fn is_read(&self) -> bool {
+        matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number)
+    }
+
+    /// Checks a value that was never a text, such as a default; moves it into its range if the parameter says so.
     pub(super) fn check(&self, value: Json) -> Result<Json, String> {
-        let value = self.fit_range(self.fit_type(value)?)?;
-        if !self.enum_.is_empty() && !self.enum_.contains(&value) {
+        self.check_said(value, Said::AsValue)
+    }
+
+    /// The same of one that [`Kind::parse`] read.
+    pub(super) fn check_read(&self, value: Json) -> Result<Json, String> {
+        self.check_said(value, Said::AsText)
+    }
+
+    fn check_said(&self, value: Json, said: Said) -> Result<Json, String> {
+        let value = self.fit_type(value, said)?;
+        // What was read from a text was held against it there. Anything else has the text that JSON gives it.
+        if self.is_read() && said == Said::AsValue {
+            self.check_text(&value.to_string())?;
+        }
+        let value = self.fit_range(value)?;
+        if !self.enum_.is_empty() && !self.enum_.iter().any(|allowed| self.same(allowed, &value)) {
             let allowed: Vec<_> = self.enum_.iter().map(Json::to_string).collect();
             return Err(format!("{value} is not one of {}", allowed.join(", ")));
         }
-        if let (Some(text), Some(longest)) = (value.as_str(), self.max_length)
-            && text.len() > longest
-        {
-            return Err(format!("{} bytes are more than {longest}", text.len()));
-        }
-        if let (Some(text), Some(pattern)) = (value.as_str(), &self.pattern)
-            && !pattern.is_match(text)
-        {
-            return Err(unlike(text, pattern.as_str()));
+        if let Some(text) = value.as_str() {
+            self.check_text(text)?;
         }
         Ok(value)
     }
 
-    fn fit_type(&self, value: Json) -> Result<Json, String> {
+    /// Whether two values are the same. Of numbers it does not matter whether they are written `1` or `1.0`.
+    fn same(&self, one: &Json, other: &Json) -> bool {
+        one == other || (self.type_ == ParameterType::Number && one.is_number() && self.size(one) == self.size(other))
+    }
+
+    /// Whether a text is within the bounds that a text may have.
+    fn check_text(&self, text: &str) -> Result<(), String> {
+        if let Some(longest) = self.max_length
+            && text.len() > longest
+        {
+            return Err(format!("{} bytes are more than {longest}", text.len()));
+        }
+        match &self.pattern {
+            Some(pattern) if !pattern.is_match(text) => Err(unlike(text, pattern.as_str())),
+            _ => Ok(()),
+        }
+    }
+
+    fn fit_type(&self, value: Json, said: Said) -> Result<Json, String> {
         let name = match self.type_ {
             ParameterType::String if value.is_string() => return Ok(value),
             ParameterType::Integer if value.is_i64() || value.is_u64() => return Ok(value),
@@ -104,8 +137,10 @@ impl Kind {
             }
             ParameterType::List => match value {
                 Json::Array(items) => {
-                    let check = |item| self.items.as_ref().map_or(Ok(None), |kind| kind.check(item).map(Some));
-                    let checked = items.into_iter().map(|item| Ok(check(item.clone())?.unwrap_or(item)));
+                    let Some(kind) = &self.items else { return Ok(Json::Array(items)) };
+                    // Of a list that is JSON or YAML, the items were values from the beginning.
+                    let said = if self.format == TextFormat::Csv { said } else { Said::AsValue };
+                    let checked = items.into_iter().map(|item| kind.check_said(item, said));
                     return checked.collect::<Result<_, String>>().map(Json::Array);
                 }
                 _ => "a list",
@@ -143,8 +178,8 @@ impl Kind {
         match self.type_ {
             ParameterType::Integer | ParameterType::Number => value.as_f64(),
             ParameterType::Quantity => match value {
-                Json::String(text) => quantity(text),
-                other => other.as_f64(),
+                Json::String(text) => Quantity::size(text),
+                other => Quantity::size(&other.to_string()),
             },
             ParameterType::Duration => value.as_str().and_then(duration),
             _ => None,

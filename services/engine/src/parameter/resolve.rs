@@ -199,7 +199,7 @@ impl Parameter {
     }
 
     fn checked(&self, key: &str, whose: &str, written: &Json) -> Result<Read, Invalid> {
-        let value = self.kind.check(written.clone()).map_err(|message| self.invalid(key, whose, &message))?;
+        let value = self.kind.check_read(written.clone()).map_err(|message| self.invalid(key, whose, &message))?;
         let was_moved = self.kind.was_moved(written, &value);
         let moved = was_moved
             .then(|| format!("{key}{whose}: {written} is outside of what is allowed, {value} was taken").into());

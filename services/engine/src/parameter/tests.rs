@@ -82,6 +82,7 @@ fn text_becomes_what_the_type_says() {
 
 #[test]
 fn what_does_not_fit_says_what_was_expected() {
+    let endless: &'static str = format!("{}h", "9".repeat(400)).leak();
     for (text, annotation, told) in [
         (json!({"type": "integer"}), "4.2", "a: expected a whole number, found \"4.2\""),
         (json!({"type": "integer"}), "99999999999999999999", "a whole number"),
@@ -97,14 +98,87 @@ fn what_does_not_fit_says_what_was_expected() {
         (json!({"type": "string", "enum": ["a", "b"]}), "c", "\"c\" is not one of \"a\", \"b\""),
         (json!({"type": "string", "pattern": "^x"}), "yx", "does not match \"^x\""),
         (json!({"type": "boolean", "pattern": "^(true|false)$"}), "yes", "\"yes\" does not match"),
-        (json!({"type": "integer", "pattern": "^[1-9]"}), "007", "does not match"),
+        (json!({"type": "integer", "pattern": "^[1-9]"}), "007", "\"007\" does not match"),
+        (json!({"type": "number", "pattern": "^[0-9.]+$"}), "1e3", "\"1e3\" does not match"),
+        (json!({"type": "boolean", "pattern": "^(true|false)$"}), " true ", "\" true \" does not match"),
+        (json!({"type": "number", "pattern": "^[0-9]+$"}), "5 ", "\"5 \" does not match"),
+        (json!({"type": "string", "pattern": "^[a-z]+$"}), " a", "\" a\" does not match"),
+        (
+            json!({"type": "list", "items": {"type": "boolean", "pattern": "^(true|false)$"}}),
+            "true, yes",
+            "\"yes\" does not",
+        ),
+        (json!({"type": "integer", "maxLength": 2}), "100", "3 bytes are more than 2"),
+        (json!({"type": "quantity"}), "1e3Ki", "a quantity"),
+        (json!({"type": "quantity"}), "10E", "a quantity"),
+        (json!({"type": "quantity"}), "170141183460.9E", "a quantity"),
+        (json!({"type": "duration"}), endless, "a duration"),
         (json!({"type": "string", "maxLength": 2}), "abc", "3 bytes are more than 2"),
         (json!({"type": "integer", "minimum": 5}), "4", "4 is less than 5"),
         (json!({"type": "quantity", "maximum": "1Gi"}), "2Gi", "\"2Gi\" is more than \"1Gi\""),
+        (json!({"type": "quantity", "minimum": "100m"}), "99999u", "\"99999u\" is less than \"100m\""),
+        (json!({"type": "quantity", "minimum": 0}), "-1", "\"-1\" is less than 0"),
     ] {
         let message = value(text.clone(), annotation).unwrap_err();
         assert!(message.contains(told), "{message:?} does not say {told:?}");
         assert!(message.starts_with("a: "), "{message}");
+    }
+}
+
+/// A value that nobody reads has no other text than the one that JSON gives it.
+#[test]
+fn a_pattern_bounds_defaults_and_items_that_were_never_text() {
+    let boolean = json!({"type": "boolean", "pattern": "^(yes|no)$"});
+    let port = json!({"type": "integer", "pattern": "^[1-9][0-9]{3}$"});
+    let with = |kind: &Json, field: &str, value: Json| {
+        let mut kind = kind.clone();
+        kind[field] = value;
+        kind
+    };
+    for (kind, default, told) in [
+        (&boolean, json!(true), "p.default: \"true\" does not match"),
+        (&port, json!(1), "p.default: \"1\" does not match"),
+        (&json!({"type": "number", "pattern": "^[0-9]+$"}), json!(1.5), "p.default: \"1.5\" does not match"),
+        (&json!({"type": "list", "items": port}), json!([8080, 1]), "p.default: \"1\" does not match"),
+        (&json!({"type": "integer", "maxLength": 2}), json!(100), "p.default: 3 bytes are more than 2"),
+        (&json!({"type": "integer", "enum": [1, 2]}), json!(3), "p.default: 3 is not one of 1, 2"),
+        (&json!({"type": "quantity", "pattern": "^[0-9]+m$"}), json!(1), "p.default: \"1\" does not match"),
+    ] {
+        let told_of = faults(with(kind, "default", default));
+        assert!(told_of.iter().any(|fault| fault.starts_with(told)), "{told_of:?} do not say {told:?}");
+    }
+    parameter(with(&port, "default", json!(8080)));
+    parameter(with(&json!({"type": "number", "enum": [1, 2.5]}), "default", json!(1)));
+
+    for format in ["JSON", "YAML"] {
+        let list = |items: &Json| json!({"type": "list", "format": format, "items": items});
+        assert_eq!(value(list(&port), "[8080]"), Ok(json!([8080])));
+        for (items, text, told) in [
+            (&port, "[8080, 1]", "\"1\" does not match"),
+            (&boolean, "[true]", "\"true\" does not match"),
+            (&json!({"type": "boolean", "enum": [true]}), "[false]", "false is not one of true"),
+        ] {
+            let message = value(list(items), text).unwrap_err();
+            assert!(message.contains(told), "{message:?} does not say {told:?}");
+        }
+    }
+    // Of what was read, only the text counts, blanks and all.
+    assert_eq!(value(boolean.clone(), "yes"), Ok(json!(true)));
+    assert_eq!(value(json!({"type": "list", "items": boolean}), " yes , no"), Ok(json!([true, false])));
+    assert_eq!(value(json!({"type": "boolean", "pattern": "^ true $"}), " true "), Ok(json!(true)));
+    assert_eq!(value(json!({"type": "number", "enum": [1, 2.5]}), "1"), Ok(json!(1.0)));
+}
+
+#[test]
+fn a_quantity_is_held_against_its_pattern_without_blanks_and_in_its_range() {
+    let text = json!({"type": "quantity", "pattern": "^[0-9]+Mi$", "maximum": "512Mi", "clamp": true});
+    assert_eq!(value(text.clone(), " 64Mi "), Ok(json!("64Mi")));
+    assert_eq!(value(text.clone(), "1Gi"), Ok(json!("512Mi")));
+    assert!(value(text, "1k").unwrap_err().contains("\"1k\" does not match"));
+    for (written, larger) in [("1.5k", "1501"), ("2e3", "2001"), ("100m", "0.2"), ("1Gi", "1.1Gi"), ("-1", "0")] {
+        let text = json!({"type": "quantity", "maximum": written});
+        assert_eq!(value(text.clone(), written), Ok(json!(written)));
+        assert!(value(text, larger).unwrap_err().contains("is more than"), "{written} {larger}");
     }
 }
 
@@ -137,6 +211,34 @@ fn an_empty_value_is_one_or_leaves_it_to_the_next() {
         let from = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
         assert_eq!(resolve(&text(empty), from).unwrap().value.unwrap(), Some(value), "{empty}");
     }
+}
+
+/// Labels stand before annotations, and the service account between pod and namespace: an empty value is passed over in
+/// each of them.
+#[test]
+fn an_empty_value_that_is_absent_is_passed_over_wherever_it_stands() {
+    let text = |merge: &str| {
+        parameter(json!({"type": "list", "label": "l", "annotation": "a", "empty": "Absent", "merge": merge,
+            "sources": ["Pod", "ServiceAccount", "Namespace"]}))
+    };
+    let labelled = |label, annotations: &[_]| Object { labels: [("l", label)].into(), ..annotated(annotations) };
+    let nothing = Object::default();
+    let resolved = |merge: &str, pod: &Object, account: &Object, namespace: &Object| {
+        let from = Sources { pod, service_account: Ok(Some(account)), namespace };
+        resolve(&text(merge), from).unwrap().value.unwrap()
+    };
+    let (account, namespace) = (annotated(&[("a", "account")]), annotated(&[("a", "namespace")]));
+    let (empty, blank) = (labelled("", &[("a", " ")]), annotated(&[("a", "\t")]));
+    let behind = labelled("", &[("a", "pod")]);
+    assert_eq!(resolved("Replace", &behind, &account, &namespace), Some(json!(["pod"])));
+    assert_eq!(resolved("Replace", &empty, &account, &namespace), Some(json!(["account"])));
+    assert_eq!(resolved("Replace", &empty, &blank, &namespace), Some(json!(["namespace"])));
+    assert_eq!(resolved("Replace", &empty, &blank, &nothing), None);
+    assert_eq!(resolved("Merge", &empty, &account, &namespace), Some(json!(["account", "namespace"])));
+    assert_eq!(resolved("Merge", &behind, &blank, &namespace), Some(json!(["pod", "namespace"])));
+    let from = Sources { pod: &empty, service_account: Ok(Some(&account)), namespace: &namespace };
+    let expected = [(Source::ServiceAccount, "a".into()), (Source::Namespace, "a".into())];
+    assert_eq!(text("Merge").found_in(from), expected);
 }
 
 #[test]
@@ -199,6 +301,29 @@ fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
         (json!({"type": "string", "annotationPrefix": "a", "sources": ["Pod"]}), "makes a map"),
         (json!({"type": "records"}), "p.fields"),
         (json!({"type": "list", "items": {"type": "strng"}}), "p.items"),
+        (
+            json!({"type": "list", "pattern": "^a"}),
+            "p.pattern: a value of this type has no text that it could bound (help: write it under items",
+        ),
+        (json!({"type": "list", "maxLength": 3}), "p.maxLength: a value of this type has no text"),
+        (json!({"type": "map", "pattern": "^a"}), "(help: leave it out, and say in matchConditions"),
+        (json!({"type": "object", "maxLength": 3}), "p.maxLength"),
+        (json!({"type": "list", "items": {"type": "list", "pattern": "^a"}}), "p.items.pattern"),
+        (
+            json!({"type": "integer", "empty": "Absent", "default": 1}),
+            "p.empty: empty is about the value of one annotation or label",
+        ),
+        (json!({"type": "map", "annotationPrefix": "a", "sources": ["Pod"], "empty": "Counts"}), "p.empty"),
+        (
+            json!({"type": "records", "sources": ["Pod"], "empty": "Absent",
+                "fields": [{"name": "path", "annotationPrefix": "a-", "opens": true}]}),
+            "p.empty",
+        ),
+        (
+            json!({"type": "list", "annotation": "a", "sources": ["Pod"], "items": {"type": "string", "empty": "Absent"}}),
+            "p.items.empty",
+        ),
+        (json!({"type": "quantity", "minimum": "1e3Ki"}), "p.minimum: \"1e3Ki\" is no end of a range"),
     ] {
         let faults = faults(text.clone());
         assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");

@@ -186,6 +186,20 @@ impl CompiledProfile {
         keys.flatten().map(|key| &**key)
     }
 
+    /// Whether values of its keys ask for it, or for another profile that has the same keys. They are given in the order
+    /// in which they decide, the object's before its namespace's.
+    #[must_use]
+    pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
+        let Some(request) = &self.request else { return false };
+        let said = values.into_iter().filter(|value| request.empty.says(value));
+        let mut asks = said.map(|value| !request.declines(value));
+        match self.opt_out {
+            // Whoever asks for a profile that cannot be dropped, nobody can take that back.
+            OptOut::Forbidden => asks.any(|asks| asks),
+            OptOut::Allowed => asks.next().unwrap_or(false),
+        }
+    }
+
     /// A word that asks for it by its key; `None` if it has no key.
     #[must_use]
     pub fn request_word(&self) -> Option<&str> {

@@ -2,7 +2,8 @@
 //!
 //! A value is a comma-separated list of words, case ignored. A truthy word asks for the default profile of the key, a
 //! falsy one for none, any other names a profile or one of its values. Label before annotation, pod before namespace:
-//! the first of the four that is there decides for a profile.
+//! the first of the four that is there decides for a profile. One that is empty is not there for a profile that says
+//! `empty: Absent`.
 
 use std::borrow::Cow;
 
@@ -11,6 +12,7 @@ use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
 use super::candidates::{Candidates, Groups, Meaning, Place};
 use super::index::KeyKind;
 use super::pod::Pod;
+use crate::profile::Request;
 use crate::profile::target::Action;
 use crate::report::{Notice, Reason};
 
@@ -195,14 +197,17 @@ impl Reader<'_, '_> {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
                 continue;
             };
-            let declined = self.decider(place).is_some_and(|(_, _, value)| {
-                let mut words = words(&value).peekable();
-                words.peek().is_none() || words.all(|word| request.falsy.iter().any(|falsy| **falsy == *word))
-            });
-            if declined {
+            if self.decider(place).is_some_and(|(_, _, value)| request.declines(&value)) {
                 self.asked.dropped.push(place);
             }
         }
+    }
+}
+
+impl Request {
+    /// Whether a value asks for none: it is empty, or has only falsy words.
+    pub(crate) fn declines(&self, value: &str) -> bool {
+        words(value).all(|word| self.falsy.iter().any(|falsy| **falsy == *word))
     }
 }
 

@@ -128,6 +128,41 @@ fn an_empty_value_asks_for_none_or_says_nothing() {
     }
     let nobody = Case::new([profile("java", json!({"request": {"annotation": KEY, "empty": "Absent"}}))]);
     assert!(nobody.applied(&json!({}), &json!({KEY: ""})).is_empty());
+    // An empty label leaves it to the annotation behind it, on the same pod.
+    for (empty, applied) in [("Absent", &["java"][..]), ("Counts", &[])] {
+        let both = json!({"request": {"label": KEY, "annotation": KEY, "empty": empty}});
+        let case = Case::new([profile("java", both)]);
+        assert_eq!(case.applied(&json!({KEY: ""}), &json!({KEY: "true"})), applied, "{empty}");
+    }
+}
+
+#[test]
+fn the_first_value_that_says_something_is_a_request_unless_it_declines() {
+    let asked = |spec: Json, values: &[&str]| {
+        let (name, spec) = profile("java", spec);
+        let profile = compile(&name, &serde_json::from_value(spec).unwrap()).unwrap();
+        profile.is_asked_for(values.iter().copied())
+    };
+    let counts = json!({"request": {"annotation": KEY, "falsy": ["never"]}});
+    let absent = json!({"request": {"annotation": KEY, "empty": "Absent"}});
+    let forced = json!({"request": {"annotation": KEY}, "optOut": "Forbidden"});
+    for (spec, values, expected) in [
+        (&counts, &[][..], false),
+        (&counts, &["true"], true),
+        (&counts, &["other"], true),
+        (&counts, &["no"], true),
+        (&counts, &["Never"], false),
+        (&counts, &["", "true"], false),
+        (&counts, &["never,java"], true),
+        (&absent, &["", " "], false),
+        (&absent, &[" ", "true"], true),
+        (&absent, &["false", "true"], false),
+        (&forced, &["false", "true"], true),
+        (&forced, &["false", ""], false),
+        (&json!({}), &["true"], false),
+    ] {
+        assert_eq!(asked(spec.clone(), values), expected, "{spec} {values:?}");
+    }
 }
 
 #[test]

@@ -263,6 +263,15 @@ fn what_makes_other_evaluators_panic_is_an_error() {
         "quantity('1e99')",
         "quantity('1e2147483647')",
         "quantity('9E') * 1000",
+        // The whole part is the last that fits into 128 bits, and the fraction is one more.
+        "quantity('170141183460.9E')",
+        "quantity('147573952589.9Ei')",
+        "quantity('-170141183460.9E')",
+        // Together they are the smallest number of 128 bits, of which there is no positive one.
+        "quantity('18446744073709551616n') * min",
+        "quantity('9.3E')",
+        "quantity('9E') + quantity('9E')",
+        "quantity(9.3e18)",
         "quantity('1') / 0",
         "duration('99999999h')",
         "duration('1')",
@@ -281,6 +290,8 @@ fn what_makes_other_evaluators_panic_is_an_error() {
     ] {
         world.error(source);
     }
+    assert_eq!(world.value("isQuantity('170141183460.9E') || isQuantity('147573952589.9Ei')"), false);
+    assert_eq!(world.value("isQuantity('9.2E') && isQuantity('-7.9Ei')"), true);
     assert_eq!(world.value("text.substring(1, 2) + text.charAt(6)"), "\u{e9}\u{1f600}");
     assert_eq!(world.value("jitter(min, 9223372036854775807) == jitter(min, 9223372036854775807)"), true);
 }

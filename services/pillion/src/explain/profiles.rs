@@ -274,39 +274,52 @@ pub(crate) fn excluded_by_namespace(
     let selective = considered.iter().filter(|one| one.standing == Standing::NamespaceSelector);
     let asked = |one: &&Considered| {
         let profile = &one.profile;
-        let keys: Vec<_> = profile.request_keys().map(str::to_owned).collect();
-        let is_asked = asks(&profile.name().name, &keys, pod, namespace);
+        let keys: Vec<_> = profile.request_keys().collect();
+        let by_key = profile.is_asked_for(values_of(&keys, pod, namespace));
+        let is_asked = by_key || is_named(&profile.name().name, pod, namespace);
         let is_for_all = profile.activation() == Activation::Always;
         (is_asked || is_for_all).then_some(is_asked)
     };
     selective.filter_map(|one| Some((one.profile.name().to_string(), asked(&one)?))).collect()
 }
 
-/// Whether a pod or its namespace asks for a profile, by one of these keys or by name.
-fn asks(name: &str, keys: &[String], pod: &Value, namespace: &NamespaceFacts) -> bool {
-    let of_pod =
-        |part: &str, key: &str| pod.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)?.as_str());
-    let by_key = |key: &String| {
-        of_pod("labels", key).is_some()
-            || of_pod("annotations", key).is_some()
-            || namespace.labels.contains_key(key)
-            || namespace.annotations.contains_key(key)
-    };
+/// What a pod and its namespace have at these keys, in the order in which it decides.
+fn values_of<'o>(keys: &[&str], pod: &'o Value, namespace: &'o NamespaceFacts) -> Vec<&'o str> {
+    let mut values = Vec::new();
+    for key in keys {
+        values.extend(["labels", "annotations"].into_iter().filter_map(|part| of_pod(pod, part, key)));
+    }
+    for key in keys {
+        let maps = [&namespace.labels, &namespace.annotations];
+        values.extend(maps.into_iter().filter_map(|map| map.get(*key)).map(String::as_str));
+    }
+    values
+}
+
+/// A label or an annotation of a pod.
+fn of_pod<'o>(pod: &'o Value, part: &str, key: &str) -> Option<&'o str> {
+    pod.pointer("/metadata")?.get(part)?.get(key)?.as_str()
+}
+
+/// Whether a pod or its namespace asks for a profile by its name.
+fn is_named(name: &str, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let names = [
-        of_pod("annotations", PROFILES_ANNOTATION),
+        of_pod(pod, "annotations", PROFILES_ANNOTATION),
         namespace.annotations.get(PROFILES_ANNOTATION).map(String::as_str),
     ];
     let mut words = names.into_iter().flatten().flat_map(|list| list.split(',')).map(str::trim);
-    keys.iter().any(by_key) || words.any(|word| word.split('@').next() == Some(name))
+    words.any(|word| word.split('@').next() == Some(name))
 }
 
 /// Whether a stored profile concerns a pod, as far as its text says, which may be one that does not compile.
 pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let spec = stored.spec();
     let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
-    let keys: Vec<_> =
-        ["/request/label", "/request/annotation"].into_iter().filter_map(text).map(str::to_owned).collect();
-    applies_to_all(spec, pod, namespace) || asks(&stored.name.name, &keys, pod, namespace)
+    let keys: Vec<_> = ["/request/label", "/request/annotation"].into_iter().filter_map(text).collect();
+    // Which values are requests is for a profile to say that compiles.
+    applies_to_all(spec, pod, namespace)
+        || !values_of(&keys, pod, namespace).is_empty()
+        || is_named(&stored.name.name, pod, namespace)
 }
 
 /// Whether a profile's text applies to this pod without being asked for.
@@ -367,9 +380,32 @@ pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use pillion_engine::profile::{ProfileName, compile};
     use serde_json::json;
 
     use super::*;
+
+    /// Only who asks for a profile is told why it is not for this namespace.
+    #[test]
+    fn an_empty_or_a_falsy_value_asks_for_no_profile() {
+        const KEY: &str = "example.com/inject";
+        let excluded = |empty: &str, on_pod: &str, on_namespace: &str| {
+            let spec = json!({"request": {"annotation": KEY, "empty": empty}, "template": {"metadata": {"labels": {"a": "b"}}}});
+            let spec = serde_json::from_value(spec).unwrap();
+            let profile = Arc::new(compile(&ProfileName::cluster("agent"), &spec).unwrap());
+            let considered = Considered { profile, standing: Standing::NamespaceSelector, parameters: Vec::new() };
+            let annotations = [(KEY.to_owned(), on_namespace.to_owned())].into();
+            let namespace = NamespaceFacts { annotations, ..NamespaceFacts::default() };
+            let pod = json!({"metadata": {"annotations": {KEY: on_pod}}});
+            excluded_by_namespace(&[considered], &pod, &namespace)
+        };
+        let asked = [("agent".to_owned(), true)];
+        assert_eq!(excluded("Counts", "true", "false"), asked);
+        assert_eq!(excluded("Absent", "", "true"), asked);
+        assert_eq!(excluded("Counts", "", "true"), []);
+        assert_eq!(excluded("Absent", "", " "), []);
+        assert_eq!(excluded("Counts", "false", "true"), []);
+    }
 
     #[test]
     fn a_text_that_does_not_compile_is_for_the_pods_that_its_selectors_have() {

@@ -106,6 +106,11 @@ impl Quantity {
         parse(text).is_some()
     }
 
+    /// About how much a text is worth; `None` if it is no quantity.
+    pub(crate) fn size(text: &str) -> Option<f64> {
+        parse(text).map(Self::approximately)
+    }
+
     /// The whole number that it is.
     pub(in crate::expression) fn whole(self) -> Option<i64> {
         (self.worth % BILLION == 0).then(|| i64::try_from(self.worth / BILLION).ok()).flatten()
@@ -130,7 +135,7 @@ fn parse(text: &str) -> Option<Quantity> {
     }
     let (scale, format) = scale(suffix)?;
     let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
-    let mut worth = digits(whole)?.checked_mul(scale)?;
+    let worth = digits(whole)?.checked_mul(scale)?;
     // From the last digit on. What is smaller than a billionth is rounded up, as Kubernetes does.
     let (mut part, mut lost) = (0, false);
     for digit in fraction.bytes().rev() {
@@ -138,7 +143,8 @@ fn parse(text: &str) -> Option<Quantity> {
         lost |= part % 10 != 0;
         part /= 10;
     }
-    worth += part + i128::from(lost);
+    // A whole part that only just fits leaves no room for the fraction behind it.
+    let worth = worth.checked_add(part)?.checked_add(i128::from(lost))?;
     (worth <= LARGEST).then_some(Quantity { worth: worth * sign, format })
 }
 
@@ -172,7 +178,7 @@ pub(in crate::expression) fn to_text(quantity: &Quantity) -> String {
     }
     let fitting = |table: &[(&'static str, i128)]| table.iter().find(|(_, scale)| worth % scale == 0).copied();
     if format == Format::Binary
-        && worth.abs() >= 1024 * BILLION
+        && worth.unsigned_abs() >= 1024 * BILLION.unsigned_abs()
         && let Some((suffix, scale)) = fitting(&BINARY)
     {
         return format!("{}{suffix}", worth / scale);
@@ -220,7 +226,8 @@ pub(in crate::expression) fn arithmetic<'v>(operator: Operator, left: &Value<'v>
         }
         _ => return Err(mismatch(operator, left, right)),
     };
-    match worth.filter(|worth| worth.abs() <= LARGEST) {
+    // Of the smallest number of all there is no positive one.
+    match worth.filter(|worth| worth.unsigned_abs() <= LARGEST.unsigned_abs()) {
         Some(worth) => Ok(Value::Quantity(Quantity { worth, format })),
         None => Err(EvaluationError::new("the quantity is too large, or divided by zero")),
     }

@@ -21,8 +21,8 @@ const GROUPS: [&str; 4] = ["$value", "$forEach", "$each", "$prune"];
 /// there to be extended (`activation: Never`) has children that are applied, whose revisions are rolled out by themselves.
 const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
 
-/// Fields of a parameter that say from where it is read.
-const KEY_FIELDS: [&str; 3] = ["annotation", "label", "annotationPrefix"];
+/// Fields of a parameter that say from where it is read, and how.
+const KEY_FIELDS: [&str; 4] = ["annotation", "label", "annotationPrefix", "empty"];
 
 /// A value, and where it was written.
 #[derive(Clone, Debug)]

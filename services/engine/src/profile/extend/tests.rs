@@ -133,6 +133,21 @@ fn named_parts_merge_by_name_in_the_parents_place() {
 }
 
 #[test]
+fn a_parameter_that_loses_its_keys_loses_what_is_said_of_their_values() {
+    let mut parent = labels("1");
+    parent["parameters"] = json!([
+        {"name": "port", "type": "integer", "default": 2, "annotation": "a/port", "empty": "Absent", "sources": ["Pod"]},
+    ]);
+    let locked = json!({"name": "port", "sources": []});
+    let parameters = merged(parent.clone(), json!({"parameters": [locked]}))["parameters"].take();
+    assert_eq!(parameters, json!([{"name": "port", "type": "integer", "default": 2, "sources": []}]));
+    let mut child = extends("parent");
+    child["parameters"] = json!([locked]);
+    let library = Library::new([("parent", parent)]);
+    assert_eq!(faults(&ProfileName::cluster("child"), child, &library), Vec::<String>::new());
+}
+
+#[test]
 fn a_parameter_keeps_what_the_child_does_not_say() {
     let parent = json!({"parameters": [
         {"name": "first", "type": "boolean"},
@@ -148,6 +163,10 @@ fn a_parameter_keeps_what_the_child_does_not_say() {
             json!({"type": "integer", "minimum": 1, "maximum": 5, "default": 2, "annotation": "a/port", "label": "l", "sources": ["Namespace"]}),
         ),
         (json!({"sources": []}), json!({"type": "integer", "minimum": 1, "maximum": 9, "default": 2, "sources": []})),
+        (
+            json!({"empty": "Counts"}),
+            json!({"type": "integer", "minimum": 1, "maximum": 9, "default": 2, "annotation": "a/port", "empty": "Counts", "sources": ["Pod"]}),
+        ),
         (json!({"type": "string", "default": "x"}), json!({"type": "string", "default": "x"})),
     ] {
         let (mut child, mut expected) = (child, expected);

@@ -201,7 +201,8 @@ impl<'d> Resource<'d> {
                 "spec": {
                     "description": escaped(&format!("Instrumentation {full} for {}", language.name)),
                     "extends": {"name": format!("otel-{}", language.name)},
-                    "request": {"annotation": annotation, "values": [full], "truthy": []},
+                    // A request is inherited as a whole or not at all.
+                    "request": {"annotation": annotation, "values": [full], "truthy": [], "empty": "Absent"},
                     "parameters": self.parameters(language, notes)?,
                 },
             }));
@@ -212,7 +213,7 @@ impl<'d> Resource<'d> {
                 "spec": {
                     "extends": {"name": name},
                     "activation": "Requested",
-                    "request": {"annotation": annotation, "values": [self.name]},
+                    "request": {"annotation": annotation, "values": [self.name], "empty": "Absent"},
                 },
             }));
         }

@@ -26,6 +26,7 @@ fn platform() -> Json {
             {"name": "level", "type": "integer", "minimum": 1, "maximum": 5, "default": 1, "annotation": "a/l", "sources": ["Namespace"]},
             {"name": "mode", "type": "string", "enum": ["a", "b"], "default": "a", "annotation": "a/m", "sources": ["Pod", "Namespace"]},
             {"name": "host", "type": "string", "pattern": "^[a-z]+$", "default": "x", "annotation": "a/h", "sources": ["Namespace"]},
+            {"name": "port", "type": "integer", "pattern": "^[1-9][0-9]{3}$", "default": 8080, "annotation": "a/port", "sources": ["Namespace"]},
             {"name": "locked", "type": "string", "default": "x"},
             {"name": "by-pod", "type": "string", "default": "x", "annotation": "a/p", "sources": ["Pod"]},
         ],
@@ -93,6 +94,7 @@ fn a_namespace_sets_what_it_may_within_its_bounds() {
         json!({"name": "level", "default": 5}),
         json!({"name": "mode", "default": "b"}),
         json!({"name": "host", "type": "string", "default": "abc"}),
+        json!({"name": "port", "default": 9090}),
     ] {
         assert_eq!(set(good.clone()), Vec::<String>::new(), "{good}");
     }
@@ -101,6 +103,7 @@ fn a_namespace_sets_what_it_may_within_its_bounds() {
         (json!({"name": "level", "default": "5"}), "spec.parameters[0].default: expected a whole number"),
         (json!({"name": "mode", "default": "c"}), "spec.parameters[0].default: \"c\" is not one of"),
         (json!({"name": "host", "default": "A"}), "spec.parameters[0].default: \"A\" does not match"),
+        (json!({"name": "port", "default": 1}), "spec.parameters[0].default: \"1\" does not match"),
         (json!({"name": "host", "default": "${x}"}), "spec.parameters[0].default: a namespace sets a value"),
         (json!({"name": "locked", "default": "y"}), "spec.parameters[0].default: the cluster profile does not let"),
         (json!({"name": "by-pod", "default": "y"}), "spec.parameters[0].default: the cluster profile does not let"),
