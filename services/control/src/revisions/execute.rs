@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use super::budget::Budget;
 use super::observe::{self, Profile, World};
 use super::plan::{News, Plan, plan};
+use super::schedule::{Ended, Schedule};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::profile_status::{self, kind};
@@ -40,8 +41,18 @@ const NOTE_BYTES: usize = 1_000;
 /// What was done about a profile.
 enum Done {
     Made(Box<ObjectMeta>),
-    Written(ProfileName, Box<ObjectMeta>, Box<ProfileStatus>, Vec<Box<str>>),
-    /// It has to be looked at again.
+    Written {
+        name: ProfileName,
+        metadata: Box<ObjectMeta>,
+        status: Box<ProfileStatus>,
+        /// The revisions that are gone.
+        deleted: Vec<Box<str>>,
+        /// Whether one is not that should be.
+        in_vain: bool,
+    },
+    /// It is another one by now than what was observed: the watch says so, or will.
+    TooLate,
+    /// It failed, and has to be tried again.
     InVain,
     Nothing,
 }
@@ -68,12 +79,11 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
     };
     let writer = Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(Teller::new(&client)) };
     let mut seen = observe::seen(&client, &settings.opt_in).ready_chunks(BATCH);
-    // Nothing is looked at before all first lists are complete.
-    let mut look_at: Option<Instant> = None;
-    let mut counted_at: Option<Instant> = None;
+    let mut schedule = Schedule::new(settings.clone());
     loop {
+        let next = schedule.next_look();
         let look = async {
-            match look_at {
+            match next {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
@@ -85,35 +95,25 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
                     world.take(seen);
                     tokio::task::coop::consume_budget().await;
                 }
+                // Nothing is looked at before all first lists are complete.
                 if world.is_complete() {
-                    // Sooner than what waits for the next count of namespaces, which may be a minute off.
-                    let soon = Instant::now() + settings.settle;
-                    look_at = Some(look_at.map_or(soon, |at| at.min(soon)));
+                    schedule.changed(Instant::now());
                 }
             }
             () = look => {
-                let count_again = counted_at.map(|at| at + settings.count_every);
-                look_at = None;
-                if world.namespaces_changed() {
-                    if count_again.is_none_or(|at| at <= Instant::now()) {
-                        counted_at = Some(Instant::now());
-                        world.count_anew();
-                    } else {
-                        look_at = count_again;
-                    }
+                if schedule.begins(world.namespaces_changed(), Instant::now()) {
+                    world.count_anew();
                 }
-                if !look_at_all(&mut world, &writer, settings.keep).await {
-                    let again = Instant::now() + settings.retry;
-                    look_at = Some(look_at.map_or(again, |at| at.min(again)));
-                }
+                let ended = look_at_all(&mut world, &writer, settings.keep).await;
+                schedule.ended(ended, Instant::now());
                 metrics.rejected.set(i64::try_from(world.rejected()).unwrap_or(i64::MAX));
             }
         }
     }
 }
 
-/// Looks at all profiles, and does what is to be done. Whether nothing was in vain.
-async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> bool {
+/// Looks at all profiles, and does what is to be done. How that ended.
+async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
     for _ in 0..ROUNDS {
         let mut work = Vec::new();
         world.tidy();
@@ -147,30 +147,34 @@ async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> bool {
             }
         }
         if work.is_empty() {
-            return true;
+            return Ended::Well;
         }
         let done = stream::iter(work).map(|(name, profile, plan, revision)| writer.act(name, profile, plan, revision));
         let done: Vec<_> = done.buffer_unordered(AT_ONCE).collect().await;
-        let mut in_vain = false;
+        let mut ended = Ended::Well;
         for done in done {
             match done {
                 Done::Made(metadata) => world.made(*metadata),
-                Done::Written(name, metadata, status, deleted) => {
+                Done::Written { name, metadata, status, deleted, in_vain } => {
                     for revision in deleted {
                         world.unmade(&name, &revision);
                     }
+                    if in_vain {
+                        ended = Ended::InVain;
+                    }
                     world.written(&name, *metadata, *status);
                 }
-                Done::InVain => in_vain = true,
+                Done::TooLate => ended = ended.max(Ended::Open),
+                Done::InVain => ended = ended.max(Ended::InVain),
                 Done::Nothing => {}
             }
         }
-        if in_vain {
-            return false;
+        if ended != Ended::Well {
+            return ended;
         }
     }
-    // There is more to do than is done in a row: soon.
-    false
+    // There is more to do than is done in a row.
+    Ended::Open
 }
 
 /// Writes.
@@ -208,7 +212,7 @@ impl Writer {
                 Err(kube::Error::Api(answer)) if answer.code == 404 => return Done::Nothing,
                 Err(kube::Error::Api(answer)) if answer.code == 409 => {
                     self.metrics.write("conflict").inc();
-                    return Done::InVain;
+                    return Done::TooLate;
                 }
                 Err(error) => {
                     self.metrics.write("failed").inc();
@@ -224,7 +228,7 @@ impl Writer {
                 self.metrics.events_dropped.inc();
             }
         }
-        let mut deleted = Vec::new();
+        let (mut deleted, mut in_vain) = (Vec::new(), false);
         for revision in delete {
             match self.delete(&name, &revision).await {
                 Ok(()) => {
@@ -232,12 +236,13 @@ impl Writer {
                     deleted.push(revision);
                 }
                 Err(error) => {
+                    in_vain = true;
                     let error = chain(&error);
                     warn!(profile = %name, %revision, error, "a revision that is not kept any longer could not be deleted");
                 }
             }
         }
-        Done::Written(name, Box::new(metadata), Box::new(status), deleted)
+        Done::Written { name, metadata: Box::new(metadata), status: Box::new(status), deleted, in_vain }
     }
 
     /// Makes a revision; `None` if it has to be tried again.
