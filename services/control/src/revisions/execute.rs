@@ -25,6 +25,7 @@ use super::observe::{self, Profile, World};
 use super::plan::{News, Plan, plan};
 use super::schedule::{Ended, Schedule};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
+use crate::guard::guarded;
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::profile_status::{self, kind};
 use crate::watch::chain;
@@ -119,30 +120,9 @@ async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
         world.tidy();
         let all: Vec<_> = world.profiles.iter().map(|(name, profile)| (name.clone(), profile.clone())).collect();
         for (name, profile) in all {
-            let namespaces = world.count(&name);
-            let existing = world.existing(&name, &profile.uid);
-            let Some(observed) = world.observe(&name, &profile, &existing, namespaces) else { continue };
-            let plan = plan(&observed, keep);
-            let revision = match observed.accepted.as_ref().filter(|_| plan.create) {
-                None => None,
-                Some(accepted) => {
-                    let whole = world.index.whole(&name);
-                    let kept = whole.map(|(whole, source)| whole.to_revision(&name, profile.generation, Some(&source)));
-                    let mut kept = match kept {
-                        Some(Ok(kept)) => kept,
-                        Some(Err(fault)) => {
-                            let revision = accepted.revision.clone();
-                            world.refuse(name, revision, fault);
-                            continue;
-                        }
-                        None => continue,
-                    };
-                    kept.revision = accepted.revision.to_string();
-                    Some(kept)
-                }
-            };
-            let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
-            if !is_idle {
+            // A panic over one of them must not end the term: the next leader would find the same profile.
+            let decided = guarded(&format_args!("the plan of {name}"), || decide(world, &name, &profile, keep));
+            if let Ok(Some((plan, revision))) = decided {
                 work.push((name, profile, plan, revision));
             }
         }
@@ -175,6 +155,39 @@ async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
     }
     // There is more to do than is done in a row.
     Ended::Open
+}
+
+/// What is to be done about a profile, with the revision that is to be made of it; `None`: nothing.
+pub(super) fn decide(
+    world: &mut World,
+    name: &ProfileName,
+    profile: &Profile,
+    keep: usize,
+) -> Option<(Plan, Option<RevisionSpec>)> {
+    let namespaces = world.count(name);
+    let existing = world.existing(name, &profile.uid);
+    let observed = world.observe(name, profile, &existing, namespaces)?;
+    let plan = plan(&observed, keep);
+    let accepted = observed.accepted.as_ref().filter(|_| plan.create).map(|accepted| accepted.revision.clone());
+    let revision = match accepted {
+        None => None,
+        Some(accepted) => {
+            let kept = guarded(&format_args!("the revision of {name}"), || {
+                let whole = world.index.whole(name);
+                whole.map(|(whole, source)| whole.to_revision(name, profile.generation, Some(&source)))
+            });
+            match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
+                Ok(kept) => Some(RevisionSpec { revision: accepted.into(), ..kept }),
+                Err(fault) => {
+                    world.refuse(name.clone(), accepted, fault);
+                    // It is told in the status, for which nothing is made.
+                    return decide(world, name, profile, keep);
+                }
+            }
+        }
+    };
+    let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
+    (!is_idle).then_some((plan, revision))
 }
 
 /// Writes.
