@@ -30,3 +30,17 @@ impl<K, T> Change<K, T> {
         }
     }
 }
+
+impl<K, T> Change<K, Option<T>> {
+    /// Nothing for an object that could not be taken apart.
+    #[must_use]
+    pub fn known(self) -> Option<Change<K, T>> {
+        Some(match self {
+            Self::Restarted => Change::Restarted,
+            Self::Listed(object) => Change::Listed(object?),
+            Self::ListComplete => Change::ListComplete,
+            Self::Applied(object) => Change::Applied(object?),
+            Self::Deleted(key) => Change::Deleted(key),
+        })
+    }
+}

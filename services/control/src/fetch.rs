@@ -17,6 +17,7 @@ use pillion_api::{ClusterProfileRevision, ProfileRevision, RevisionSpec};
 use pillion_engine::profile::{Diagnostic, Part, compile_revision};
 
 use crate::bounded::bounded;
+use crate::guard;
 use crate::served::{Fetched, RevisionKey};
 
 /// How many are asked for at one time.
@@ -159,7 +160,7 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> Outcome {
         let message = format!("the published revision {name} is not there, or this build does not read it");
         return Ok(Fetched::Missing(vec![fault(message, "the controller makes it again if it is missing")]));
     };
-    Ok(match compile_revision(&key.profile, &spec) {
+    Ok(match guard::compiled(&key.profile, || compile_revision(&key.profile, &spec)) {
         Ok(compiled) => Fetched::Compiled(Arc::new(compiled)),
         Err(diagnostics) => Fetched::Unusable(diagnostics),
     })
@@ -211,6 +212,22 @@ mod tests {
             match (&*asked.profile.name, outcome.unwrap()) {
                 ("big", Fetched::Compiled(_)) => {}
                 ("endless", Fetched::Unusable(why)) => assert!(why[0].message.contains("larger"), "{why:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_revision_over_which_the_engine_panics_cannot_be_used_and_the_next_one_can() {
+        let mut fetches = fetches(|_| (200, object(0)));
+        for (panics, message) in [(true, "a fault of Pillion's"), (false, "")] {
+            let fault = panics.then(|| crate::guard::faults::at("big"));
+            fetches.ask([key("big")]);
+            let (_, _, outcome) = fetches.next().await;
+            drop(fault);
+            match outcome.unwrap() {
+                Fetched::Unusable(why) if panics => assert!(why[0].message.contains(message), "{why:?}"),
+                Fetched::Compiled(_) if !panics => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -6,6 +6,7 @@
 //! * [`audit`]: pods that lack what their profiles say, and why; a task of the leader.
 //! * [`change`]: what a watch says, without the client's types.
 //! * [`profiles`]: profiles as they are stored become compiled profiles; the last good one stays at work.
+//! * [`guard`]: a panic over somebody's object is that object's alone.
 //! * [`served`]: the other way to serve: revisions that are published, fetched by name.
 //! * [`revisions`]: the leader accepts profiles, keeps them as revisions and publishes them.
 //! * [`namespaces`]: what is kept of a namespace.
@@ -40,6 +41,7 @@ pub mod client;
 pub mod clock;
 pub mod configuration;
 mod fetch;
+pub mod guard;
 mod heard;
 pub mod held;
 pub mod index;

@@ -24,6 +24,7 @@ use pillion_engine::lookup::{Answer, LookedUp, OwnerChain, Query, Wanted};
 use tokio::time::Instant;
 
 use crate::bounded::bounded;
+use crate::guard::guarded;
 use crate::lookup_metrics::{About, LookupMetrics, LookupResult};
 use crate::remember::{self, ANSWER_LIMIT, Bounds, Remembered, STALE_FOR, ask_limit};
 
@@ -181,7 +182,11 @@ impl Lookups {
     async fn follow(&self, mut chain: OwnerChain, namespace: &str, deadline: Instant) -> Answer<OwnerChain> {
         while let Some(key) = chain.next().and_then(|next| Key::owner(namespace, next)) {
             match self.one(What::Owner, Some(key), deadline).await {
-                Answer::Found(object) => chain.found(Some(object)),
+                Answer::Found(object) => {
+                    if guarded(&"the owner of a pod", || chain.found(Some(object))).is_err() {
+                        return Answer::Failed("it cannot be read".into());
+                    }
+                }
                 Answer::Missing => chain.found(None),
                 Answer::Failed(why) => return Answer::Failed(why),
                 Answer::NotAsked => return Answer::NotAsked,

@@ -21,6 +21,7 @@ use pillion_engine::profile::{
 use serde_json::Value;
 
 use crate::change::Change;
+use crate::guard;
 
 /// A profile as it is stored, its text unread.
 #[derive(Clone, Debug, PartialEq)]
@@ -175,7 +176,7 @@ impl ProfileIndex {
     /// not compile when it is first seen.
     pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
         // A text that cannot be read is nobody's last good one.
-        let Ok(spec) = read(text) else { return };
+        let Ok(spec) = guard::compiled(&name, || read(text)) else { return };
         let parent = spec.extends.map(|parent| parent.name.into());
         self.seeds.insert(name, (uid, Text { json: text.into(), parent }));
     }
@@ -291,7 +292,9 @@ impl ProfileIndex {
     fn compile(&mut self, name: &ProfileName, cluster: Option<&Self>, updated: &mut Updated) {
         let Some(entry) = self.entries.get(name) else { return };
         let parents = Texts(&cluster.unwrap_or(self).entries);
-        let compiled = |text: &Text| read(&text.json).and_then(|spec| compile_with(name, &spec, &parents));
+        let compiled = |text: &Text| {
+            guard::compiled(name, || read(&text.json).and_then(|spec| compile_with(name, &spec, &parents)))
+        };
         let stored = entry.extending.clone().map(|text| (compiled(&text), text));
         let accepted = match &stored {
             Some((Ok(_), _)) => None,
@@ -411,13 +414,13 @@ fn next(
     let accepted = known.and_then(|entry| entry.accepted.clone()).or(seed);
     let mut entry = Entry { uid, generation, good, accepted, broken: false, extending: None, due: false };
     let text = |parent| Text { json: spec.to_string().into(), parent };
-    let compiled = match from_value(&spec) {
+    let compiled = match guard::compiled(&name, || from_value(&spec)) {
         Ok(ProfileSpec { extends: Some(parent), .. }) => {
             entry.extending = Some(text(Some(parent.name.into())));
             entry.due = true;
             return (name, entry, None);
         }
-        Ok(spec) => compile(&name, &spec),
+        Ok(spec) => guard::compiled(&name, || compile(&name, &spec)),
         Err(diagnostics) => Err(diagnostics),
     };
     let broken = match compiled {

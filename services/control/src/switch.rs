@@ -8,6 +8,8 @@
 //! Whoever cannot read a word leaves everything as it was, and says so: a slip of the pen neither stops injection nor starts
 //! it. Nor does losing the API server.
 
+mod making;
+
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -24,6 +26,8 @@ use crate::configuration::managers;
 use crate::leading::FIELD_MANAGER;
 use crate::one::{self, Seen};
 use crate::release::Release;
+
+pub(crate) use making::Making;
 
 /// The key of the kill switch: `enabled` or `disabled`.
 pub const INJECTION_KEY: &str = "injection";

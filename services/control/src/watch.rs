@@ -32,6 +32,7 @@ use tracing::{debug, info, warn};
 use crate::cache_metrics::{CacheMetrics, Kind, Reason};
 use crate::change::Change;
 use crate::fetch::{self, Fetches};
+use crate::guard::guarded;
 use crate::heard::noting;
 use crate::index::{Index, Status, Update};
 use crate::namespaces;
@@ -178,7 +179,10 @@ impl Publisher {
 
     fn publish(&mut self) {
         let first = !self.status.borrow().synced;
-        if let Some(snapshot) = self.index.publish() {
+        // What was published last stays. Nobody is told more than that: who has just started is not to look ready.
+        let publication = guarded(&"the snapshot", || self.index.publish());
+        let Ok(publication) = publication else { return };
+        if let Some(snapshot) = publication {
             let before = self.published.swap(Arc::clone(&snapshot));
             self.metrics.published();
             tell(&profiles::news(before.profiles(), snapshot.profiles()));
@@ -245,10 +249,15 @@ pub(crate) fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &Op
     let opt_in = opt_in.clone();
     let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
     let api = Api::<PartialObjectMeta<Namespace>>::all(client);
-    let read = move |object: PartialObjectMeta<Namespace>| namespaces::read(object.metadata, &opt_in);
-    let key = |object: PartialObjectMeta<Namespace>| object.metadata.name.unwrap_or_default().into();
+    let read = move |object: PartialObjectMeta<Namespace>| {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        guarded(&format_args!("namespace {name}"), || namespaces::read(object.metadata, &opt_in)).ok()
+    };
+    let key = |object: PartialObjectMeta<Namespace>| -> Box<str> { object.metadata.name.unwrap_or_default().into() };
     let events = watcher(api, config(NAMESPACES_A_PAGE));
-    changes(events, Kind::Namespaces, metrics.clone(), read, key).map(Update::Namespace).boxed()
+    let changes = changes(events, Kind::Namespaces, metrics.clone(), read, key);
+    // One that cannot be read is as it was, or unknown: a review of its pods looks it up then.
+    changes.filter_map(|change| std::future::ready(change.known())).map(Update::Namespace).boxed()
 }
 
 /// With bookmarks, which is the default.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pillion_engine::audit::{self, Standing};
 use pillion_engine::json::{OwnedTape, Value};
 use pillion_engine::lookup::{LookedUp, Wanted};
+use pillion_engine::profile::CompiledProfile;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 
 use super::kept::{Has, Judged, Kept, PodChange, Seen, read};
@@ -14,6 +15,7 @@ use super::pool::Pool;
 use super::report::{Report, Reporter};
 use super::surroundings::Surroundings;
 use crate::change::Change;
+use crate::guard::guarded;
 
 /// So many pods of a namespace are read one by one. If there are more, all of the namespace are listed.
 const ONE_BY_ONE: usize = 8;
@@ -337,14 +339,17 @@ impl Auditor {
     pub fn needs(&self, pod: Value<'_>) -> Wanted {
         let name = pod.at(&["metadata", "namespace"]).and_then(Value::as_str).unwrap_or_default();
         let Some(place) = self.places.get(&*name) else { return Wanted::default() };
-        let read = audit::read(pod);
-        let authors = read.authors.as_ref().map_or(pod, OwnedTape::root);
-        audit::needs(&self.snapshot, &name, &place.namespace, authors)
+        let needs = || {
+            let read = audit::read(pod);
+            let authors = read.authors.as_ref().map_or(pod, OwnedTape::root);
+            audit::needs(&self.snapshot, &name, &place.namespace, authors)
+        };
+        guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
     }
 
     /// Takes a whole pod, which decides what metadata leaves open.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
-        let Some(seen) = read(pod) else { return };
+        let Ok(Some(seen)) = guarded(&"a pod of the audit", || read(pod)) else { return };
         if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
             return;
         }
@@ -352,13 +357,17 @@ impl Auditor {
         self.take(seen);
         let Some(place) = self.places.get_mut(&namespace) else { return };
         let Some(kept) = place.pods.get_mut(&name).filter(|kept| is_open(&kept.verdict)) else { return };
-        let record = audit::read(pod);
-        let authors = record.authors.as_ref().map_or(pod, OwnedTape::root);
-        let found = audit::of_object(&self.snapshot, &namespace, &place.namespace, authors, looked_up);
+        let found = guarded(&format_args!("pod {namespace}/{name}"), || {
+            let record = audit::read(pod);
+            let authors = record.authors.as_ref().map_or(pod, OwnedTape::root);
+            audit::of_object(&self.snapshot, &namespace, &place.namespace, authors, looked_up)
+        });
         let answered = kept.verdict.iter().cloned().map(|judged| {
             if judged.standing != Standing::Open {
                 return judged;
             }
+            // It would be the same again: nobody waits for it.
+            let Ok(found) = &found else { return Judged { standing: Standing::Undecided, by_whole: true, ..judged } };
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
             // Who is not asked for by all that the pod has is not for it.
             let standing = match of_whole {
@@ -440,18 +449,33 @@ fn judge(
     forgets: bool,
     shelves: &mut Shelves,
 ) -> Arc<Vec<Judged>> {
-    let Ok(tape) = OwnedTape::parse((**pod.metadata).to_owned()) else { return Arc::default() };
     let before = |profile: &str, revision: &str| {
         let is_it = |judged: &&Judged| {
             judged.by_whole && &**judged.profile.as_ref() == profile && &**judged.revision.as_ref() == revision
         };
         pod.verdict.iter().find(is_it).filter(|_| !forgets)
     };
-    let found = audit::of_metadata(snapshot, name, namespace, tape.root(), |profile, revision| {
+    let known = |profile: &CompiledProfile, revision: &str| {
         // Who has it in the record was decided about when it was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
         has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.standing == Standing::Wanted))
+    };
+    let found = guarded(&format_args!("the metadata of a pod of {name}"), || {
+        let tape = OwnedTape::parse((**pod.metadata).to_owned()).ok()?;
+        Some(audit::of_metadata(snapshot, name, namespace, tape.root(), known))
     });
+    let Ok(found) = found else {
+        // Nobody knows what it ought to have: so nothing that it has is surplus.
+        let undecided = |(profile, revision): &(Box<str>, Box<str>)| Judged {
+            profile: shelves.texts.share(profile.clone()),
+            revision: shelves.texts.share(revision.clone()),
+            standing: Standing::Undecided,
+            by_whole: false,
+        };
+        let undecided = pod.has.profiles.iter().map(undecided).collect();
+        return shelves.verdicts.share(undecided);
+    };
+    let found = found.unwrap_or_default();
     let judged = found.into_iter().map(|expected| {
         let (profile, revision) = (expected.profile.display_name(), expected.revision());
         let before = before(profile, revision).filter(|_| pod.has.revision(profile).is_none());

@@ -42,4 +42,6 @@ pub use surroundings::Surroundings;
 pub use task::{AuditSettings, Audited, Parts, Reads, run};
 
 #[cfg(test)]
+mod panics;
+#[cfg(test)]
 mod tests;

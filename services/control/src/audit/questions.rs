@@ -9,6 +9,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ListParams, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -27,6 +28,7 @@ use super::kept::{PodChange, Seen, read};
 use super::report::Report;
 use super::surroundings::Surroundings;
 use crate::change::Change;
+use crate::guard::guarded;
 use crate::release::Release;
 use crate::watch::{WATCH_FOR, chain, described, pauses};
 
@@ -87,12 +89,18 @@ fn pod_resource() -> kube::api::ApiResource {
 }
 
 fn whole(pod: &PodAsFound) -> Option<OwnedTape> {
-    OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()
+    guarded(&called(&pod.metadata), || OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()).ok()?
 }
 
 fn seen(pod: &PartialObjectMeta<Pod>) -> Option<Seen> {
-    let tape = OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()?;
-    read(tape.root())
+    let take = || read(OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()?.root());
+    guarded(&called(&pod.metadata), take).ok()?
+}
+
+/// What the log calls a pod.
+fn called(metadata: &ObjectMeta) -> String {
+    let part = |text: &Option<String>| text.clone().unwrap_or_default();
+    format!("pod {}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
 /// Metadata only, made small at once. Everybody's: which namespaces are opted in changes, and one watch is less to the API

@@ -22,14 +22,13 @@ use tracing::{debug, error, info, warn};
 use super::desired::{Target, owner};
 use super::drift::{Drift, DriftKind, differences};
 use super::live::{Live, epoch};
-use super::making::Making;
 use super::metrics::Metrics;
 use super::pacing::{Pacing, Settings};
 use super::write::{WriteError, claim, remove, write};
 use crate::leading::Leading;
 use crate::one::{self, Seen};
 use crate::release::Release;
-use crate::switch::{self, Lever, Position, WEBHOOKS_KEY};
+use crate::switch::{self, Lever, Making, Position, WEBHOOKS_KEY};
 use crate::watch::chain;
 
 /// Asks anew, where the rotation's record is kept, whether a target of this epoch still is what is wanted, and whether somebody
@@ -214,29 +213,15 @@ impl Keeping {
 
     /// Makes the `ConfigMap` of the switch where there is none. When to do so, if that is later.
     async fn make_switch(&mut self) -> Option<Instant> {
-        // Not before there is something to stop: a guardrail refuses pods that nobody decided about as soon as the
-        // `ConfigMap` is there, and who could decide is called only then, and known to be reached.
+        // Not before there is something to stop: a guardrail refuses pods that nobody decided about while the `ConfigMap` is
+        // there, and whoever could decide is called only then, and known to be reached. That is so for the first time alone.
+        // A person who arms what was disarmed has a `ConfigMap` already, and the guardrail back at once: docs/break-glass.md
+        // says in which order.
         if self.good.is_none() || self.rehearses() {
             return None;
         }
-        let now = Instant::now();
-        let due = self.making.due(now)?;
-        if due > now {
-            return Some(due);
-        }
         let Leading { client, release, .. } = &self.leading;
-        let made = switch::ensure(client, release).await;
-        let (name, is_news) = (release.switch(), self.making.tried(made.is_ok(), now));
-        match made {
-            Ok(true) => info!(name, "the ConfigMap of the kill switch is made"),
-            Err(error) if is_news => warn!(
-                name,
-                error = chain(&error),
-                "the ConfigMap of the kill switch could not be made: who wants to stop this has to make it"
-            ),
-            Ok(false) | Err(_) => {}
-        }
-        self.making.due(now)
+        self.making.make(client, release).await
     }
 
     fn switched(&mut self, config_map: Option<&ConfigMap>) {

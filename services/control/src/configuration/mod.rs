@@ -13,14 +13,13 @@
 //! * [`drift`]: the difference, as data; [`managers`]: whose it is.
 //! * [`write`](mod@write): claiming, writing and removing.
 //! * [`pacing`]: how often somebody who does not give up is answered.
-//! * [`keeper`]: the task that repairs, with its [`metrics`]; `making`: when it makes the `ConfigMap` of the kill switch.
+//! * [`keeper`]: the task that repairs, with its [`metrics`], and makes the `ConfigMap` of the kill switch.
 
 pub mod bundle;
 pub mod desired;
 pub mod drift;
 pub mod keeper;
 pub mod live;
-mod making;
 pub mod managers;
 pub mod metrics;
 pub mod pacing;

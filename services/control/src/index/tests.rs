@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::change::Change;
+use crate::guard::faults;
 use crate::profiles::StoredProfile;
 
 fn profile(name: &str, generation: i64, spec: Value) -> StoredProfile {
@@ -278,4 +279,27 @@ fn what_was_accepted_before_is_the_last_good_text_of_what_is_broken_now() {
     index.seed(ProfileName::cluster("proxy"), "another".into(), &sidecar("proxy:1").to_string());
     feed(&mut index, list([profile("proxy", 2, broken)]).into_iter().map(Update::Cluster));
     assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_none());
+}
+
+#[test]
+fn a_panic_over_one_profile_is_its_own_and_its_last_good_text_stays() {
+    let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
+    let before = revisions(&index.publish().unwrap());
+    let fault = faults::at("proxy");
+    let updates = [profile("proxy", 2, sidecar("proxy:2")), profile("other", 1, sidecar("other:1"))];
+    let broken = feed(&mut index, updates.map(|stored| Update::Cluster(Change::Applied(stored))));
+    drop(fault);
+    let [broken] = broken.as_slice() else { panic!("{broken:?}") };
+    assert_eq!((&*broken.name.name, broken.generation), ("proxy", Some(2)));
+    assert_eq!(broken.serving.as_deref(), Some(&*before[0].1));
+    assert!(broken.diagnostics[0].message.contains("a fault of Pillion's"), "{broken:?}");
+    let snapshot = index.publish().unwrap();
+    assert_eq!(names(&snapshot), ["other", "proxy"]);
+    assert!(revisions(&snapshot).contains(&before[0]));
+    assert_eq!(index.status().broken_profiles, 1);
+
+    // Another text may do.
+    feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, sidecar("proxy:3"))))]);
+    assert_eq!(index.status().broken_profiles, 0);
+    assert!(!revisions(&index.publish().unwrap()).contains(&before[0]));
 }

@@ -16,6 +16,7 @@ use pillion_engine::lookup::{self, OwnerReference, Query};
 use serde_json::{Value, json};
 
 use super::Fetched;
+use crate::guard::guarded;
 use crate::namespaces::LAST_APPLIED;
 use crate::remember::FetchError;
 
@@ -145,7 +146,8 @@ impl Key {
             let why = format!("{} bytes are more than the {OBJECT_BYTES} that a look-up may bring", text.len());
             return Err(FetchError::refused(why));
         }
-        Ok(Some(Arc::new(OwnedTape::parse(text).map_err(FetchError::refused)?)))
+        let read = guarded(&"an object that was looked up", || OwnedTape::parse(text)).map_err(FetchError::refused)?;
+        Ok(Some(Arc::new(read.map_err(FetchError::refused)?)))
     }
 }
 

@@ -10,8 +10,8 @@
 //! say) nothing is rotated, and probing is the same: [`Expected::of_strangers`] knows nobody but the bundle.
 //!
 //! Roles needed: `list` on endpoint slices in the release's namespace; `get` on its Service and `list` on pods there, if
-//! [`Settings::pods`] is set; and
-//! `get` on the webhook configuration for [`report`].
+//! [`Settings::pods`] is set; and for [`report`] `get` on the webhook configuration, and `get` and `create` on the `ConfigMap`
+//! of the kill switch.
 
 pub mod dial;
 pub mod fold;

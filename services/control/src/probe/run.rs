@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -18,6 +19,7 @@ use crate::clock::Clock;
 use crate::leading::Leading;
 use crate::release::Release;
 use crate::rotation::Endpoints;
+use crate::switch::Making;
 
 /// What one round found.
 #[derive(Clone, Debug)]
@@ -148,12 +150,13 @@ pub async fn run(
     metrics.forget();
 }
 
-/// Probes endpoints whose certificates are of somebody else's making, and changes nothing: the leaves that they serve, against
-/// the `caBundle`s of the webhook configuration.
+/// Probes endpoints whose certificates are of somebody else's making: the leaves that they serve, against the `caBundle`s of
+/// the webhook configuration. Nothing is made of what it finds but the `ConfigMap` of the kill switch, once there is somebody
+/// whom API servers would call: nobody else is there to make it, and guardrails hold only while it is there.
 pub async fn report(leading: Leading, settings: Settings, metrics: ProbeMetrics) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone());
-    let mut told = Vec::new();
+    let (mut told, mut is_called, mut making) = (Vec::new(), false, Making::default());
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(leading.client.clone());
     let rounds = async {
         loop {
@@ -168,6 +171,10 @@ pub async fn report(leading: Leading, settings: Settings, metrics: ProbeMetrics)
             };
             let round = round.await;
             tell(&mut told, round.as_ref());
+            is_called |= round.is_ok_and(|found| found.endpoints.answering > 0);
+            if is_called {
+                keep_switch(&leading, &mut making).await;
+            }
             sleep_until(began + gap).await;
         }
     };
@@ -176,6 +183,17 @@ pub async fn report(leading: Leading, settings: Settings, metrics: ProbeMetrics)
         () = rounds => {}
     }
     metrics.forget();
+}
+
+/// Makes the `ConfigMap` of the kill switch where there is none. It is asked for and not watched: so often is often enough.
+async fn keep_switch(leading: &Leading, making: &mut Making) {
+    let Leading { client, release, .. } = leading;
+    let switches = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
+    // Whoever cannot be told makes it, which does no harm to one that is there.
+    if let Ok(found) = switches.get_metadata_opt(release.switch()).await {
+        making.seen(found.is_some());
+    }
+    making.make(client, release).await;
 }
 
 /// All certificates that any entry trusts.

@@ -23,7 +23,9 @@ use tracing::{info, warn};
 use super::budget::Budget;
 use super::observe::{self, Profile, World};
 use super::plan::{News, Plan, plan};
+use super::schedule::{Ended, Schedule};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
+use crate::guard::guarded;
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::profile_status::{self, kind};
 use crate::watch::chain;
@@ -40,8 +42,18 @@ const NOTE_BYTES: usize = 1_000;
 /// What was done about a profile.
 enum Done {
     Made(Box<ObjectMeta>),
-    Written(ProfileName, Box<ObjectMeta>, Box<ProfileStatus>, Vec<Box<str>>),
-    /// It has to be looked at again.
+    Written {
+        name: ProfileName,
+        metadata: Box<ObjectMeta>,
+        status: Box<ProfileStatus>,
+        /// The revisions that are gone.
+        deleted: Vec<Box<str>>,
+        /// Whether one is not that should be.
+        in_vain: bool,
+    },
+    /// It is another one by now than what was observed: the watch says so, or will.
+    TooLate,
+    /// It failed, and has to be tried again.
     InVain,
     Nothing,
 }
@@ -68,12 +80,11 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
     };
     let writer = Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(Teller::new(&client)) };
     let mut seen = observe::seen(&client, &settings.opt_in).ready_chunks(BATCH);
-    // Nothing is looked at before all first lists are complete.
-    let mut look_at: Option<Instant> = None;
-    let mut counted_at: Option<Instant> = None;
+    let mut schedule = Schedule::new(settings.clone());
     loop {
+        let next = schedule.next_look();
         let look = async {
-            match look_at {
+            match next {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
@@ -85,92 +96,98 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
                     world.take(seen);
                     tokio::task::coop::consume_budget().await;
                 }
+                // Nothing is looked at before all first lists are complete.
                 if world.is_complete() {
-                    // Sooner than what waits for the next count of namespaces, which may be a minute off.
-                    let soon = Instant::now() + settings.settle;
-                    look_at = Some(look_at.map_or(soon, |at| at.min(soon)));
+                    schedule.changed(Instant::now());
                 }
             }
             () = look => {
-                let count_again = counted_at.map(|at| at + settings.count_every);
-                look_at = None;
-                if world.namespaces_changed() {
-                    if count_again.is_none_or(|at| at <= Instant::now()) {
-                        counted_at = Some(Instant::now());
-                        world.count_anew();
-                    } else {
-                        look_at = count_again;
-                    }
+                if schedule.begins(world.namespaces_changed(), Instant::now()) {
+                    world.count_anew();
                 }
-                if !look_at_all(&mut world, &writer, settings.keep).await {
-                    let again = Instant::now() + settings.retry;
-                    look_at = Some(look_at.map_or(again, |at| at.min(again)));
-                }
+                let ended = look_at_all(&mut world, &writer, settings.keep).await;
+                schedule.ended(ended, Instant::now());
                 metrics.rejected.set(i64::try_from(world.rejected()).unwrap_or(i64::MAX));
             }
         }
     }
 }
 
-/// Looks at all profiles, and does what is to be done. Whether nothing was in vain.
-async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> bool {
+/// Looks at all profiles, and does what is to be done. How that ended.
+async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
     for _ in 0..ROUNDS {
         let mut work = Vec::new();
         world.tidy();
         let all: Vec<_> = world.profiles.iter().map(|(name, profile)| (name.clone(), profile.clone())).collect();
         for (name, profile) in all {
-            let namespaces = world.count(&name);
-            let existing = world.existing(&name, &profile.uid);
-            let Some(observed) = world.observe(&name, &profile, &existing, namespaces) else { continue };
-            let plan = plan(&observed, keep);
-            let revision = match observed.accepted.as_ref().filter(|_| plan.create) {
-                None => None,
-                Some(accepted) => {
-                    let whole = world.index.whole(&name);
-                    let kept = whole.map(|(whole, source)| whole.to_revision(&name, profile.generation, Some(&source)));
-                    let mut kept = match kept {
-                        Some(Ok(kept)) => kept,
-                        Some(Err(fault)) => {
-                            let revision = accepted.revision.clone();
-                            world.refuse(name, revision, fault);
-                            continue;
-                        }
-                        None => continue,
-                    };
-                    kept.revision = accepted.revision.to_string();
-                    Some(kept)
-                }
-            };
-            let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
-            if !is_idle {
+            // A panic over one of them must not end the term: the next leader would find the same profile.
+            let decided = guarded(&format_args!("the plan of {name}"), || decide(world, &name, &profile, keep));
+            if let Ok(Some((plan, revision))) = decided {
                 work.push((name, profile, plan, revision));
             }
         }
         if work.is_empty() {
-            return true;
+            return Ended::Well;
         }
         let done = stream::iter(work).map(|(name, profile, plan, revision)| writer.act(name, profile, plan, revision));
         let done: Vec<_> = done.buffer_unordered(AT_ONCE).collect().await;
-        let mut in_vain = false;
+        let mut ended = Ended::Well;
         for done in done {
             match done {
                 Done::Made(metadata) => world.made(*metadata),
-                Done::Written(name, metadata, status, deleted) => {
+                Done::Written { name, metadata, status, deleted, in_vain } => {
                     for revision in deleted {
                         world.unmade(&name, &revision);
                     }
+                    if in_vain {
+                        ended = Ended::InVain;
+                    }
                     world.written(&name, *metadata, *status);
                 }
-                Done::InVain => in_vain = true,
+                Done::TooLate => ended = ended.max(Ended::Open),
+                Done::InVain => ended = ended.max(Ended::InVain),
                 Done::Nothing => {}
             }
         }
-        if in_vain {
-            return false;
+        if ended != Ended::Well {
+            return ended;
         }
     }
-    // There is more to do than is done in a row: soon.
-    false
+    // There is more to do than is done in a row.
+    Ended::Open
+}
+
+/// What is to be done about a profile, with the revision that is to be made of it; `None`: nothing.
+pub(super) fn decide(
+    world: &mut World,
+    name: &ProfileName,
+    profile: &Profile,
+    keep: usize,
+) -> Option<(Plan, Option<RevisionSpec>)> {
+    let namespaces = world.count(name);
+    let existing = world.existing(name, &profile.uid);
+    let observed = world.observe(name, profile, &existing, namespaces)?;
+    let plan = plan(&observed, keep);
+    let accepted = observed.accepted.as_ref().filter(|_| plan.create).map(|accepted| accepted.revision.clone());
+    let revision = match accepted {
+        None => None,
+        Some(accepted) => {
+            let kept = guarded(&format_args!("the revision of {name}"), || {
+                let whole = world.index.whole(name);
+                whole.map(|(whole, source)| whole.to_revision(name, profile.generation, Some(&source)))
+            });
+            match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
+                Ok(kept) => Some(RevisionSpec { revision: accepted.into(), ..kept }),
+                Err(fault) => {
+                    world.refuse(name.clone(), accepted, fault);
+                    // It is told in the status, for which nothing is made.
+                    return decide(world, name, profile, keep);
+                }
+            }
+        }
+    };
+    let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
+    (!is_idle).then_some((plan, revision))
 }
 
 /// Writes.
@@ -208,7 +225,7 @@ impl Writer {
                 Err(kube::Error::Api(answer)) if answer.code == 404 => return Done::Nothing,
                 Err(kube::Error::Api(answer)) if answer.code == 409 => {
                     self.metrics.write("conflict").inc();
-                    return Done::InVain;
+                    return Done::TooLate;
                 }
                 Err(error) => {
                     self.metrics.write("failed").inc();
@@ -224,7 +241,7 @@ impl Writer {
                 self.metrics.events_dropped.inc();
             }
         }
-        let mut deleted = Vec::new();
+        let (mut deleted, mut in_vain) = (Vec::new(), false);
         for revision in delete {
             match self.delete(&name, &revision).await {
                 Ok(()) => {
@@ -232,12 +249,13 @@ impl Writer {
                     deleted.push(revision);
                 }
                 Err(error) => {
+                    in_vain = true;
                     let error = chain(&error);
                     warn!(profile = %name, %revision, error, "a revision that is not kept any longer could not be deleted");
                 }
             }
         }
-        Done::Written(name, Box::new(metadata), Box::new(status), deleted)
+        Done::Written { name, metadata: Box::new(metadata), status: Box::new(status), deleted, in_vain }
     }
 
     /// Makes a revision; `None` if it has to be tried again.

@@ -4,7 +4,7 @@
 //! * `plan`: what is to be done about one profile, as a pure function of what is observed.
 //! * `conflicts`: which profiles are in one another's way.
 //! * `observe`: the watches, and all that is known of profiles and their revisions.
-//! * `execute`: doing it.
+//! * `execute`: doing it; `schedule`: when.
 //!
 //! Everything is level-triggered: after a change all profiles are looked at again, and what is as it ought to be costs
 //! a comparison. What was accepted before stands in the cluster, so whoever leads next goes on where the last one was:
@@ -18,6 +18,7 @@ mod conflicts;
 mod execute;
 mod observe;
 mod plan;
+mod schedule;
 
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ pub struct Settings {
     pub settle: Duration,
     /// How often the namespaces that profiles match are counted, at most.
     pub count_every: Duration,
-    /// How long after a write in vain it is tried again.
+    /// How long after a write in vain it is tried again, whatever changes meanwhile.
     pub retry: Duration,
     /// By which labels namespaces opt in.
     pub opt_in: OptIn,

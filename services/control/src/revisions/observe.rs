@@ -21,6 +21,7 @@ use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::change::Change;
+use crate::guard::guarded;
 use crate::index::{Index, Update};
 use crate::profiles::{self, State, StoredProfile};
 use crate::served::read_status;
@@ -182,7 +183,8 @@ impl World {
     /// Remembers what was accepted by whoever led before.
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
-        if let Some(now) = Whole::from_revision(&name, spec).ok().and_then(|whole| whole.revision()) {
+        let now = guarded(&name, || Whole::from_revision(&name, spec).ok().and_then(|whole| whole.revision()));
+        if let Ok(Some(now)) = now {
             self.aliases.insert(name.clone(), (now, spec.revision.as_str().into()));
         }
         self.index.seed(name, uid, spec.source.as_deref().unwrap_or(&spec.text));
@@ -243,7 +245,9 @@ impl World {
         self.aliases.retain(|name, _| profiles.contains_key(name));
         self.refused.retain(|name, _| profiles.contains_key(name));
         let good = profiles.keys().filter_map(|name| index.state(name)?.good);
-        self.conflicts = conflicts(good.map(|good| &**good));
+        if let Ok(found) = guarded(&"the conflicts of profiles", || conflicts(good.map(|good| &**good))) {
+            self.conflicts = found;
+        }
         for name in profiles.keys() {
             if let Some(good) = index.state(name).and_then(|state| state.good) {
                 let bounds = match good.limits() {

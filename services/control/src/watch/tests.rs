@@ -37,6 +37,30 @@ async fn guardrails_that_were_there_stay() {
 }
 
 #[tokio::test]
+async fn a_snapshot_that_cannot_be_made_is_not_published_and_the_watches_go_on() {
+    let (tell, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let updates = stream::poll_fn(move |context| heard.poll_recv(context));
+    let (publisher, mut status) = Publisher::new(Arc::default());
+    let shutdown = CancellationToken::new();
+    let fault = crate::guard::faults::at("the snapshot");
+    let running = tokio::spawn(publisher.follow(updates, Fetches::new(None), shutdown.clone()));
+    for update in empty_lists() {
+        tell.send(update).unwrap();
+    }
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!running.is_finished() && !status.borrow().synced, "it would look ready, with nothing to serve");
+    drop(fault);
+    let till = ("till".into(), pillion_engine::snapshot::Namespace::default());
+    tell.send(Update::Namespace(Change::Applied(till))).unwrap();
+    let synced = *status.wait_for(|status| status.synced).await.unwrap();
+    assert_eq!(synced.namespaces, 2);
+    shutdown.cancel();
+    assert!(running.await.unwrap().is_ok());
+}
+
+#[tokio::test]
 async fn watches_that_end_by_themselves_are_an_error() {
     let (publisher, status) = Publisher::new(Arc::default());
     let ended = publisher.follow(stream::iter(empty_lists()), Fetches::new(None), CancellationToken::new()).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use axum::Router;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_control::clock::{self, Clock, ClockMetrics};
 use pillion_control::leading::Leading;
@@ -213,8 +213,7 @@ fn certificates_of_somebody_elses_making_are_reported() {
         let (theirs, stranger) = (TestCa::new()?, TestCa::new()?);
         let addresses = [replica_address(1), replica_address(2)];
         register_service(&client, &addresses).await?;
-        let _first = serve(addresses[0], &theirs, SERVER_NAME).await?;
-        let _second = serve(addresses[1], &stranger, SERVER_NAME).await?;
+        let _stranger = serve(addresses[1], &stranger, SERVER_NAME).await?;
         let configuration: MutatingWebhookConfiguration = serde_json::from_value(json!({
             "metadata": {"name": "pillion"},
             "webhooks": [{
@@ -231,21 +230,42 @@ fn certificates_of_somebody_elses_making_are_reported() {
 
         let mut registry = Registry::default();
         let metrics = ProbeMetrics::register(&mut registry);
+        let switches: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
         let leading = Leading { client, release: Arc::new(release()), stop: CancellationToken::new() };
         let stop = leading.stop.clone();
         let running = tokio::spawn(probe::report(leading, settings(), metrics));
-        eventually(SOON, "both are told", async || {
-            let mut page = String::new();
-            prometheus_client::encoding::text::encode(&mut page, &registry)?;
-            for line in [
-                "pillion_controller_endpoints{result=\"trusted\"} 1",
-                "pillion_controller_endpoints{result=\"stranger\"} 1",
-            ] {
-                ensure!(page.lines().any(|each| each == line), "{line} is not in\n{page}");
-            }
-            page.contains("endpoints_earliest_expiry_seconds ").then_some(()).context("no expiry")
+        let told = async |trusted: usize| {
+            eventually(SOON, "they are told", async || {
+                let mut page = String::new();
+                prometheus_client::encoding::text::encode(&mut page, &registry)?;
+                for line in [
+                    format!("pillion_controller_endpoints{{result=\"trusted\"}} {trusted}"),
+                    "pillion_controller_endpoints{result=\"stranger\"} 1".to_owned(),
+                ] {
+                    ensure!(page.lines().any(|each| each == line), "{line} is not in\n{page}");
+                }
+                Ok(page)
+            })
+            .await
+        };
+        told(0).await?;
+        tokio::time::sleep(2 * settings().gap).await;
+        ensure!(switches.get_opt("pillion").await?.is_none(), "nobody could decide, and a guardrail would refuse pods");
+
+        // Somebody has to make what people stop everything with, and what guardrails go by.
+        let _trusted = serve(addresses[0], &theirs, SERVER_NAME).await?;
+        ensure!(told(1).await?.contains("endpoints_earliest_expiry_seconds "), "no expiry");
+        let words = eventually(SOON, "the kill switch is there", async || {
+            switches.get_opt("pillion").await?.and_then(|map| map.data).context("no kill switch")
         })
         .await?;
+        ensure!(json!(words) == json!({"injection": "enabled", "webhooks": "armed"}), "{words:?}");
+
+        // From then on it is a person's.
+        let word = Patch::Merge(json!({"data": {"injection": "disabled"}}));
+        switches.patch("pillion", &PatchParams::default(), &word).await?;
+        tokio::time::sleep(2 * settings().gap).await;
+        ensure!(switches.get("pillion").await?.data.context("words")?["injection"] == "disabled");
         stop.cancel();
         running.await?;
         Ok(())

@@ -15,6 +15,7 @@ use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, conditi
 use pillion_control::canary::{Asker, Canary, CanaryMetrics};
 use pillion_control::clock::{self, Clock, ClockMetrics};
 use pillion_control::configuration::{self, Keeper, Rules};
+use pillion_control::guard::guarded;
 use pillion_control::held::{HeldMetrics, Injection, ReleaseSettings, policies, release, wanted};
 use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
@@ -96,6 +97,7 @@ impl Term {
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
+            // It also makes the ConfigMap of the kill switch, which the keeper of the configurations does else.
             let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
             tasks.spawn("the probes", probing);
         }
@@ -261,7 +263,10 @@ async fn follow_rules(
         if seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &now)) {
             continue;
         }
-        let fresh = Some(Rules::of(now.profiles()));
+        seen = Some(Arc::clone(&now));
+        // Where it cannot be told, what was told last stays.
+        let Ok(fresh) = guarded(&"what profiles are for", || Rules::of(now.profiles())) else { continue };
+        let fresh = Some(fresh);
         rules.send_if_modified(|known| {
             let differs = *known != fresh;
             if differs {
@@ -269,6 +274,5 @@ async fn follow_rules(
             }
             differs
         });
-        seen = Some(now);
     }
 }

@@ -272,12 +272,16 @@ fn with_every_replica_dead_each_command_of_the_page_does_what_it_says() {
             async || cluster.kubectl_ok(&["-n", NAMESPACE, "get", "cm", "pillion", "-o", "jsonpath={.data}"]).await;
         ensure!(data().await? == r#"{"webhooks":"disarmed"}"#);
         page.run(cluster, "All of it").await?;
-        ensure!(data().await? == r#"{"webhooks":"armed"}"#);
+        ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#, "the guardrail does not wait");
 
         let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
         let configuration = pillion_api::webhook_configuration::mutating(&settings);
         pillion_testkit::register_webhook(&cluster.client(), &configuration).await?;
         refused().await?;
+        let said = page.run(cluster, "All of it").await?;
+        ensure!(said == "Fail", "{said}");
+        page.run(cluster, "All of it").await?;
+        ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;
         created("nobody is refused").await?;
         // guardrails.rs shows what this word does.

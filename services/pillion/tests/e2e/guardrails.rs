@@ -377,7 +377,7 @@ async fn others_are_left_alone(rig: &Rig) -> Result<()> {
 async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
     run_the_help(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;
-    say(rig, "records", None).await?;
+    say(rig, "records", Some("enforced")).await?;
     refused(rig, "team-a").await?;
     say(rig, "webhooks", Some("Disarmed ")).await?;
     created(rig, "team-a", "disarmed").await?;

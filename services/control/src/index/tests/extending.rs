@@ -185,3 +185,24 @@ fn a_namespace_does_not_keep_what_the_platform_has_taken_back() {
     feed(&mut index, [Update::Cluster(Change::Deleted(profile("proxy", 5, Value::Null).name))]);
     assert!(at_work(&mut index).is_empty());
 }
+
+#[test]
+fn a_panic_over_a_child_stops_neither_its_parent_nor_its_brother() {
+    let mut index = synced([
+        profile("proxy", 1, sidecar("proxy:1")),
+        profile("bad", 1, child("proxy")),
+        profile("good", 1, child("proxy")),
+    ]);
+    let before = index.publish().unwrap();
+    let fault = faults::at("bad");
+    let broken = apply(&mut index, profile("proxy", 2, sidecar("proxy:2")));
+    drop(fault);
+    let [broken] = broken.as_slice() else { panic!("{broken:?}") };
+    assert_eq!(&*broken.name.name, "bad");
+    assert!(broken.diagnostics[0].message.contains("a fault of Pillion's"), "{broken:?}");
+    let after = index.publish().unwrap();
+    assert_eq!(revision(&before, "bad"), revision(&after, "bad"), "the last good one stays");
+    for name in ["proxy", "good"] {
+        assert_ne!(revision(&before, name), revision(&after, name), "{name}");
+    }
+}

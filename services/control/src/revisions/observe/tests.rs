@@ -3,6 +3,9 @@
 use serde_json::json;
 
 use super::*;
+use crate::guard::faults;
+use crate::revisions::execute::decide;
+use crate::revisions::plan::{ACCEPTED, Plan};
 
 fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
     let metadata = json!({
@@ -95,4 +98,42 @@ fn between_the_pages_of_a_list_nothing_is_said_of_what_was_seen_anew() {
         take(&mut world, Change::ListComplete);
         assert!(accepted(&world).is_some_and(|after| after != before));
     }
+}
+
+/// What a status that is to be written says of whether the text is accepted.
+fn told(plan: &Plan) -> (&str, &str) {
+    let conditions = &plan.status.as_ref().expect("a status").conditions;
+    let found = conditions.iter().find(|condition| condition.type_ == ACCEPTED).expect("the condition");
+    (found.status.as_str(), found.message.as_str())
+}
+
+#[test]
+fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_is() {
+    let name = ProfileName::cluster("proxy");
+    let mut world = World::new();
+    for change in [Change::Restarted, Change::ListComplete] {
+        world.take(Seen::Profile(change, true));
+    }
+    // As it is compiled, and as its revision is made.
+    for (generation, (before, meanwhile)) in (1..).zip([("proxy", ""), ("", "the revision of proxy")]) {
+        let fault = faults::at(before);
+        world.take(Seen::Profile(Change::Applied(seen("1", generation, "a")), true));
+        drop(fault);
+        let profile = world.profiles[&name].clone();
+        let fault = faults::at(meanwhile);
+        let (plan, revision) = decide(&mut world, &name, &profile, 10).expect("there is something to be told");
+        drop(fault);
+        let (state, message) = told(&plan);
+        assert!(state == "False" && message.contains("a fault of Pillion's"), "{generation}: {state} {message}");
+        assert!(revision.is_none());
+    }
+    // What is in whose way is no reason to end either.
+    let fault = faults::at("the conflicts of profiles");
+    world.tidy();
+    drop(fault);
+
+    world.take(Seen::Profile(Change::Applied(seen("1", 3, "b")), true));
+    let profile = world.profiles[&name].clone();
+    let (plan, revision) = decide(&mut world, &name, &profile, 10).expect("a revision is to be made");
+    assert!(plan.create && revision.is_some());
 }

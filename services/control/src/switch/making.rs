@@ -3,12 +3,19 @@
 
 use std::time::{Duration, Instant};
 
+use kube::Client;
+use tracing::{info, warn};
+
+use super::ensure;
+use crate::release::Release;
+use crate::watch::chain;
+
 /// How long there is between two of them at least.
-pub(super) const PAUSE: Duration = Duration::from_mins(1);
+const PAUSE: Duration = Duration::from_mins(1);
 
 /// What is known of it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Making {
+pub(crate) struct Making {
     /// Whether it is there, as far as it is known. Making one that is there does no harm.
     is_there: bool,
     /// When it was last made, or tried to be.
@@ -18,18 +25,39 @@ pub(super) struct Making {
 }
 
 impl Making {
-    /// What a watch says.
-    pub(super) const fn seen(&mut self, is_there: bool) {
+    /// Whether it is there, for who has looked.
+    pub(crate) const fn seen(&mut self, is_there: bool) {
         self.is_there = is_there;
     }
 
+    /// Makes it where there is none. When to do so, if that is later.
+    pub(crate) async fn make(&mut self, client: &Client, release: &Release) -> Option<Instant> {
+        let now = Instant::now();
+        let due = self.due(now)?;
+        if due > now {
+            return Some(due);
+        }
+        let made = ensure(client, release).await;
+        let (name, is_news) = (release.switch(), self.tried(made.is_ok(), now));
+        match made {
+            Ok(true) => info!(name, "the ConfigMap of the kill switch is made"),
+            Err(error) if is_news => warn!(
+                name,
+                error = chain(&error),
+                "the ConfigMap of the kill switch could not be made: who wants to stop this has to make it"
+            ),
+            Ok(false) | Err(_) => {}
+        }
+        self.due(now)
+    }
+
     /// When it is to be made; `None` if it is not.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+    fn due(&self, now: Instant) -> Option<Instant> {
         (!self.is_there).then(|| self.tried.map_or(now, |tried| now.max(tried + PAUSE)))
     }
 
     /// It was made, or not. Whether that is to be told: a failure is, once.
-    pub(super) const fn tried(&mut self, is_made: bool, now: Instant) -> bool {
+    const fn tried(&mut self, is_made: bool, now: Instant) -> bool {
         let is_news = is_made || !self.has_failed;
         self.is_there = is_made;
         self.tried = Some(now);

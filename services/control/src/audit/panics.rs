@@ -1,0 +1,86 @@
+//! A panic over one pod is that pod's alone, and the audit goes on.
+
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::LookedUp;
+use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Value, json};
+
+use super::kept::Has;
+use super::*;
+use crate::change::Change;
+use crate::guard::faults;
+
+/// When the audit begins.
+const START: i64 = 1_000;
+
+/// Of pods with these names, in namespaces of theirs, for which one profile is.
+fn listed(profile: &Value, pods: &[&str]) -> Auditor {
+    let name = ProfileName::cluster("proxy");
+    let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();
+    let mut snapshot = Snapshot::new(ProfileSet::new([Arc::new(compiled)]));
+    for pod in pods {
+        snapshot = snapshot.with_namespace(&format!("of-{pod}"), Some(Namespace::opted_in(InjectionLevel::Enabled)));
+    }
+    let mut auditor = Auditor::new(Arc::new(snapshot), START);
+    auditor.update(Change::Restarted);
+    for pod in pods {
+        auditor.update(Change::Listed(seen(pod)));
+    }
+    auditor.update(Change::ListComplete);
+    auditor
+}
+
+fn whole(name: &str) -> OwnedTape {
+    let pod = json!({
+        "metadata": {"namespace": format!("of-{name}"), "name": name, "creationTimestamp": "1970-01-01T00:30:00Z",
+            "uid": format!("029dc23e-3de8-41af-ab3c-{:012}", name.len())},
+        "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+    });
+    OwnedTape::parse(pod.to_string()).unwrap()
+}
+
+fn seen(name: &str) -> Seen {
+    read(whole(name).root()).unwrap()
+}
+
+fn standings(auditor: &Auditor) -> Standings {
+    auditor.report(&Surroundings::default(), 10).pods
+}
+
+#[test]
+fn a_whole_pod_over_which_the_engine_panics_is_undecided_and_waits_for_nothing() {
+    let conditions = json!([{"name": "one", "expression": "object.spec.containers.size() == 1"}]);
+    let template = json!({"metadata": {"labels": {"a": "b"}}});
+    let mut auditor =
+        listed(&json!({"activation": "Always", "matchConditions": conditions, "template": template}), &["bad", "good"]);
+    assert_eq!(standings(&auditor).pending, 2);
+    let fault = faults::at("pod of-bad/bad");
+    for errand in std::iter::from_fn(|| auditor.next_errand()).collect::<Vec<_>>() {
+        let Errand::Get { name, .. } = &errand else { panic!("{errand:?}") };
+        auditor.whole(whole(name).root(), &LookedUp::default());
+        auditor.done(&errand, None, true);
+    }
+    drop(fault);
+    let found = standings(&auditor);
+    assert_eq!((found.undecided, found.missing, found.pending), (1, 1, 0), "{found:?}");
+    assert_eq!(auditor.next_errand(), None);
+}
+
+#[test]
+fn metadata_over_which_the_engine_panics_take_no_other_pod_along() {
+    let fault = faults::at("the metadata of a pod of of-bad");
+    let mut auditor =
+        listed(&json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}), &["bad", "good"]);
+    assert_eq!((auditor.pods(), standings(&auditor).missing), (2, 1));
+
+    // What it has of an older revision is not told to be too much.
+    let has = Has { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
+    auditor.update(Change::Applied(Seen { has, ..seen("bad") }));
+    drop(fault);
+    let found = standings(&auditor);
+    assert_eq!((found.undecided, found.surplus), (1, 0), "{found:?}");
+}

@@ -1,0 +1,163 @@
+//! The second line of defence: a panic over somebody's object costs that object, and nobody else's.
+//!
+//! The first panic of a task ends a leader's whole term, and one that comes of an object that is stored comes again to the next
+//! leader; a replica whose watch has ended ends. One tenant's profile would so stop rotation, repair, revisions and audit for
+//! everybody. So whatever is made of users' objects outside of a request, which has such a guard of its own, is [`guarded`].
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pillion_engine::profile::{Diagnostic, Part};
+use tracing::error;
+
+/// Bytes of what a panic says that are logged.
+const SAID: usize = 1_000;
+
+/// Where people report it.
+const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
+
+/// Something panicked. What it said is in the log, and only there: it may be about others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("Pillion itself failed at this, which is a fault of Pillion's: report it at {}, with the log", ISSUES)]
+pub struct Panicked;
+
+/// Does this, which is about `what`. A panic is logged, and is an error.
+///
+/// # Errors
+/// It panicked.
+pub fn guarded<T>(what: &dyn Display, work: impl FnOnce() -> T) -> Result<T, Panicked> {
+    let work = || {
+        strike(what);
+        work()
+    };
+    // Unwind-safe: callers keep what they knew before, and the engine changes nothing that it is given.
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let said = said.unwrap_or("no message");
+        let said = said.get(..said.floor_char_boundary(SAID)).unwrap_or_default();
+        error!(what = %what, panic = said, help = %Panicked, "a panic was caught: all else goes on without this");
+        Panicked
+    })
+}
+
+/// [`guarded`], for what finds out what is wrong with a profile: that it panics is one thing more.
+///
+/// # Errors
+/// What is wrong with the profile, or that Pillion is.
+pub fn compiled<T>(
+    what: &dyn Display,
+    work: impl FnOnce() -> Result<T, Vec<Diagnostic>>,
+) -> Result<T, Vec<Diagnostic>> {
+    guarded(what, work).unwrap_or_else(|panicked| Err(vec![panicked.diagnostic()]))
+}
+
+impl Panicked {
+    /// What the author of a profile is told.
+    #[must_use]
+    pub fn diagnostic(self) -> Diagnostic {
+        Diagnostic {
+            path: "spec".to_owned(),
+            message: "Pillion itself failed at this text: this is a fault of Pillion's, and not of the profile"
+                .to_owned(),
+            help: Some(format!(
+                "report it at {ISSUES}, with the profile and the log; until it is mended, another text may do"
+            )),
+            part: Part::Value,
+        }
+    }
+}
+
+#[cfg(test)]
+use faults::strike;
+/// Nobody asks for a panic but tests.
+#[cfg(not(test))]
+const fn strike(_: &dyn Display) {}
+
+/// Panics that tests ask for, in place of mistakes of the engine that nobody knows.
+#[cfg(test)]
+pub(crate) mod faults {
+    use std::cell::RefCell;
+    use std::fmt::Display;
+
+    thread_local! {
+        static AT: RefCell<Option<String>> = const { RefCell::new(None) };
+    }
+
+    /// Until this is dropped, what is guarded on this thread and is about this panics.
+    #[must_use]
+    pub(crate) struct Fault;
+
+    /// Has what is about this panic.
+    pub(crate) fn at(what: &str) -> Fault {
+        AT.set(Some(what.to_owned()));
+        Fault
+    }
+
+    pub(super) fn strike(what: &dyn Display) {
+        let strikes = AT.with_borrow(|at| at.as_deref() == Some(&*what.to_string()));
+        assert!(!strikes, "the secret of {what}");
+    }
+
+    impl Drop for Fault {
+        fn drop(&mut self) {
+            AT.set(None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_panics_is_an_error_that_is_logged_and_the_loop_goes_on() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let objects = ["good", "bad", "better"];
+        let done = objects.map(|name| {
+            guarded(&name, || {
+                assert!(name != "bad", "index out of bounds");
+                name.len()
+            })
+        });
+        assert_eq!(done, [Ok(4), Err(Panicked), Ok(6)]);
+        let told = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(told.lines().count(), 1, "{told}");
+        for part in ["ERROR", "what=bad", "index out of bounds", "fault of Pillion's", "/issues"] {
+            assert!(told.contains(part), "{part} is not in {told}");
+        }
+    }
+
+    #[test]
+    fn an_author_is_told_whose_fault_it_is_and_not_what_the_panic_said() {
+        let fault = faults::at("team-a/logger");
+        let told = compiled(&"team-a/logger", || Ok(())).unwrap_err();
+        let [diagnostic] = told.as_slice() else { panic!("{told:?}") };
+        let text = diagnostic.to_string();
+        assert!(text.contains("a fault of Pillion's") && text.contains("report it at https://"), "{text}");
+        assert!(!text.contains("the secret"), "{text}");
+        assert_eq!(compiled(&"team-a/other", || Ok(1)), Ok(1), "it is about one alone");
+        drop(fault);
+        assert_eq!(compiled(&"team-a/logger", || Ok(2)), Ok(2));
+        let wrong = Panicked.diagnostic();
+        assert_eq!(compiled::<()>(&"team-a/logger", || Err(vec![wrong.clone()])), Err(vec![wrong]));
+    }
+}

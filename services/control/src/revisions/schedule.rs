@@ -1,0 +1,140 @@
+//! When all profiles are looked at: soon after something has changed, when namespaces may be counted again, and a while after
+//! a write in vain. Pure.
+//!
+//! What changes brings forward what waits for the next count, which may be a minute off. It does not bring forward what was
+//! in vain: in a large cluster something changes at every moment, and each look repeats all plans and all writes that fail.
+
+use tokio::time::Instant;
+
+use super::Settings;
+
+/// How a look ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Ended {
+    /// All is as it ought to be.
+    Well,
+    /// Something is left to do, or was observed too late. What has changed meanwhile says more than time.
+    Open,
+    /// A write failed, and would again.
+    InVain,
+}
+
+/// When it is looked next.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    settings: Settings,
+    look_at: Option<Instant>,
+    /// Not before, whatever changes.
+    retry_at: Option<Instant>,
+    counted_at: Option<Instant>,
+}
+
+impl Schedule {
+    /// Nothing is looked at before something has changed.
+    pub(super) const fn new(settings: Settings) -> Self {
+        Self { settings, look_at: None, retry_at: None, counted_at: None }
+    }
+
+    /// When it is looked next; `None`: when something has changed.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.retry_at.or(self.look_at)
+    }
+
+    /// Something has changed.
+    pub(super) fn changed(&mut self, now: Instant) {
+        self.look_by(now + self.settings.settle);
+    }
+
+    /// A look begins. Whether it is to count namespaces, if they have changed.
+    pub(super) fn begins(&mut self, namespaces_changed: bool, now: Instant) -> bool {
+        (self.look_at, self.retry_at) = (None, None);
+        if !namespaces_changed {
+            return false;
+        }
+        let again = self.counted_at.map(|at| at + self.settings.count_every).filter(|at| *at > now);
+        match again {
+            Some(_) => self.look_at = again,
+            None => self.counted_at = Some(now),
+        }
+        again.is_none()
+    }
+
+    /// It has ended.
+    pub(super) fn ended(&mut self, how: Ended, now: Instant) {
+        match how {
+            Ended::Well => {}
+            Ended::Open => self.look_by(now + self.settings.retry),
+            Ended::InVain => self.retry_at = Some(now + self.settings.retry),
+        }
+    }
+
+    fn look_by(&mut self, at: Instant) {
+        self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SETTLE: Duration = Duration::from_millis(100);
+    const RETRY: Duration = Duration::from_secs(2);
+    const COUNT: Duration = Duration::from_mins(1);
+
+    fn schedule() -> Schedule {
+        let settings = Settings { settle: SETTLE, retry: RETRY, count_every: COUNT, ..Settings::default() };
+        Schedule::new(settings)
+    }
+
+    #[test]
+    fn what_was_in_vain_waits_however_much_changes() {
+        let (begun, mut schedule) = (Instant::now(), schedule());
+        schedule.changed(begun);
+        assert_eq!(schedule.next_look(), Some(begun + SETTLE));
+        assert!(!schedule.begins(false, begun + SETTLE));
+        let ended = begun + SETTLE;
+        schedule.ended(Ended::InVain, ended);
+        for passed in [0, 100, 500, 1_999] {
+            schedule.changed(ended + Duration::from_millis(passed));
+            assert_eq!(schedule.next_look(), Some(ended + RETRY), "after {passed} ms");
+        }
+        // One look for all of it, and nothing is left of the wait.
+        schedule.begins(false, ended + RETRY);
+        schedule.ended(Ended::Well, ended + RETRY);
+        assert_eq!(schedule.next_look(), None);
+        schedule.changed(ended + RETRY);
+        assert_eq!(schedule.next_look(), Some(ended + RETRY + SETTLE));
+    }
+
+    #[test]
+    fn what_was_seen_too_late_is_looked_at_when_it_is_seen() {
+        let (begun, mut schedule) = (Instant::now(), schedule());
+        schedule.begins(false, begun);
+        schedule.ended(Ended::Open, begun);
+        assert_eq!(schedule.next_look(), Some(begun + RETRY), "also if nobody tells of it");
+        schedule.changed(begun);
+        assert_eq!(schedule.next_look(), Some(begun + SETTLE));
+    }
+
+    #[test]
+    fn namespaces_are_counted_now_and_then_and_profiles_do_not_wait_for_it() {
+        let (begun, mut schedule) = (Instant::now(), schedule());
+        assert!(schedule.begins(true, begun), "nobody has counted");
+        let later = begun + Duration::from_secs(10);
+        assert!(!schedule.begins(true, later));
+        assert_eq!(schedule.next_look(), Some(begun + COUNT));
+        schedule.changed(later);
+        assert_eq!(schedule.next_look(), Some(later + SETTLE));
+        assert!(!schedule.begins(true, later + SETTLE));
+        assert_eq!(schedule.next_look(), Some(begun + COUNT), "it is not forgotten");
+        assert!(schedule.begins(true, begun + COUNT));
+        assert_eq!(schedule.next_look(), None);
+    }
+
+    #[test]
+    fn of_several_ends_the_worst_counts() {
+        assert_eq!([Ended::Open, Ended::InVain, Ended::Well].into_iter().max(), Some(Ended::InVain));
+    }
+}
