@@ -239,6 +239,17 @@ fn a_sidecar_configuration_becomes_a_profile() {
     }
     let (after, _) = inject(&run.stdout, &[], &pod("no"));
     assert_eq!(after, pod("no"));
+    let with_status = |status: &str| {
+        let mut pod = pod("yes");
+        pod["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"] = json!(status);
+        pod
+    };
+    let (after, told) = inject(&run.stdout, &[], &with_status("Injected"));
+    assert_eq!(after, with_status("Injected"));
+    assert!(told.contains("is injected already"), "{told}");
+    let (after, told) = inject(&run.stdout, &[], &with_status("pending"));
+    assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{told}");
+    assert_eq!(after["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"], "injected");
     for (text, told) in [
         ("containers: {}", "expected a list"),
         ("containers: [{image: a}]", "each of containers needs its `name`"),

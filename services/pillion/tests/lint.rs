@@ -51,9 +51,9 @@ fn a_misspelled_field_is_shown_in_its_line_with_what_was_meant() {
     let expected = format!(
         "\
 error: unknown field `tempalte`
-  --> {}:11:3
+  --> {}:16:3
    |
-11 |   tempalte:
+16 |   tempalte:
    |   ^^^^^^^^
    |
 help: did you mean `template`?
@@ -70,7 +70,7 @@ fn what_the_compiler_finds_is_shown_where_it_is() {
     let output = lint(&[&path]);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains(&format!("{}:18:19", path.display())), "{text}");
+    assert!(text.contains(&format!("{}:23:19", path.display())), "{text}");
     assert!(text.contains("spec.template.spec.containers[0].image"), "{text}");
     assert!(text.contains("image: \"${params.image}\"\n"), "{text}");
 }

@@ -117,7 +117,8 @@ fn managed_fields_name_what_the_author_wrote_and_nothing_of_ours() {
 
         // A pod that is copied carries the record of the one it was copied from: that is not believed.
         let mut copy = bare_pod("copy");
-        copy["metadata"]["annotations"] = pod["metadata"]["annotations"].clone();
+        let record = &pod["metadata"]["annotations"]["pillion.dev/injected"];
+        copy["metadata"]["annotations"]["pillion.dev/injected"] = record.clone();
         let copied = rig.create("team-a", &copy).await?;
         assert_injected(&copied, &["app"]);
         Ok(())

@@ -83,6 +83,8 @@ fn profile(
     }
     let prefix = &options.prefix;
     let status = format!("{prefix}/status");
+    // The injector leaves alone what says that it was injected, and writes over any other status.
+    let not_yet = format!("object.metadata.?annotations[?'{status}'].orValue('').lowerAscii() != 'injected'");
     Ok(json!({
         "apiVersion": "pillion.dev/v1alpha1",
         "kind": "ClusterInjectionProfile",
@@ -91,7 +93,13 @@ fn profile(
             "description": "What the sidecar injector added",
             "activation": "Requested",
             "request": {"annotation": format!("{prefix}/inject"), "truthy": ["y", "yes", "true", "on"]},
-            "template": {"metadata": {"annotations": {status: "injected"}}, "spec": spec},
+            "matchConditions": [
+                {"name": "not-yet", "expression": not_yet, "otherwise": "Skip", "message": "is injected already"},
+            ],
+            "template": {
+                "metadata": {"annotations": {status: {"$value": "injected", "$conflict": "Replace"}}},
+                "spec": spec,
+            },
         },
     }))
 }
