@@ -1,7 +1,8 @@
 //! When two objects mean the same, and when one has all that is said of it.
 //!
 //! To Kubernetes an empty map, an empty list and a null are as if they were not there. All else counts, the order of lists
-//! too. Elements of lists that have names are told by their names, so that one more container is one difference.
+//! too. Elements of lists that have names are told by their names, so that one more container is one difference. Where a part
+//! says null or an empty list, nothing may be there; an empty map says nothing.
 
 use serde_json::{Map, Value as Json};
 
@@ -52,7 +53,8 @@ struct Comparison {
 
 fn compared(aspect: Aspect, way: Way, found: &Json, expected: &Json) -> Vec<Difference> {
     let mut comparison = Comparison { aspect, way, differences: Vec::new() };
-    comparison.values(Some(&levelled(found)), Some(&levelled(expected)), "");
+    let levelled_expected = (way == Way::Equal).then(|| levelled(expected));
+    comparison.values(Some(&levelled(found)), Some(levelled_expected.as_ref().unwrap_or(expected)), "");
     comparison.differences
 }
 
@@ -60,7 +62,7 @@ fn is_empty(value: &Json) -> bool {
     match value {
         Json::Null => true,
         Json::Array(items) => items.is_empty(),
-        Json::Object(members) => members.is_empty(),
+        Json::Object(members) => members.values().all(is_empty),
         _ => false,
     }
 }
@@ -190,6 +192,15 @@ mod tests {
         assert_eq!(unequal(Aspect::Object, &found, &json!({"g": [{}, 1]})), []);
         assert_eq!(unequal(Aspect::Object, &json!({}), &json!(null)), []);
         assert_eq!(missing(Aspect::Object, &json!({}), &json!({"a": {"b": null}})), []);
+    }
+
+    #[test]
+    fn a_part_says_what_may_not_be_there() {
+        let found = json!({"a": {"b": 1, "c": [1]}, "d": [{"name": "x", "env": [1]}]});
+        let part = |part: Json| paths(&missing(Aspect::Object, &found, &part)).join(" ");
+        assert_eq!(part(json!({"a": {"b": null, "c": [], "e": null}, "f": {"g": null}, "h": []})), "a.b a.c");
+        assert_eq!(part(json!({"a": null})), "a");
+        assert_eq!(part(json!({"a": {}, "d": [{"env": null}]})), "d[0].env");
     }
 
     #[test]
