@@ -90,8 +90,12 @@ fn check_empty(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
     faults.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
 }
 
-/// `pattern` and `maxLength` are said of what has a text.
-fn check_text_bounds(path: &str, type_: ParameterType, text: &Text, faults: &mut Vec<Diagnostic>) {
+/// `pattern` and `maxLength` are said of what has a text, and `items` of a list.
+fn check_bounds(path: &str, type_: ParameterType, text: &Text, faults: &mut Vec<Diagnostic>) {
+    if text.items.is_some() && type_ != ParameterType::List {
+        let fault = Diagnostic::new(format!("{path}.items"), "only a list has items");
+        faults.push(fault.with_help("leave it out, or write type: list"));
+    }
     let help = match type_ {
         ParameterType::List => "write it under items, where it is about each of them",
         ParameterType::Map | ParameterType::Object | ParameterType::Records => {
@@ -165,7 +169,7 @@ fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
         faults.push(fault.with_help("only a parameter of the profile that this one extends has a type already"));
         return None;
     };
-    check_text_bounds(path, type_, text, faults);
+    check_bounds(path, type_, text, faults);
     let pattern = match &text.pattern {
         Some(pattern) => match RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build() {
             Ok(pattern) => Some(pattern),

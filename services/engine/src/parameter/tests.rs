@@ -305,6 +305,7 @@ fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
             json!({"type": "list", "pattern": "^a"}),
             "p.pattern: a value of this type has no text that it could bound (help: write it under items",
         ),
+        (json!({"type": "map", "items": {"type": "string"}}), "p.items: only a list has items"),
         (json!({"type": "list", "maxLength": 3}), "p.maxLength: a value of this type has no text"),
         (json!({"type": "map", "pattern": "^a"}), "(help: leave it out, and say in matchConditions"),
         (json!({"type": "object", "maxLength": 3}), "p.maxLength"),
