@@ -221,7 +221,7 @@ mod tests {
     async fn a_revision_over_which_the_engine_panics_cannot_be_used_and_the_next_one_can() {
         let mut fetches = fetches(|_| (200, object(0)));
         for (panics, message) in [(true, "a fault of Pillion's"), (false, "")] {
-            let fault = panics.then(|| crate::guard::faults::at("big"));
+            let fault = panics.then(|| guard::faults::at("big"));
             fetches.ask([key("big")]);
             let (_, _, outcome) = fetches.next().await;
             drop(fault);

@@ -94,6 +94,6 @@ async fn what_is_no_review_of_a_profile_or_a_canary_is_refused_in_few_words() {
         let answered = response.status().as_u16();
         let text = response.into_body().collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&text);
-        assert!(answered == status && text.len() < 2048, "{path}: {answered} {:.200}", text);
+        assert!(answered == status && text.len() < 2048, "{path}: {answered} {text:.200}");
     }
 }

@@ -52,8 +52,8 @@ async fn a_snapshot_that_cannot_be_made_is_not_published_and_the_watches_go_on()
     }
     assert!(!running.is_finished() && !status.borrow().synced, "it would look ready, with nothing to serve");
     drop(fault);
-    let till = ("till".into(), pillion_engine::snapshot::Namespace::default());
-    tell.send(Update::Namespace(Change::Applied(till))).unwrap();
+    let later = ("later".into(), pillion_engine::snapshot::Namespace::default());
+    tell.send(Update::Namespace(Change::Applied(later))).unwrap();
     let synced = *status.wait_for(|status| status.synced).await.unwrap();
     assert_eq!(synced.namespaces, 2);
     shutdown.cancel();

@@ -64,7 +64,9 @@ fn the_least_is_lost_that_can_be() {
 fn one_that_cannot_give_up_is_no_excuse_for_the_next() {
     let places = places(5);
     let busy = take(&places, GREEDY, 3);
-    busy.iter().for_each(|place| place.holder.requests.begin());
+    for place in &busy {
+        place.holder.requests.begin();
+    }
     let idle = take(&places, OTHER, 2);
     let _third = take(&places, THIRD, 1);
     assert_eq!((given_up(&busy), given_up(&idle)), (vec![false; 3], vec![true, false]));
