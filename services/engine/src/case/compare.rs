@@ -198,7 +198,7 @@ mod tests {
     fn a_part_says_what_may_not_be_there() {
         let found = json!({"a": {"b": 1, "c": [1]}, "d": [{"name": "x", "env": [1]}]});
         let part = |part: Json| paths(&missing(Aspect::Object, &found, &part)).join(" ");
-        assert_eq!(part(json!({"a": {"b": null, "c": [], "e": null}, "f": {"g": null}, "h": []})), "a.b a.c");
+        assert_eq!(part(json!({"a": {"b": null, "c": [], "e": null}, "f": {"g": null}, "h": []})), "a.b a.c a.c[0]");
         assert_eq!(part(json!({"a": null})), "a");
         assert_eq!(part(json!({"a": {}, "d": [{"env": null}]})), "d[0].env");
     }
