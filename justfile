@@ -17,8 +17,18 @@ build:
     cargo build {{ cargo_flags }} -p pillion
 
 # All checks and tests, on real parts; installs or builds what they need
-test: tools fmt-check lint doc deny
-    cargo test {{ cargo_flags }} --workspace
+test:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    # The tools are fetched for a good part of the time that they take: beside what is compiled here.
+    "{{ just_executable() }}" tools & tools=$!
+    trap 'kill "$tools" 2>/dev/null || true' EXIT
+    "{{ just_executable() }}" fmt-check lint doc deny
+    cargo test {{ cargo_flags }} --workspace --no-run
+    trap - EXIT
+    wait "$tools"
+    # Tests with a control plane wait more than they compute, and those that make a load for one another.
+    RUST_TEST_THREADS=$(($(nproc) + 1)) cargo test {{ cargo_flags }} --workspace
 
 # Only the tests against the real control plane; FILTER is a part of their names
 e2e filter="": tools
