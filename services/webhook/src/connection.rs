@@ -208,6 +208,7 @@ impl Activity {
         untaken.bytes = untaken.bytes.saturating_add(bytes);
         untaken.given.push_back(Given { number, since: now, bytes });
         drop(untaken);
+        self.requests.answer_is_given();
         Untaken { activity: Arc::clone(self), number, bytes }
     }
 
@@ -279,6 +280,8 @@ impl Drop for Untaken {
         if let Some(place) = untaken.given.iter().position(|given| given.number == self.number) {
             untaken.given.remove(place);
         }
+        drop(untaken);
+        self.activity.requests.answer_is_taken();
     }
 }
 
@@ -462,7 +465,7 @@ async fn answer(
         }
         ControlFlow::Break(refusal) => refusal,
     };
-    if chunked || close.is_some_and(|retire| retire.is_due()) {
+    if chunked || close.is_some_and(|retire| retire.is_due() || in_flight.0.requests.are_last()) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let response = response.map(|body| {

@@ -1,6 +1,6 @@
 //! Doing what was planned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt};
@@ -113,12 +113,16 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
     }
 }
 
-/// Looks at all profiles, and does what is to be done. How that ended.
+/// Looks at all profiles, and does what is to be done. How that ended. What is in vain for one is not tried again in this look,
+/// and keeps no other waiting.
 async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
+    let mut in_vain = HashSet::new();
+    let ended = |in_vain: &HashSet<ProfileName>| if in_vain.is_empty() { Ended::Well } else { Ended::InVain };
     for _ in 0..ROUNDS {
         let mut work = Vec::new();
         world.tidy();
-        let all: Vec<_> = world.profiles.iter().map(|(name, profile)| (name.clone(), profile.clone())).collect();
+        let all = world.profiles.iter().filter(|(name, _)| !in_vain.contains(*name));
+        let all: Vec<_> = all.map(|(name, profile)| (name.clone(), profile.clone())).collect();
         for (name, profile) in all {
             // A panic over one of them must not end the term: the next leader would find the same profile.
             let decided = guarded(&format_args!("the plan of {name}"), || decide(world, &name, &profile, keep));
@@ -127,34 +131,39 @@ async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
             }
         }
         if work.is_empty() {
-            return Ended::Well;
+            return ended(&in_vain);
         }
-        let done = stream::iter(work).map(|(name, profile, plan, revision)| writer.act(name, profile, plan, revision));
+        let done = stream::iter(work).map(|(name, profile, plan, revision)| async move {
+            let of = name.clone();
+            (of, writer.act(name, profile, plan, revision).await)
+        });
         let done: Vec<_> = done.buffer_unordered(AT_ONCE).collect().await;
-        let mut ended = Ended::Well;
-        for done in done {
+        let mut is_late = false;
+        for (of, done) in done {
             match done {
                 Done::Made(metadata) => world.made(*metadata),
-                Done::Written { name, metadata, status, deleted, in_vain } => {
+                Done::Written { name, metadata, status, deleted, in_vain: failed } => {
                     for revision in deleted {
                         world.unmade(&name, &revision);
                     }
-                    if in_vain {
-                        ended = Ended::InVain;
+                    if failed {
+                        in_vain.insert(of);
                     }
                     world.written(&name, *metadata, *status);
                 }
-                Done::TooLate => ended = ended.max(Ended::Open),
-                Done::InVain => ended = ended.max(Ended::InVain),
+                Done::TooLate => is_late = true,
+                Done::InVain => {
+                    in_vain.insert(of);
+                }
                 Done::Nothing => {}
             }
         }
-        if ended != Ended::Well {
-            return ended;
+        if is_late {
+            return ended(&in_vain).max(Ended::Open);
         }
     }
     // There is more to do than is done in a row.
-    Ended::Open
+    ended(&in_vain).max(Ended::Open)
 }
 
 /// What is to be done about a profile, with the revision that is to be made of it; `None`: nothing.

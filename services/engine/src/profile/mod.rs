@@ -182,8 +182,19 @@ impl CompiledProfile {
 
     /// The label and the annotation by which a pod or its namespace asks for it.
     pub fn request_keys(&self) -> impl Iterator<Item = &str> {
-        let keys = self.request.iter().flat_map(|request| [&request.label, &request.annotation]);
-        keys.flatten().map(|key| &**key)
+        [self.request_label(), self.request_annotation()].into_iter().flatten()
+    }
+
+    /// The label alone.
+    #[must_use]
+    pub fn request_label(&self) -> Option<&str> {
+        self.request.as_ref()?.label.as_deref()
+    }
+
+    /// The annotation alone.
+    #[must_use]
+    pub fn request_annotation(&self) -> Option<&str> {
+        self.request.as_ref()?.annotation.as_deref()
     }
 
     /// Whether values of its keys ask for it, or for another profile that has the same keys. They are given in the order

@@ -263,15 +263,9 @@ fn what_makes_other_evaluators_panic_is_an_error() {
         "quantity('1e99')",
         "quantity('1e2147483647')",
         "quantity('9E') * 1000",
-        // The whole part is the last that fits into 128 bits, and the fraction is one more.
-        "quantity('170141183460.9E')",
-        "quantity('147573952589.9Ei')",
-        "quantity('-170141183460.9E')",
         // Together they are the smallest number of 128 bits, of which there is no positive one.
         "quantity('18446744073709551616n') * min",
-        "quantity('9.3E')",
         "quantity('9E') + quantity('9E')",
-        "quantity(9.3e18)",
         "quantity('1') / 0",
         "duration('99999999h')",
         "duration('1')",
@@ -290,8 +284,13 @@ fn what_makes_other_evaluators_panic_is_an_error() {
     ] {
         world.error(source);
     }
-    assert_eq!(world.value("isQuantity('170141183460.9E') || isQuantity('147573952589.9Ei')"), false);
-    assert_eq!(world.value("isQuantity('9.2E') && isQuantity('-7.9Ei')"), true);
+    // The whole part of the first two is the last that fits into 128 bits, and the fraction is one more.
+    for large in ["'170141183460.9E'", "'147573952589.9Ei'", "'9.3E'", "'999999999999999999999999999999E'", "9.3e18"] {
+        let capped = format!("quantity({large}).compareTo(quantity('9223372036854775807')) == 0");
+        assert_eq!(world.value(&capped), true, "{large}");
+    }
+    assert_eq!(world.value("quantity('-170141183460.9E').compareTo(quantity('-9223372036854775807')) == 0"), true);
+    assert_eq!(world.value("isQuantity('9.2E') && isQuantity('-7.9Ei') && isQuantity('9.3E')"), true);
     assert_eq!(world.value("text.substring(1, 2) + text.charAt(6)"), "\u{e9}\u{1f600}");
     assert_eq!(world.value("jitter(min, 9223372036854775807) == jitter(min, 9223372036854775807)"), true);
 }

@@ -274,8 +274,7 @@ pub(crate) fn excluded_by_namespace(
     let selective = considered.iter().filter(|one| one.standing == Standing::NamespaceSelector);
     let asked = |one: &&Considered| {
         let profile = &one.profile;
-        let keys: Vec<_> = profile.request_keys().collect();
-        let by_key = profile.is_asked_for(values_of(&keys, pod, namespace));
+        let by_key = profile.is_asked_for(requests_of(profile, pod, namespace));
         let is_asked = by_key || is_named(&profile.name().name, pod, namespace);
         let is_for_all = profile.activation() == Activation::Always;
         (is_asked || is_for_all).then_some(is_asked)
@@ -283,7 +282,16 @@ pub(crate) fn excluded_by_namespace(
     selective.filter_map(|one| Some((one.profile.name().to_string(), asked(&one)?))).collect()
 }
 
-/// What a pod and its namespace have at these keys, in the order in which it decides.
+/// What a pod and its namespace have at a profile's own label and annotation, in the order in which it decides.
+fn requests_of<'o>(profile: &CompiledProfile, pod: &'o Value, namespace: &'o NamespaceFacts) -> Vec<&'o str> {
+    let (label, annotation) = (profile.request_label(), profile.request_annotation());
+    let of_pod = [("labels", label), ("annotations", annotation)].map(|(part, key)| of_pod(pod, part, key?));
+    let of_namespace = [(&namespace.labels, label), (&namespace.annotations, annotation)]
+        .map(|(map, key)| map.get(key?).map(String::as_str));
+    of_pod.into_iter().chain(of_namespace).flatten().collect()
+}
+
+/// What a pod and its namespace have at these keys, whether as labels or as annotations.
 fn values_of<'o>(keys: &[&str], pod: &'o Value, namespace: &'o NamespaceFacts) -> Vec<&'o str> {
     let mut values = Vec::new();
     for key in keys {

@@ -5,7 +5,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -18,6 +18,10 @@ pub(crate) struct Requests {
     unanswered: AtomicU32,
     /// Those whose body is still coming, and read.
     coming: AtomicU32,
+    /// Answers that hyper has and the client does not.
+    untaken: AtomicU32,
+    /// The connection has to end as soon as none of them is being answered.
+    are_last: AtomicBool,
 }
 
 impl Requests {
@@ -26,9 +30,20 @@ impl Requests {
         self.unanswered.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether one is there as a whole, and its answer is not.
+    /// Whether one is there as a whole, and its client does not have the answer.
     pub(crate) fn is_one_being_answered(&self) -> bool {
-        self.unanswered.load(Ordering::Relaxed) > self.coming.load(Ordering::Relaxed)
+        self.untaken.load(Ordering::Relaxed) > 0
+            || self.unanswered.load(Ordering::Relaxed) > self.coming.load(Ordering::Relaxed)
+    }
+
+    /// Whether the client is to be told to send no more.
+    pub(crate) fn are_last(&self) -> bool {
+        self.are_last.load(Ordering::Relaxed)
+    }
+
+    /// From now on they are.
+    pub(crate) fn end(&self) {
+        self.are_last.store(true, Ordering::Relaxed);
     }
 
     /// The head of one is there.
@@ -46,9 +61,19 @@ impl Requests {
         self.coming.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The answer is there.
+    /// Nothing more is done for one.
     pub(crate) fn answered(&self) {
         self.unanswered.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// hyper has an answer.
+    pub(crate) fn answer_is_given(&self) {
+        self.untaken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Now the client has it, or hyper its bytes among those that it writes.
+    pub(crate) fn answer_is_taken(&self) {
+        self.untaken.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

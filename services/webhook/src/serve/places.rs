@@ -176,7 +176,9 @@ impl Taken {
             Some((places.len(), *address, losses.min()?.1))
         });
         let (_, address, number) = givers.max_by_key(|(count, ..)| *count)?;
-        self.remove(address, number)?.end.cancel();
+        let holder = self.remove(address, number)?;
+        holder.requests.end();
+        holder.end.cancel();
         Some(())
     }
 

@@ -135,7 +135,7 @@ fn parse(text: &str) -> Option<Quantity> {
     }
     let (scale, format) = scale(suffix)?;
     let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
-    let worth = digits(whole)?.checked_mul(scale)?;
+    let worth = digits(whole)?.checked_mul(scale);
     // From the last digit on. What is smaller than a billionth is rounded up, as Kubernetes does.
     let (mut part, mut lost) = (0, false);
     for digit in fraction.bytes().rev() {
@@ -143,9 +143,10 @@ fn parse(text: &str) -> Option<Quantity> {
         lost |= part % 10 != 0;
         part /= 10;
     }
-    // A whole part that only just fits leaves no room for the fraction behind it.
-    let worth = worth.checked_add(part)?.checked_add(i128::from(lost))?;
-    (worth <= LARGEST).then_some(Quantity { worth: worth * sign, format })
+    let worth = worth.and_then(|worth| worth.checked_add(part)?.checked_add(i128::from(lost)));
+    // What is larger is taken for the largest there is, as Kubernetes does: a range can still bound it.
+    let worth = worth.map_or(LARGEST, |worth| worth.min(LARGEST));
+    Some(Quantity { worth: worth * sign, format })
 }
 
 /// A number as Kubernetes reads it: by its digits, of which a double has the fewest that tell it from all others.

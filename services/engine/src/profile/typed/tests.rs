@@ -41,14 +41,6 @@ fn what_the_api_server_would_refuse_or_drop_is_found() {
             "t.resources.limits[\"memory\"]: \"1gb\" is not a quantity (help: for instance",
         ),
         (
-            json!({"resources": {"limits": {"memory": "170141183460.9E"}}}),
-            "t.resources.limits[\"memory\"]: \"170141183460.9E\" is not a quantity (help: for instance",
-        ),
-        (
-            json!({"resources": {"requests": {"memory": "147573952589.9Ei"}}}),
-            "t.resources.requests[\"memory\"]: \"147573952589.9Ei\" is not a quantity (help: for instance",
-        ),
-        (
             json!({"resources": {"limits": {"memory": true}}}),
             "t.resources.limits[\"memory\"]: expected a quantity, found a boolean",
         ),

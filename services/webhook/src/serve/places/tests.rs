@@ -81,10 +81,13 @@ async fn what_is_being_answered_when_its_place_is_given_up_is_answered() {
     let connection = async {
         // The request comes in the moment after the place was chosen.
         let _third = places.take(OTHER).expect("the first gives up");
-        assert!(holder.end.is_cancelled());
+        assert!(holder.end.is_cancelled() && holder.requests.are_last());
         holder.requests.begin();
         answered.await.unwrap();
+        holder.requests.answer_is_given();
         holder.requests.answered();
+        assert!(holder.requests.is_one_being_answered());
+        holder.requests.answer_is_taken();
         pending::<()>().await;
     };
     let mut run = pin!(greedy[0].run(connection));
