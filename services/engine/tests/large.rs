@@ -3,12 +3,10 @@
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-mod common;
-
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use common::{answer, captured_by_name, patched, sidecar, snapshot};
+use crate::common::{answer, captured_by_name, patched, sidecar, snapshot};
 use pillion_engine::report::Outcome;
 use pillion_engine::review::Review;
 use serde_json::{Value as Json, json};

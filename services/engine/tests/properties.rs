@@ -2,9 +2,7 @@
 
 #![allow(clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
-mod common;
-
-use common::{answer, patched, review, snapshot};
+use crate::common::{answer, patched, review, snapshot};
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::report::Outcome;
 use pillion_engine::review::Review;
@@ -178,13 +176,13 @@ proptest! {
     /// A captured review with a piece cut out or put elsewhere is answered or refused.
     #[test]
     fn a_damaged_review_does_no_harm(from in 0usize..3_000, length in 0usize..40, to in 0usize..3_000) {
-        let mut body = common::captured_by_name("create-bare-pod.json");
+        let mut body = crate::common::captured_by_name("create-bare-pod.json");
         let from = from.min(body.len());
         let piece: Vec<u8> = body.drain(from..(from + length).min(body.len())).collect();
         let to = to.min(body.len());
         body.splice(to..to, piece);
         if Review::parse(&body).is_ok() {
-            let _ = answer(&body, &snapshot(&[("logger", common::sidecar("logger"))]));
+            let _ = answer(&body, &snapshot(&[("logger", crate::common::sidecar("logger"))]));
         }
     }
 

@@ -11,16 +11,13 @@
 )]
 #![allow(clippy::needless_pass_by_value, reason = "profiles and pods read better without signs in front of them")]
 
-#[path = "stalls/authors.rs"]
 mod authors;
-mod common;
-#[path = "stalls/profiles.rs"]
 mod profiles;
 
 use std::time::{Duration, Instant};
 
+use crate::common::{answer, patched, snapshot};
 use authors::what_authors_send;
-use common::{answer, patched, snapshot};
 use pillion_engine::report::Outcome;
 use profiles::profiles_own_work;
 use serde_json::{Value as Json, json};

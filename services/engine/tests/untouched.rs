@@ -8,9 +8,7 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
-mod common;
-
-use common::{answer, snapshot};
+use crate::common::{answer, snapshot};
 use proptest::prelude::*;
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};

@@ -3,11 +3,9 @@
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{answer, captured_by_name, snapshot};
+use crate::common::{answer, captured_by_name, snapshot};
 use serde_json::{Value as Json, json};
 
 const LIMIT: Duration = Duration::from_secs(2);

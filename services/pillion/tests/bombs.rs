@@ -3,15 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
-use support::{Program, patch, post};
+use crate::support::{Program, patch, post};
 
 /// How many seconds of the processor `lint` may take. Of the clock they may be more, where others use the processor too.
 const LIMIT: u64 = 2;

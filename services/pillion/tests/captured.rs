@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::support::{Program, patch, post};
 use serde_json::Value as Json;
-use support::{Program, patch, post};
 
 /// For everybody, so that each review is injected whatever its pod asks for.
 const PROFILE: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: everybody}\n\

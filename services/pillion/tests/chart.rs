@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
-#[path = "chart/copies.rs"]
 mod copies;
-#[path = "chart/profiles.rs"]
 mod profiles;
 
 use std::collections::{BTreeMap, BTreeSet};

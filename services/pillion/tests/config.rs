@@ -2,15 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::support::{Answer, Program, eventually, get, patch, post};
 use pillion_testkit::TestCa;
-use support::{Answer, Program, eventually, get, patch, post};
 
 const HEADER: &str = "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n";
 

@@ -8,20 +8,18 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::dashboards::{Source, metrics_of};
+use crate::support::eventually;
+use crate::support::metrics_page::{page, page_of};
+use crate::support::prometheus::Prometheus;
+use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
 use pillion_testkit::tools;
 use serde_json::Value;
-use support::dashboards::{Source, metrics_of};
-use support::eventually;
-use support::metrics_page::{page, page_of};
-use support::prometheus::Prometheus;
-use support::replicas::{Controller, Dev, TENANTS, Webhook};
 
 /// Writes the dashboards instead of comparing them.
 const WRITE: &str = "PILLION_WRITE_DASHBOARDS";

@@ -3,13 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use support::{Program, eventually, post};
+use crate::support::{Program, eventually, post};
 
 /// The limit of the process, of which some 30 are taken when it starts.
 const FILES: &str = "64";

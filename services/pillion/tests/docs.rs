@@ -3,11 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-#[path = "docs/known.rs"]
 mod known;
-#[path = "docs/links.rs"]
 mod links;
-#[path = "docs/migration.rs"]
 mod migration;
 
 use std::fs;

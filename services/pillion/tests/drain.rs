@@ -2,16 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use crate::support::{Program, eventually, get, trusting};
 use pillion_testkit::{ControlPlane, TestCa};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
-use support::{Program, eventually, get, trusting};
 
 const LIMIT: Duration = Duration::from_mins(1);
 /// What the replica is told by `--drain-minimum`.

@@ -4,15 +4,13 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::Program;
 use pillion_testkit::tools;
 use serde_json::Value as Json;
-use support::Program;
 
 /// The exit code of k6 when a threshold is broken.
 const THRESHOLD_BROKEN: i32 = 99;

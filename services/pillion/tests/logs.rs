@@ -3,14 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::support::collector::FakeCollector;
+use crate::support::{Program, eventually, get, post_with};
 use serde_json::{Value, json};
-use support::collector::FakeCollector;
-use support::{Program, eventually, get, post_with};
 
 /// No text of the program holds it by chance.
 const MARK: &str = "xq7secretzw";

@@ -1,13 +1,11 @@
 //! `docs/metrics.md` has every metric, label, value and bucket that the program exports, and no other.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::support::metrics_page::{differences, exported, merge, page, page_of};
+use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
 use pillion_engine::report::Reason;
-use support::metrics_page::{differences, exported, merge, page, page_of};
-use support::replicas::{Controller, Dev, TENANTS, Webhook};
 
 /// Of these, a pair of values has its series once it came up; their values are held against the program's own lists.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];

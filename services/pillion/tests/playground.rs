@@ -3,13 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(clippy::indexing_slicing, reason = "what is not there fails the test")]
 
-#[path = "playground/driver.rs"]
 mod driver;
-#[path = "playground/http.rs"]
 mod http;
-#[path = "playground/page.rs"]
 mod page;
-mod support;
 
 use std::fs;
 use std::io::Write;
@@ -20,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::Program;
 use http::{Answer, send};
-use support::Program;
 
 const PROFILE: &str = "\
 apiVersion: pillion.dev/v1alpha1
@@ -302,7 +298,7 @@ impl Dev {
             stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).unwrap();
             stream
         });
-        support::eventually("they run", || (self.program.cpu_ticks() > before + 50).then_some(()));
+        crate::support::eventually("they run", || (self.program.cpu_ticks() > before + 50).then_some(()));
         streams
     }
 }

@@ -3,16 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use crate::support::eventually;
+use crate::support::metrics_page::{page, page_of};
+use crate::support::prometheus::Prometheus;
+use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
 use pillion_testkit::tools;
-use support::eventually;
-use support::metrics_page::{page, page_of};
-use support::prometheus::Prometheus;
-use support::replicas::{Controller, Dev, TENANTS, Webhook};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 /// Its sender does not keep it, so nor do we.

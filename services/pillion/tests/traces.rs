@@ -7,18 +7,16 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::collector::FakeCollector;
+use crate::support::{Answer, Program, connect, eventually, get, patch, post_with};
 use pillion_testkit::TestCa;
 use serde_json::Value;
-use support::collector::FakeCollector;
-use support::{Answer, Program, connect, eventually, get, patch, post_with};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";

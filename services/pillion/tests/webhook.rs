@@ -3,13 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-mod support;
-
 use std::net::TcpListener;
 use std::path::Path;
 
+use crate::support::{Program, eventually, get, post};
 use pillion_testkit::TestCa;
-use support::{Program, eventually, get, post};
 
 const ANY_PORTS: [&str; 9] = [
     "webhook",

@@ -34,8 +34,6 @@ use parts::{Engine, Parts};
 const START_LIMIT: Duration = Duration::from_mins(4);
 /// How long a script, or one import of an image, may take.
 const COMMAND_LIMIT: Duration = Duration::from_mins(3);
-/// Where tests say that a machine has to be able to run a cluster: else those that need one are skipped where it is not.
-pub const REQUIRED_VARIABLE: &str = "PILLION_NODE";
 /// The file in the folder of a cluster that ends with a process.
 const OWNED: &str = "owned";
 /// The image that does nothing, and answers probes if it is told to: `/pause [PORT]`.
@@ -69,20 +67,6 @@ pub fn pause(folder: &Path) -> anyhow::Result<PathBuf> {
 /// This machine cannot run one, or a build fails.
 pub fn build() -> anyhow::Result<()> {
     parts::make_own().map(drop)
-}
-
-/// Why no cluster of a test can be had here, as a test says it that is skipped; `None` where one can. Nothing is built or fetched.
-///
-/// # Errors
-/// One is required ([`REQUIRED_VARIABLE`] is `required`), and cannot be had.
-pub fn lacking() -> anyhow::Result<Option<Lacking>> {
-    match parts::find() {
-        Ok(_) => Ok(None),
-        Err(lacking) if std::env::var(REQUIRED_VARIABLE).is_ok_and(|value| value == "required") => {
-            bail!("{REQUIRED_VARIABLE}=required, and {lacking}")
-        }
-        Err(lacking) => Ok(Some(lacking)),
-    }
 }
 
 impl Cluster {

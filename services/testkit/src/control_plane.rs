@@ -29,6 +29,11 @@ pub use second::SecondApiServer;
 /// How long etcd and the API server together may take to become ready.
 const START_LIMIT: Duration = Duration::from_mins(3);
 
+const LEASED: &str = "the control plane is leased; give the test a network of its own (Isolation::own_network)";
+
+/// In a control plane's folder: the certificate of its CA.
+const CA_FILE: &str = "ca.crt";
+
 /// The bearer token of the administrator, in the group `system:masters`.
 const ADMIN_TOKEN: &str = "admin-of-a-test";
 
@@ -49,14 +54,15 @@ struct Ports {
     etcd_peers: u16,
 }
 
-/// A running etcd and kube-apiserver. Dropping it ends both.
+/// A running etcd and kube-apiserver. Dropping it ends both, unless the test has leased them.
 #[derive(Debug)]
 pub struct ControlPlane {
     settings: Settings,
     ca_pem: String,
     // Dropped in this order: an API server that loses etcd fills the end of its log with complaints.
     api_server: Option<Daemon>,
-    etcd: Daemon,
+    /// `None` for a leased control plane, which belongs to another process.
+    etcd: Option<Daemon>,
 }
 
 /// What a start of the API server needs, the first and every later one.
@@ -120,12 +126,17 @@ impl Builder {
         self
     }
 
-    /// Starts both and waits until the API server is ready and has made the namespace `default`.
+    /// Starts both and waits until the API server is ready and has made the namespace `default`. Where the test has leased
+    /// a control plane, attaches to that one instead.
     ///
     /// # Errors
-    /// The tools are missing, or one of the two does not start; with the end of its log.
+    /// The tools are missing, or one of the two does not start; with the end of its log. A leased control plane cannot be
+    /// configured: such a test needs [`own_network`](crate::Isolation::own_network).
     pub async fn start(self) -> anyhow::Result<ControlPlane> {
         install_crypto_provider();
+        if let Some(leased) = namespace::leased_control_plane() {
+            return self.attach(&leased);
+        }
         let directory = match self.directory {
             Some(directory) => directory,
             None => namespace::directory()?.join(format!("control-plane-{}", self.address)),
@@ -140,9 +151,35 @@ impl Builder {
         };
         let ca_pem = settings.write_credentials()?;
         // Side by side: the API server waits for etcd by itself.
-        let mut control_plane = ControlPlane { etcd: settings.spawn_etcd()?, api_server: None, ca_pem, settings };
+        settings.write(CA_FILE, &ca_pem)?;
+        let etcd = Some(settings.spawn_etcd()?);
+        let mut control_plane = ControlPlane { etcd, api_server: None, ca_pem, settings };
         control_plane.write_kubeconfig("admin", &Identity::Token(ADMIN_TOKEN))?;
         control_plane.start_api_server().await?;
+        Ok(control_plane)
+    }
+
+    /// Kubeconfigs and the like go into a folder of the test's own.
+    fn attach(self, leased: &Path) -> anyhow::Result<ControlPlane> {
+        if self.address != namespace::API_SERVER || !self.api_server_args.is_empty() {
+            bail!("a leased control plane is as it is: give the test a network of its own (Isolation::own_network)");
+        }
+        let directory = match self.directory {
+            Some(directory) => directory,
+            None => namespace::directory()?.join(format!("control-plane-{}", self.address)),
+        };
+        std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        let ca = leased.join(CA_FILE);
+        let ca_pem = std::fs::read_to_string(&ca).with_context(|| format!("cannot read {}", ca.display()))?;
+        let settings = Settings {
+            address: self.address,
+            ports: self.ports,
+            directory,
+            tools: tools::dir()?,
+            api_server_args: Vec::new(),
+        };
+        let control_plane = ControlPlane { etcd: None, api_server: None, ca_pem, settings };
+        control_plane.write_kubeconfig("admin", &Identity::Token(ADMIN_TOKEN))?;
         Ok(control_plane)
     }
 }
@@ -328,7 +365,7 @@ impl ControlPlane {
     /// # Errors
     /// It is stopped already.
     pub fn stop_api_server(&mut self) -> anyhow::Result<()> {
-        self.api_server.take().context("the API server is stopped already")?.kill()
+        self.api_server.take().context("the API server is stopped already, or leased")?.kill()
     }
 
     /// Starts the API server on the same etcd, address and keys, and waits until it is ready.
@@ -341,7 +378,7 @@ impl ControlPlane {
         }
         let mut api_server = self.settings.spawn_api_server()?;
         let client = self.admin_client()?;
-        let etcd = &mut self.etcd;
+        let etcd = self.etcd.as_mut().context(LEASED)?;
         let probe = async || {
             if let Some(status) = etcd.exited()? {
                 bail!("etcd has ended ({status}); see {}", etcd.log().display());
@@ -366,14 +403,9 @@ impl ControlPlane {
         self.start_api_server().await
     }
 
-    /// The API server's process, for instance to pause it. `None` while it is stopped.
+    /// The API server's process, for instance to pause it. `None` while it is stopped, and for a leased one.
     pub fn api_server(&mut self) -> Option<&mut Daemon> {
         self.api_server.as_mut()
-    }
-
-    /// etcd's process.
-    pub fn etcd(&mut self) -> &mut Daemon {
-        &mut self.etcd
     }
 
     /// Lets both go on when this process ends. Nothing is removed.
@@ -383,7 +415,8 @@ impl ControlPlane {
     pub fn detach(self) -> anyhow::Result<Detached> {
         let kubeconfig = self.kubeconfig();
         let api_server = self.api_server.context("the API server is stopped; start it before letting it go")?;
-        Ok(Detached { kubeconfig, api_server: api_server.detach(), etcd: self.etcd.detach() })
+        let etcd = self.etcd.context(LEASED)?;
+        Ok(Detached { kubeconfig, api_server: api_server.detach(), etcd: etcd.detach() })
     }
 
     fn admin_client(&self) -> anyhow::Result<Client> {

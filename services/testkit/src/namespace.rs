@@ -1,12 +1,16 @@
-//! A test in Linux namespaces of its own: user, network, process and mount. No root is needed.
+//! A test in Linux namespaces: user, network, process and mount. No root is needed.
 //!
-//! The test process starts itself once more through `unshare`, with the name of the one test, and waits. The copy has
-//! an empty network, so fixed addresses and ports collide with nothing, no packet can leave, and several tests run side
-//! by side; it is process 1 of its process namespace, so whatever it started ends with it, however it ends.
+//! The test process starts a copy of itself, with the name of the one test, and waits for it. The copy is process 1 of a
+//! process namespace, so whatever it started ends with it, however it ends. Its network reaches nothing else: fixed
+//! addresses and ports collide with nothing, no packet can leave, and several tests run side by side.
+//!
+//! By default the copy enters the network of a control plane that it has leased (see [`crate::shared`]). A test that
+//! breaks the control plane, or configures it, asks for a network of its own ([`Isolation::own_network`]).
 //!
 //! Why not the loopback of the machine: to a webhook on a loopback URL the API server speaks HTTP/2 over one
 //! connection, and it refuses loopback addresses as endpoints of a Service. Production looks different on both counts.
 
+use std::ffi::OsString;
 use std::fmt::{self, Display, Write as _};
 use std::future::Future;
 use std::io::{BufRead, BufReader, PipeReader, Read, Write as _};
@@ -20,7 +24,7 @@ use anyhow::{Context, anyhow, bail};
 
 use crate::daemon::tail;
 use crate::eventually::POLL;
-use crate::tools;
+use crate::{shared, tools};
 
 /// The address of the API server.
 pub const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 1));
@@ -41,6 +45,8 @@ pub const fn replica_address(number: u8) -> IpAddr {
 const DIRECTORY: &str = "PILLION_TEST_DIRECTORY";
 /// Set in the copy: the place in the source of the call that is to run its body.
 const CALL: &str = "PILLION_TEST_CALL";
+/// Set in the copy of a test that leases a control plane: the folder of that control plane.
+const CONTROL_PLANE: &str = "PILLION_TEST_CONTROL_PLANE";
 /// In the folder: how the body ended. The exit code alone would not tell a test that was not found from one that passed.
 const OUTCOME: &str = "outcome";
 const PASSED: &str = "passed";
@@ -80,6 +86,7 @@ pub fn directory() -> anyhow::Result<PathBuf> {
 #[must_use]
 pub struct Isolation {
     time_limit: Duration,
+    has_own_network: bool,
 }
 
 /// Why an isolated test failed.
@@ -102,7 +109,14 @@ impl Default for Isolation {
 impl Isolation {
     /// Ten minutes: many times what a test takes, so that a machine that is busy with others fails none.
     pub fn new() -> Self {
-        Self { time_limit: Duration::from_mins(10) }
+        Self { time_limit: Duration::from_mins(10), has_own_network: false }
+    }
+
+    /// An empty network instead of one with a control plane in it: for a test that stops, pauses or configures the control
+    /// plane, or needs none. `_reason` says which, to the reader.
+    pub fn own_network(mut self, _reason: &'static str) -> Self {
+        self.has_own_network = true;
+        self
     }
 
     /// Another time limit for the body. The first build of the tools does not count.
@@ -145,6 +159,11 @@ impl Isolation {
         Fut: Future<Output = anyhow::Result<()>>,
     {
         let call = Location::caller().to_string();
+        #[expect(
+            clippy::expect_used,
+            reason = "this process keeps a control plane; its test waits, and shows the log"
+        )]
+        shared::keep_if_asked().expect("cannot keep a control plane");
         match std::env::var(CALL) {
             Ok(wanted) if wanted == call => inside(self.time_limit, body),
             // Another call of the same test; the one that is meant comes later.
@@ -169,7 +188,7 @@ impl Isolation {
             .map_err(early)?;
 
         let mut output = String::new();
-        match self.copy(&test, call, &tools, directory.path(), &mut output) {
+        match self.leased(&test, call, &tools, directory.path(), &mut output) {
             Ok(()) => Ok(()),
             Err(error) => {
                 let message = format!("{test}: {error:#}");
@@ -178,14 +197,48 @@ impl Isolation {
         }
     }
 
-    /// Runs the copy to its end.
-    fn copy(&self, test: &str, call: &str, tools: &Path, directory: &Path, output: &mut String) -> anyhow::Result<()> {
+    /// Runs the copy, with a leased control plane unless the test has a network of its own.
+    fn leased(
+        &self,
+        test: &str,
+        call: &str,
+        tools: &Path,
+        directory: &Path,
+        output: &mut String,
+    ) -> anyhow::Result<()> {
+        if self.has_own_network {
+            return self.copy(unshare(), &copy_of(test)?, call, tools, directory, output);
+        }
         let program = std::env::current_exe().context("cannot tell which program this is")?;
+        let lease = shared::Lease::take(|| {
+            let mut keeper = Command::new(&program);
+            keeper.args(arguments(test)).env(tools::ASSETS_VARIABLE, tools).env_remove(CALL);
+            for variable in PROXIES {
+                keeper.env_remove(variable);
+            }
+            keeper
+        })?;
+        let mut command = lease.enter()?;
+        command.arg("unshare").args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]);
+        command.env(CONTROL_PLANE, lease.folder());
+        let outcome = self.copy(command, &copy_of(test)?, call, tools, directory, output);
+        lease.give_back(outcome.is_ok(), directory)?;
+        outcome
+    }
+
+    /// Runs the copy to its end, by a command that enters namespaces.
+    fn copy(
+        &self,
+        mut command: Command,
+        copy: &[OsString],
+        call: &str,
+        tools: &Path,
+        directory: &Path,
+        output: &mut String,
+    ) -> anyhow::Result<()> {
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-        let mut command = unshare();
         command
-            .arg(program)
-            .args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"])
+            .args(copy)
             .env(DIRECTORY, directory)
             .env(CALL, call)
             .env(tools::ASSETS_VARIABLE, tools)
@@ -219,7 +272,23 @@ const PROXIES: [&str; 8] =
 
 const HOW_TO_UNSHARE: &str = "cannot run `unshare` (package util-linux), which gives each test namespaces of its own";
 
-fn unshare() -> Command {
+/// This program with the one test.
+fn copy_of(test: &str) -> anyhow::Result<Vec<OsString>> {
+    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    Ok(std::iter::once(program.into()).chain(arguments(test).map(OsString::from)).collect())
+}
+
+fn arguments(test: &str) -> [&str; 5] {
+    ["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]
+}
+
+/// The folder of the control plane that this test has leased; `None` if it has a network of its own.
+pub(crate) fn leased_control_plane() -> Option<PathBuf> {
+    std::env::var_os(CONTROL_PLANE).map(|folder| PathBuf::from(folder).join(shared::CONTROL_PLANE))
+}
+
+/// New namespaces; the command to run there is to be added.
+pub(crate) fn unshare() -> Command {
     let mut command = Command::new("unshare");
     command.args([
         "--user",
@@ -333,8 +402,9 @@ where
     Fut: Future<Output = anyhow::Result<()>>,
 {
     crate::certificates::install_crypto_provider();
-    ip(&["link", "set", "lo", "up"])?;
-    ip(&["address", "add", RANGE, "dev", "lo"])?;
+    if leased_control_plane().is_none() {
+        set_up_addresses()?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -346,6 +416,12 @@ where
             Err(_) => Err(anyhow!("the test's body did not end within {limit:?}")),
         }
     })
+}
+
+/// Makes every address of the range one of this network namespace.
+pub(crate) fn set_up_addresses() -> anyhow::Result<()> {
+    ip(&["link", "set", "lo", "up"])?;
+    ip(&["address", "add", RANGE, "dev", "lo"])
 }
 
 fn ip(arguments: &[&str]) -> anyhow::Result<()> {

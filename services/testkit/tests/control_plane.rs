@@ -9,14 +9,14 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, ListParams};
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
 use serde_json::json;
 
 const SOON: Duration = Duration::from_mins(1);
 
 #[test]
 fn starts_and_serves() {
-    isolated(|| async {
+    Isolation::new().own_network("is about the control plane").run(|| async {
         let started = Instant::now();
         let control_plane = ControlPlane::start().await?;
         let mut took = started.elapsed();
@@ -99,7 +99,7 @@ fn rbac_holds_for_service_accounts_and_for_impersonated_users() {
 
 #[test]
 fn two_control_planes_at_once_know_nothing_of_each_other() {
-    isolated(|| async {
+    Isolation::new().own_network("is about the control plane").run(|| async {
         let second_address = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2));
         let (first, second) =
             tokio::try_join!(ControlPlane::start(), ControlPlane::builder().address(second_address).start(),)?;
@@ -114,7 +114,7 @@ fn two_control_planes_at_once_know_nothing_of_each_other() {
 
 #[test]
 fn a_second_api_server_shares_what_is_stored_and_can_be_paused() {
-    isolated(|| async {
+    Isolation::new().own_network("is about the control plane").run(|| async {
         let first = ControlPlane::start().await?;
         let mut second = first.second_api_server().await?;
         first.create_namespace("shared", &[]).await?;
@@ -136,7 +136,7 @@ fn a_second_api_server_shares_what_is_stored_and_can_be_paused() {
 
 #[test]
 fn a_restarted_api_server_has_kept_everything() {
-    isolated(|| async {
+    Isolation::new().own_network("is about the control plane").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         control_plane.create_namespace("kept", &[]).await?;
         let before: Api<Namespace> = Api::all(control_plane.client());
@@ -157,7 +157,7 @@ fn a_restarted_api_server_has_kept_everything() {
 
 #[test]
 fn what_the_api_server_says_is_shown_when_it_does_not_start() {
-    isolated(|| async {
+    Isolation::new().own_network("is about the control plane").run(|| async {
         let started = Instant::now();
         let start = ControlPlane::builder().api_server_arg("--no-such-flag").start().await;
         let error = format!("{:#}", start.err().context("it started")?);

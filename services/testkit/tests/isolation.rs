@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use pillion_testkit::namespace::{self, replica_address};
-use pillion_testkit::{ControlPlane, Isolation, isolated};
+use pillion_testkit::{ControlPlane, Isolation};
 use tokio::net::TcpListener;
 
 #[test]
 fn a_failure_keeps_the_logs_and_shows_their_end() {
-    let outcome = Isolation::new().try_run(|| async {
+    let outcome = Isolation::new().own_network("is about the namespaces").try_run(|| async {
         let _control_plane = ControlPlane::start().await?;
         println!("said before the failure");
         bail!("on purpose")
@@ -30,7 +30,7 @@ fn a_failure_keeps_the_logs_and_shows_their_end() {
 fn a_test_that_passes_leaves_nothing() {
     // A fixed place, since the copy shares no variable with this process.
     let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folder-of-a-test-that-passed");
-    isolated(|| async {
+    Isolation::new().own_network("is about the namespaces").run(|| async {
         let dir = namespace::directory()?;
         std::fs::write(dir.join("some.log"), "text")?;
         std::fs::write(&note, dir.as_os_str().as_encoded_bytes())?;
@@ -43,6 +43,7 @@ fn a_test_that_passes_leaves_nothing() {
 #[test]
 fn a_panic_inside_is_a_failure() {
     let failure = Isolation::new()
+        .own_network("is about the namespaces")
         .try_run(|| async {
             assert_eq!(1 + 1, 3, "arithmetic");
             Ok(())
@@ -56,6 +57,7 @@ fn a_panic_inside_is_a_failure() {
 fn a_body_that_hangs_is_ended_and_so_is_what_it_started() {
     let started = Instant::now();
     let failure = Isolation::new()
+        .own_network("is about the namespaces")
         .time_limit(Duration::from_millis(300))
         .try_run(|| async {
             std::process::Command::new("sleep").arg("1000").spawn()?;
@@ -71,12 +73,13 @@ fn a_body_that_hangs_is_ended_and_so_is_what_it_started() {
 #[test]
 fn of_two_bodies_in_one_test_each_is_run() {
     let note = |dir: &Path| dir.join("first-was-here");
-    isolated(|| async {
+    Isolation::new().own_network("is about the namespaces").run(|| async {
         let dir = namespace::directory()?;
         std::fs::write(note(&dir), "")?;
         Ok(())
     });
-    let second = Isolation::new().try_run(|| async { bail!("the second") }).unwrap_err();
+    let second =
+        Isolation::new().own_network("is about the namespaces").try_run(|| async { bail!("the second") }).unwrap_err();
     assert!(second.message.contains("the second"), "{second}");
     let dir = second.directory.unwrap();
     assert!(!note(&dir).exists(), "the first body was run in the copy for the second");
@@ -85,7 +88,7 @@ fn of_two_bodies_in_one_test_each_is_run() {
 
 #[test]
 fn every_address_of_the_range_is_ours_and_none_beyond() {
-    isolated(|| async {
+    Isolation::new().own_network("is about the namespaces").run(|| async {
         for address in [namespace::API_SERVER, replica_address(1), replica_address(250)] {
             TcpListener::bind((address, 8443)).await.with_context(|| format!("{address}"))?;
         }

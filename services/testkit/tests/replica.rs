@@ -5,13 +5,13 @@ use std::time::Duration;
 use anyhow::ensure;
 use pillion_testkit::namespace::{self, replica_address};
 use pillion_testkit::registration::SERVER_NAME;
-use pillion_testkit::{Replica, ReplicaSpec, TestCa, isolated};
+use pillion_testkit::{Isolation, Replica, ReplicaSpec, TestCa};
 
 const SOON: Duration = Duration::from_mins(1);
 
 #[test]
 fn a_replica_that_fails_early_is_told_with_what_it_said() {
-    isolated(|| async {
+    Isolation::new().own_network("needs no control plane").run(|| async {
         let dir = namespace::directory()?;
         let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;
         // `sh webhook --kubeconfig ...`: there is no script of that name.
@@ -25,7 +25,7 @@ fn a_replica_that_fails_early_is_told_with_what_it_said() {
 
 #[test]
 fn a_replica_is_ready_answers_and_ends_when_asked() {
-    isolated(|| async {
+    Isolation::new().own_network("needs no control plane").run(|| async {
         let dir = namespace::directory()?;
         let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;
         let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_stub-replica"), dir.join("none.kubeconfig"), tls);

@@ -9,12 +9,10 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-#[cfg(test)]
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Answer, App, Authority, ClientTls, Purpose, Running, post, read_to_end, review_text, until};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -22,7 +20,6 @@ use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::serve::ServerSettings;
 use pillion_webhook::tls::PemText;
 use rcgen::SanType;
-use support::{Answer, App, Authority, ClientTls, Purpose, Running, post, read_to_end, review_text, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -175,7 +172,7 @@ async fn a_certificate_that_is_not_good_ends_the_handshake_and_is_counted_apart(
         ("expired", guarded.authority.leaf(Purpose::ExpiredClient, "kube-apiserver", Vec::new())),
         ("of another authority", stranger.client("kube-apiserver")),
         ("for servers", guarded.authority.leaf(Purpose::Server, "kube-apiserver", Vec::new())),
-        ("its own authority", support::certificate()),
+        ("its own authority", crate::support::certificate()),
     ];
     let mut failed = 0.0;
     for version in VERSIONS {

@@ -13,14 +13,12 @@
     reason = "a test says what is wrong by panicking, also in its helpers; and what it measured"
 )]
 
-#[cfg(test)]
-mod support;
-
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use crate::support::{Answer, App, Running, post, review};
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use pillion_api::names::InjectionLevel;
@@ -30,7 +28,6 @@ use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::router::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
 use serde_json::{Value, json};
-use support::{Answer, App, Running, post, review};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
@@ -390,7 +387,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
                 assert!(ended.unwrap_err().is_cancelled());
             }
             // What the server still does for it.
-            support::until("nothing is in flight", || server.app.metric("pillion_inflight") == Some(0.0)).await;
+            crate::support::until("nothing is in flight", || server.app.metric("pillion_inflight") == Some(0.0)).await;
         }
         seen.shed = shed.load(Ordering::Relaxed);
         println!("unloaded {took:?}, overtaken by {}, {:?} times slower, {seen:#?}", seen.overtaken(), seen.slower());

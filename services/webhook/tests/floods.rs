@@ -10,9 +10,6 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-#[cfg(test)]
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -26,7 +23,7 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tower::ServiceExt;
 
-use support::{Answer, App, KNOWN, Lines, Running, anonymous_memory, post, review, sidecar};
+use crate::support::{Answer, App, KNOWN, Lines, Running, anonymous_memory, post, review, sidecar};
 
 const MIB: usize = 1024 * 1024;
 

@@ -10,15 +10,12 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-#[cfg(test)]
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Answer, PATIENCE, Running, until};
 use axum::Router;
 use axum::routing::get;
 use pillion_webhook::serve::ServerSettings;
-use support::{Answer, PATIENCE, Running, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};

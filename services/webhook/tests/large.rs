@@ -3,15 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-#[cfg(test)]
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{App, KNOWN, review};
 use axum::body::Body;
 use http::{Request, StatusCode};
 use serde_json::{Map, Value};
-use support::{App, KNOWN, review};
 use tower::ServiceExt;
 
 /// Far more than it takes, and far less than what grows with the square of the keys takes.

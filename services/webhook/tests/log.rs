@@ -2,12 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-#[cfg(test)]
-mod support;
-
+use crate::support::{App, KNOWN, Lines, review};
 use axum::body::Body;
 use http::Request;
-use support::{App, KNOWN, Lines, review};
 use tower::ServiceExt;
 use tracing::Level;
 

@@ -2,13 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-#[cfg(test)]
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::support::{App, review_text};
 use axum::Router;
 use axum::body::Body;
 use futures::FutureExt;
@@ -18,7 +16,6 @@ use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::Answer;
 use pillion_webhook::router::LookUps;
 use serde_json::{Value, json};
-use support::{App, review_text};
 use tokio::time::Instant;
 use tower::ServiceExt;
 
@@ -46,7 +43,7 @@ fn accounts() -> (LookUps, Arc<AtomicUsize>) {
     let counter = Arc::clone(&asked);
     let look_ups: LookUps = Arc::new(move |wanted| {
         counter.fetch_add(1, Ordering::SeqCst);
-        assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (support::KNOWN, Some("default")));
+        assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (crate::support::KNOWN, Some("default")));
         let object = OwnedTape::parse(r#"{"metadata":{"annotations":{"role":"reader"}}}"#).unwrap();
         async move { wanted.answered(&Answer::Found(Arc::new(object))) }.boxed()
     });

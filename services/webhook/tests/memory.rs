@@ -3,15 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-#[cfg(test)]
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Answer, App, Running, post, review_text, until};
 use futures::future::join_all;
 use pillion_webhook::router::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
-use support::{Answer, App, Running, post, review_text, until};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;

@@ -2,13 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-#[cfg(test)]
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::support::{App, KNOWN, review};
 use axum::Router;
 use axum::body::Body;
 use futures::FutureExt;
@@ -17,7 +15,6 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::Namespace;
 use pillion_webhook::router::{LiveNamespace, RequestSettings};
-use support::{App, KNOWN, review};
 use tokio::time::Instant;
 use tower::ServiceExt;
 

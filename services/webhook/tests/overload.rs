@@ -7,13 +7,11 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-#[cfg(test)]
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::{Answer, App, KNOWN, Running, post, review, review_text, until};
 use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
@@ -24,7 +22,6 @@ use http_body_util::BodyExt;
 use pillion_engine::lookup::Answer::Missing;
 use pillion_webhook::router::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
-use support::{Answer, App, KNOWN, Running, post, review, review_text, until};
 use tokio::io::AsyncWriteExt;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::Instant;

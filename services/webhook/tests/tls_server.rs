@@ -1,12 +1,10 @@
 //! The server over real sockets: its limits, its certificate, and its end.
 
-#[cfg(test)]
-mod support;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Answer, App, PATIENCE, Running, exchange, read_to_end, review_text, until};
 use axum::Router;
 use axum::routing::{get, post};
 use http::{Request, StatusCode, Version};
@@ -14,7 +12,6 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use pillion_webhook::router::RequestSettings;
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
-use support::{Answer, App, PATIENCE, Running, exchange, read_to_end, review_text, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -182,7 +179,7 @@ async fn no_more_handshakes_at_one_time_than_are_allowed() {
     settings.max_handshakes = 1;
     let server = Running::start(fast(), settings).await;
     let mut stalled = server.tcp().await;
-    stalled.write_all(&support::client_hello(&server.root)).await.unwrap();
+    stalled.write_all(&crate::support::client_hello(&server.root)).await.unwrap();
     // It is answered, so it holds the only place; and says no more.
     stalled.read_u8().await.unwrap();
     // Half of its time: as much is left for the next one to see that it is not let in, and to shake hands when it is.
@@ -198,8 +195,8 @@ async fn no_more_handshakes_at_one_time_than_are_allowed() {
 #[tokio::test]
 async fn a_client_that_trusts_another_authority_is_counted() {
     let server = Running::start(fast(), settings()).await;
-    let (other, _) = support::certificate();
-    support::connect(server.tcp().await, &other, &[]).await.unwrap_err();
+    let (other, _) = crate::support::certificate();
+    crate::support::connect(server.tcp().await, &other, &[]).await.unwrap_err();
     until("the failure is counted", || server.handshakes("failed") > 0.5).await;
 }
 
@@ -242,7 +239,7 @@ async fn other_shapes_of_http1_are_served_in_order() {
     let server = Running::start(App::new().router, settings()).await;
     let review = review_text();
 
-    let old = support::post("/mutate", &review).replace("HTTP/1.1", "HTTP/1.0");
+    let old = crate::support::post("/mutate", &review).replace("HTTP/1.1", "HTTP/1.0");
     let answer = exchange(&mut server.http1().await, old).await;
     assert!(answer.starts_with("HTTP/1.0 200 "), "{answer}");
 
@@ -259,9 +256,9 @@ async fn other_shapes_of_http1_are_served_in_order() {
     let mut stream = server.http1().await;
     let pipelined = format!(
         "{}{}{}",
-        support::post("/mutate", &review),
-        support::post("/mutate", "{}"),
-        support::post("/mutate/held", &review)
+        crate::support::post("/mutate", &review),
+        crate::support::post("/mutate", "{}"),
+        crate::support::post("/mutate/held", &review)
     );
     stream.write_all(pipelined.as_bytes()).await.unwrap();
     for expected in [200, 400, 200] {
@@ -293,12 +290,12 @@ async fn one_connection_too_many_is_refused_and_the_others_are_served() {
 async fn a_new_certificate_is_shown_by_the_next_handshake_and_breaks_no_connection() {
     let server = Running::start(fast(), settings()).await;
     let mut old = server.http1().await;
-    let (root, key) = support::certificate();
-    assert!(server.certificate.swap(support::cert_text(&root), support::key_text(&key)).unwrap());
+    let (root, key) = crate::support::certificate();
+    assert!(server.certificate.swap(crate::support::cert_text(&root), crate::support::key_text(&key)).unwrap());
 
-    let new = support::connect(server.tcp().await, &root, &[]).await.unwrap();
+    let new = crate::support::connect(server.tcp().await, &root, &[]).await.unwrap();
     assert_eq!(new.get_ref().1.peer_certificates().unwrap().len(), 1);
-    support::connect(server.tcp().await, &server.root, &[]).await.unwrap_err();
+    crate::support::connect(server.tcp().await, &server.root, &[]).await.unwrap_err();
     old.write_all(GET_FAST).await.unwrap();
     assert_eq!(Answer::read(&mut old).await.body, "fast");
 }
@@ -361,7 +358,7 @@ async fn a_drain_loses_no_request() {
     assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
     // Nobody listens there any more; or by now another test does, who has not this one's authority.
     let (address, root) = (server.address, server.root);
-    let again = async { support::connect(TcpStream::connect(address).await?, &root, &[]).await };
+    let again = async { crate::support::connect(TcpStream::connect(address).await?, &root, &[]).await };
     assert!(!matches!(timeout(PATIENCE, again).await, Ok(Ok(_))), "it listens still");
 }
 
@@ -443,7 +440,7 @@ async fn a_body_in_pieces_keeps_its_connection() {
     let review = review_text();
     let mut stream = server.http1().await;
     for _ in 0..2 {
-        let text = support::post("/mutate", &review);
+        let text = crate::support::post("/mutate", &review);
         let (first, second) = text.split_at(text.len() - 10);
         stream.write_all(first.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();

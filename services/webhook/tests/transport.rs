@@ -10,14 +10,12 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-#[cfg(test)]
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{Answer, App, ClientTls, PATIENCE, Running, cert_text, key_text, read_to_end, until};
 use axum::Router;
 use axum::routing::{MethodRouter, get};
 use futures::future::join_all;
@@ -25,7 +23,6 @@ use http::Request;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use pillion_webhook::serve::{Drained, ServerSettings};
-use support::{Answer, App, ClientTls, PATIENCE, Running, cert_text, key_text, read_to_end, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
@@ -408,7 +405,7 @@ async fn at_the_end_of_a_drain_idle_connections_are_closed_in_order_and_the_last
 async fn a_client_that_goes_away_leaves_nothing_behind() {
     let app = App::new();
     let server = Running::start(app.router.clone(), settings()).await;
-    let review = support::post("/mutate", &support::review_text());
+    let review = crate::support::post("/mutate", &crate::support::review_text());
     for cut in (0..review.len()).step_by(31) {
         let mut stream = server.http1().await;
         stream.write_all(&review.as_bytes()[..cut]).await.unwrap();

@@ -2,9 +2,6 @@
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
-#[cfg(test)]
-mod support;
-
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -29,7 +26,7 @@ fn app(registry: &mut Registry) -> Router {
     }]});
     let profile = compile(&ProfileName::cluster("images"), &serde_json::from_value(spec).unwrap()).unwrap();
     let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]))
-        .with_namespace(support::KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        .with_namespace(crate::support::KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
     router(Admission {
         snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
         live_namespace: None,
@@ -52,7 +49,7 @@ async fn post(app: &Router, path: &str, review: &Value) -> Value {
 async fn each_validating_path_refuses_and_lets_pass_and_is_counted_under_its_own_name() {
     let mut registry = Registry::default();
     let app = app(&mut registry);
-    let good = support::review(support::KNOWN);
+    let good = crate::support::review(crate::support::KNOWN);
     let mut bad = good.clone();
     bad["request"]["object"]["spec"]["containers"][0]["image"] = json!("elsewhere/web:1");
     let paths = [

@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::{SOON, release};
+use crate::leader::{SOON, release};
 
 const CONTROLLER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 2, 1));
 const NEWEST: Generation = Generation(2);
@@ -141,7 +141,7 @@ impl Rig {
 
 #[test]
 fn each_of_two_api_servers_proves_for_itself_whom_it_trusts() {
-    Isolation::new().time_limit(Duration::from_mins(10)).run(|| async {
+    Isolation::new().own_network("runs a second API server").time_limit(Duration::from_mins(10)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut second = control_plane.second_api_server().await?;
         // Whom the test may stop.

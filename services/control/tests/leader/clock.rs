@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use pillion_control::clock::{Clock, ClockMetrics, Settings};
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, Isolation, eventually};
 use tokio_util::sync::CancellationToken;
 
-use crate::SOON;
+use crate::leader::SOON;
 
 #[test]
 fn this_clock_and_the_api_servers_agree_until_it_is_silent_for_long() {
-    isolated(|| async {
+    Isolation::new().own_network("stops the API server").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut settings = Settings::default();
         settings.interval = Duration::from_millis(100);

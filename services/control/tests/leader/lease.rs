@@ -12,13 +12,13 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use pillion_control::lease::metrics::Operation;
 use pillion_control::lease::{Claim, Elector, LeaseMetrics, Settings};
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{SOON, release};
+use crate::leader::{SOON, release};
 
 /// Less than the defaults, and whole seconds for what stands in the Lease. Long enough for a machine that is busy: what takes as
 /// long as it may is lost.
@@ -226,7 +226,7 @@ fn a_leader_that_was_stopped_for_a_while_knows_at_once_that_it_does_not_lead() {
 
 #[test]
 fn without_the_api_server_nobody_leads_and_with_it_somebody_does() {
-    isolated(|| async {
+    Isolation::new().own_network("pauses the API server").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let (first, second) = two(&control_plane).await?;
         control_plane.api_server().context("it runs")?.pause()?;

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{SOON, release};
+use crate::leader::{SOON, release};
 
 const PORT: u16 = 8443;
 

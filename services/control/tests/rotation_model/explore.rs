@@ -5,8 +5,10 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use pillion_control::rotation::{Phase, Settings, Stored};
 
-use crate::leader::{Leader, Planner, decide, write};
-use crate::world::{API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, STRANGER, World};
+use crate::rotation_model::leader::{Leader, Planner, decide, write};
+use crate::rotation_model::world::{
+    API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, STRANGER, World,
+};
 
 /// Moves after which a rotation that nobody disturbs has to be at rest.
 const PATIENCE: usize = 120;

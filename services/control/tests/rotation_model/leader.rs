@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use pillion_control::rotation::{Generation, Observed, Record, Settings, Step, Stored};
 
-use crate::world::{BundleVersion, GENERATIONS, LeafVersion, Reading, World, authority, bit};
+use crate::rotation_model::world::{BundleVersion, GENERATIONS, LeafVersion, Reading, World, authority, bit};
 
 pub(crate) type Planner = fn(&Settings, &Observed) -> Step;
 

@@ -8,7 +8,7 @@ use pillion_control::rotation::{
     Stored, Trigger,
 };
 
-use crate::leader::Leader;
+use crate::rotation_model::leader::Leader;
 
 pub(crate) const API_SERVERS: usize = 2;
 pub(crate) const REPLICAS: usize = 3;

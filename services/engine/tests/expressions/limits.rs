@@ -8,7 +8,7 @@ use pillion_engine::expression::{
 };
 use serde_json::json;
 
-use crate::{World, empty};
+use crate::expressions::{World, empty};
 
 /// Compiles on a stack as small as those of the threads that serve requests.
 fn compile_on_small_stack(source: String) -> Result<Expression, ExpressionError> {

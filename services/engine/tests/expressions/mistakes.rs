@@ -3,7 +3,7 @@
 use pillion_engine::expression::{Expression, ExpressionError, Path, Scope};
 use serde_json::json;
 
-use crate::{World, empty};
+use crate::expressions::{World, empty};
 
 fn scope() -> Scope {
     Scope::new()
@@ -199,8 +199,10 @@ fn only_texts_numbers_and_bools_are_put_into_a_text() {
     ];
     for (source, help) in texts {
         let expression = Expression::compile(source, &Scope::new().with("x")).unwrap();
-        let error = expression
-            .evaluate_text(&crate::Borrowed { world: &world }, &mut pillion_engine::expression::Budget::new());
+        let error = expression.evaluate_text(
+            &crate::expressions::Borrowed { world: &world },
+            &mut pillion_engine::expression::Budget::new(),
+        );
         let error = error.unwrap_err();
         assert!(error.message().ends_with("cannot be put into a text"), "{error:?}");
         assert!(error.help().unwrap_or_default().contains(help), "{error:?}");

@@ -7,7 +7,7 @@ use pillion_engine::expression::{Budget, Expression};
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::{Borrowed, World};
+use crate::expressions::{Borrowed, World};
 
 fn values() -> serde_json::Value {
     json!({"m": {"a": 1, "b": {"c": "x"}, "n": null}, "l": [3, 1, 2], "s": "h\u{e9}llo", "d": 1.5, "t": true})

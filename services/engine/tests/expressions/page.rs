@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use pillion_engine::expression::{Outcome, signatures};
 use serde_json::Value as Json;
 
-use crate::World;
+use crate::expressions::World;
 
 const PAGE: &str = include_str!("../../../../docs/expressions.md");
 

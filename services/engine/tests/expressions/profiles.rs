@@ -3,7 +3,7 @@
 use pillion_engine::expression::Outcome;
 use serde_json::{Value as Json, json};
 
-use crate::World;
+use crate::expressions::World;
 
 fn object(world: World, object: &Json) -> World {
     world.with("object", object.clone()).with("request", json!({"namespace": "shop", "uid": "1"}))

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::targets::SEPARATOR;
+use crate::fuzz::targets::SEPARATOR;
 
 /// Words that mean something to what is tested.
 const WORDS: &[&str] = &[

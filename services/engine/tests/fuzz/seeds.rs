@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 
-use crate::targets::{SEPARATOR, review, sample_pod};
+use crate::fuzz::targets::{SEPARATOR, review, sample_pod};
 
 /// Expressions of many kinds.
 const EXPRESSIONS: &[&str] = &[

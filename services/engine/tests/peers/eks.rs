@@ -6,8 +6,8 @@ use std::path::Path;
 use pillion_engine::case::Metadata;
 use serde_json::{Map, Value as Json, json};
 
-use crate::files::{documents, ending, patch, string};
-use crate::runner::{Expected, PeerCase, Ready, Shipped, case, set, set_typed};
+use crate::peers::files::{documents, ending, patch, string};
+use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case, set, set_typed};
 
 const TESTING: &str = "testing.eks.amazonaws.com/";
 

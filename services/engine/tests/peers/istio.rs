@@ -7,11 +7,11 @@ use std::path::Path;
 use pillion_engine::case::Case;
 use serde_json::Value as Json;
 
-use crate::files::{documents, ending, level_quantities, longest_prefix};
-use crate::istio_results::given_by;
-use crate::istio_settings::{give, give_parameters};
-use crate::runner::{Expected, PeerCase, Ready, Shipped, case};
-use crate::workloads::Workload;
+use crate::peers::files::{documents, ending, level_quantities, longest_prefix};
+use crate::peers::istio_results::given_by;
+use crate::peers::istio_settings::{give, give_parameters};
+use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case};
+use crate::peers::workloads::Workload;
 
 /// Variables whose value is JSON. It is compared as such: blanks and the order of keys are nothing.
 const JSON_ENV: [&str; 3] = ["PROXY_CONFIG", "ISTIO_META_POD_PORTS", "ISTIO_KUBE_APP_PROBERS"];
@@ -26,7 +26,11 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     let names: Vec<String> = inputs.iter().map(|(name, _)| name.clone()).collect();
     let input = |name: &str| inputs.iter().find(|(other, _)| other == name).map(|(_, path)| path.as_path());
     let installation = |name: &str| {
-        settings.iter().find(|(other, _)| other == name).map(|(_, path)| crate::files::settings(path)).transpose()
+        settings
+            .iter()
+            .find(|(other, _)| other == name)
+            .map(|(_, path)| crate::peers::files::settings(path))
+            .transpose()
     };
     let mut cases = Vec::new();
     for (name, golden) in &goldens {
@@ -42,8 +46,9 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
                 let workload = input(workload).unwrap_or(golden);
                 cases.extend(pairs(name, workload, Some(golden), &conditions, shipped));
             }
-            None => cases
-                .push(PeerCase::read(name, || Err(format!("there is no workload for {}", crate::files::name(golden))))),
+            None => cases.push(PeerCase::read(name, || {
+                Err(format!("there is no workload for {}", crate::peers::files::name(golden)))
+            })),
         }
     }
     let has_golden =
@@ -54,7 +59,7 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     }
     for (name, path) in &settings {
         if !names.contains(name) && !goldens.iter().any(|(golden, _)| golden == name) {
-            let error = format!("there is no workload for {}", crate::files::name(path));
+            let error = format!("there is no workload for {}", crate::peers::files::name(path));
             cases.push(PeerCase::read(format!("{name}.iop"), || Err(error)));
         }
     }

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::files::string;
-use crate::results::{Given, behind, container, listed, texts};
+use crate::peers::files::string;
+use crate::peers::results::{Given, behind, container, listed, texts};
 
 /// Arguments of the init container, the annotation that sets each, and the parameter.
 const OF_INIT: [(&str, &str, &str); 7] = [
@@ -214,8 +214,8 @@ fn of_volumes(result: &Json, given: &mut Given) {
 /// What the proxy is told of the mesh's configuration: what the pod does not say itself.
 fn of_configuration(proxy: &Json, before: &Json, given: &mut Given) {
     let shown = variable(proxy, "PROXY_CONFIG").and_then(|text| serde_json::from_str::<Map<String, Json>>(text).ok());
-    let asked =
-        string(before, "/metadata/annotations/proxy.istio.io~1config").and_then(|text| crate::files::parse(text).ok());
+    let asked = string(before, "/metadata/annotations/proxy.istio.io~1config")
+        .and_then(|text| crate::peers::files::parse(text).ok());
     let asked = asked.and_then(|documents| documents.into_iter().next()).unwrap_or_default();
     let Some(mut shown) = shown else { return };
     given.extend(

@@ -4,8 +4,8 @@
 use pillion_engine::case::Case;
 use serde_json::{Map, Value as Json, json};
 
-use crate::files::without_nulls;
-use crate::runner::{Shipped, set_all};
+use crate::peers::files::without_nulls;
+use crate::peers::runner::{Shipped, set_all};
 
 /// What the folders with the profiles are called.
 const FOLDERS: &str = "istio";

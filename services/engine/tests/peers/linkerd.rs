@@ -12,10 +12,10 @@ use pillion_api::names::SYSTEM_NAMESPACES;
 use pillion_engine::case::Case;
 use serde_json::{Map, Value as Json, json};
 
-use crate::files::{documents, ending, level_quantities, longest_prefix, name, parse, patch, string, text};
-use crate::linkerd_results::given_by;
-use crate::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set, set_all};
-use crate::workloads::Workload;
+use crate::peers::files::{documents, ending, level_quantities, longest_prefix, name, parse, patch, string, text};
+use crate::peers::linkerd_results::given_by;
+use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set, set_all};
+use crate::peers::workloads::Workload;
 
 const PROFILE: &str = "linkerd-proxy";
 
@@ -75,7 +75,7 @@ fn webhook(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
         .map(|(name, path)| Patch {
             words: words(&name),
             operations: read(&path).and_then(|text| {
-                serde_json::from_str(&text).map_err(|error| format!("{}: {error}", crate::files::name(&path)))
+                serde_json::from_str(&text).map_err(|error| format!("{}: {error}", crate::peers::files::name(&path)))
             }),
         })
         .collect();

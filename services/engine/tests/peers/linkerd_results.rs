@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::results::{Given, behind, container, listed, texts};
+use crate::peers::results::{Given, behind, container, listed, texts};
 
 /// Variables of the proxy: the annotation that sets each, and the parameter.
 const OF_ENV: [(&str, &str, &str); 16] = [

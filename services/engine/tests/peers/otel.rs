@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use pillion_engine::case::{Case, Metadata};
 use serde_json::{Map, Value as Json, json};
 
-use crate::files::{all, documents, level_quantities, name, string};
-use crate::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set};
-use crate::workloads::Workload;
+use crate::peers::files::{all, documents, level_quantities, name, string};
+use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set};
+use crate::peers::workloads::Workload;
 
 const PREFIX: &str = "instrumentation.opentelemetry.io/inject-";
 

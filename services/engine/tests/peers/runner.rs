@@ -12,7 +12,7 @@ use pillion_engine::case::{Aspect, Case, Difference, Profiles, missing, run, une
 use pillion_engine::profile::{ProfileName, advise};
 use serde_json::{Map, Value as Json, json};
 
-use crate::files;
+use crate::peers::files;
 
 /// How many differences of one case are shown.
 const SHOWN: usize = 12;
@@ -395,6 +395,16 @@ fn outcome(case: &PeerCase) -> (Option<String>, bool) {
 }
 
 /// The table, and behind it what is explained and what failed.
+/// The counts of each peer, for programs.
+pub(crate) fn json(tallies: &[Tally]) -> Json {
+    let counts = |tally: &Tally| {
+        json!({
+            "cases": tally.cases, "equal": tally.equal, "explained": tally.explained.len(), "failed": tally.failed.len(),
+        })
+    };
+    tallies.iter().map(|tally| (tally.peer.to_owned(), counts(tally))).collect::<serde_json::Map<_, _>>().into()
+}
+
 pub(crate) fn table(tallies: &[Tally]) -> String {
     let mut text =
         format!("{:<10} {:>6} {:>6} {:>6} {:>10} {:>7}\n", "peer", "cases", "equal", "loose", "explained", "failed");

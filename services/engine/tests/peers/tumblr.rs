@@ -7,8 +7,8 @@ use serde_json::{Value as Json, json};
 
 use self::convert::Document;
 use self::convert::tumblr::Options;
-use crate::files::{documents, ending, patch, string, text};
-use crate::runner::{Expected, PeerCase, Ready, Shipped, case, named};
+use crate::peers::files::{documents, ending, patch, string, text};
+use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case, named};
 
 /// What the annotations of the peer's cases begin with, where they do not say it themselves.
 const PREFIX: &str = "injector.unittest.com";
@@ -69,7 +69,7 @@ fn read(request: &Path, patch_file: &Path, configurations: &[Document], shipped:
     let mut expected = pod.clone();
     if patch_file.exists() {
         let operations: Json = serde_json::from_str(&text(patch_file)?)
-            .map_err(|error| format!("{}: {error}", crate::files::name(patch_file)))?;
+            .map_err(|error| format!("{}: {error}", crate::peers::files::name(patch_file)))?;
         patch(&mut expected, &operations)?;
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::files::string;
+use crate::peers::files::string;
 
 /// A workload, and the pod that is made of it.
 #[derive(Clone, Debug)]

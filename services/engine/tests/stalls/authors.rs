@@ -2,7 +2,9 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::{Bomb, EITHER, env, many, numbers, pod, rule, small, template, variables, with_list, with_variables};
+use crate::stalls::{
+    Bomb, EITHER, env, many, numbers, pod, rule, small, template, variables, with_list, with_variables,
+};
 
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(crate) fn what_authors_send() -> Vec<Bomb> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::{
+use crate::stalls::{
     Bomb, DONE, EITHER, TOO_LARGE, TOO_MUCH, added, annotated, env, many, numbers, rule, small, template, variables,
     with_list, with_variables,
 };

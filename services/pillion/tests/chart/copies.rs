@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
-use crate::profiles::source;
-use crate::{chart, documents, repository, shipped};
+use crate::chart::profiles::source;
+use crate::chart::{chart, documents, repository, shipped};
 
 /// What the chart has of the rest of the repository, by its path in the chart.
 fn copies() -> BTreeMap<PathBuf, String> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use crate::{documents, identity, named, of_kind, rendered, repository, shipped, template, text};
+use crate::chart::{documents, identity, named, of_kind, rendered, repository, shipped, template, text};
 
 /// The profiles of a folder as they are shipped.
 pub(crate) fn source(folder: &str) -> PathBuf {

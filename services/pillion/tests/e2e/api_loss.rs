@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{Isolation, eventually};
 use serde_json::{Value as Json, json};
 
 use crate::direct::{Direct, metric, review};
@@ -105,7 +105,7 @@ async fn staleness(rig: &Rig) -> Result<Vec<f64>> {
 
 #[test]
 fn losing_the_api_server_changes_no_answer() {
-    isolated(|| async {
+    Isolation::new().own_network("stops the API server").run(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         let direct = Direct::to(&rig.replicas[0])?;

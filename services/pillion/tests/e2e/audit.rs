@@ -19,7 +19,7 @@ use pillion_engine::snapshot::Snapshot;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{
-    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, isolated, register_service, register_webhook,
+    ControlPlane, Isolation, Replica, ReplicaSpec, TestCa, eventually, isolated, register_service, register_webhook,
 };
 use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
@@ -286,7 +286,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
 
 #[test]
 fn a_switch_that_was_off_is_a_cause_and_the_audit_outlives_the_api_server() {
-    isolated(|| async {
+    Isolation::new().own_network("restarts the API server").run(|| async {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;

@@ -14,7 +14,7 @@ use pillion_control::release::Release;
 use pillion_control::switch;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Replica, eventually, isolated, tools};
+use pillion_testkit::{ControlPlane, Isolation, Replica, eventually, isolated, tools};
 use serde_json::json;
 
 use crate::direct::{Direct, metric, review};
@@ -120,7 +120,7 @@ async fn say(rig: &Rig, word: &str) -> Result<()> {
 
 #[test]
 fn the_kill_switch_stops_every_replica_within_two_seconds_and_survives_the_api_server() {
-    isolated(|| async {
+    Isolation::new().own_network("stops the API server").run(|| async {
         let release = ["--release", "pillion-system/pillion"];
         let mut rig = Rig::start_with(ControlPlane::builder(), &release, 3).await?;
         rig.namespace(SHOP, Some("required")).await?;

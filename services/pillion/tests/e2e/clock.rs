@@ -287,7 +287,7 @@ fn a_clock_that_jumps_ahead_shortens_no_wait() {
     let _alone = alone();
     let overlap = Duration::from_secs(10);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 10s").replace("Timeout: 5s", "Timeout: 60s");
-    Isolation::new().run(|| async move {
+    Isolation::new().own_network("runs a second API server").run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clock = MovedClock::new("controllers")?;
         managed.controllers_by(&[&clock, &clock]).await?;
@@ -350,7 +350,7 @@ fn a_wait_is_not_shortened_by_the_clock_of_a_leader_that_is_gone() {
     let _alone = alone();
     let overlap = Duration::from_secs(12);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 12s").replace("Timeout: 5s", "Timeout: 40s");
-    Isolation::new().run(|| async move {
+    Isolation::new().own_network("runs a second API server").run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clocks = [MovedClock::new("first")?, MovedClock::new("second")?];
         managed.controllers_by(&[&clocks[0], &clocks[1]]).await?;

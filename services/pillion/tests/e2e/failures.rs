@@ -1,7 +1,7 @@
 //! When replicas are gone: the namespace's label decides.
 
 use anyhow::ensure;
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{Isolation, eventually, isolated};
 
 use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
 
@@ -28,7 +28,7 @@ fn without_replicas_an_enabled_namespace_goes_on_and_a_required_one_refuses() {
 
 #[test]
 fn losing_the_api_server_changes_no_answer() {
-    isolated(|| async {
+    Isolation::new().own_network("restarts the API server").run(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.restart_api_server().await?;
         eventually(SOON, "pods are injected again", async || {

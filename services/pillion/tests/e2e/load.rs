@@ -14,7 +14,7 @@ use axum::http::Request;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use pillion_testkit::eventually;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
@@ -224,6 +224,16 @@ impl Outcomes {
         let mut lost: Vec<_> = self.all.iter().filter(|created| !matches!(created.ended, Ended::Injected(_))).collect();
         lost.sort_by_key(|created| created.sent);
         lost
+    }
+
+    /// Writes the result of a long run to the file that `PILLION_RESULT` names, for the recipe that asked for it: `what` is
+    /// the name of `count`.
+    pub(crate) fn write_result(&self, what: &str, count: u64) -> Result<()> {
+        let failed = self.all.iter().filter(|created| matches!(created.ended, Ended::Failed(_))).count();
+        let not_injected = self.lost().len() - failed;
+        pillion_testkit::write_result(&json!({
+            what: count, "admissions": self.all.len(), "failed": failed, "not_injected": not_injected,
+        }))
     }
 
     fn percentile(&self, percent: usize) -> Duration {

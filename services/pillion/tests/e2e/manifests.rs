@@ -8,7 +8,7 @@ use std::process::Output;
 
 use anyhow::{Context, Result, bail, ensure};
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, eventually, isolated, tools};
+use pillion_testkit::{ControlPlane, Isolation, eventually, tools};
 use serde_json::{Map, Value as Json, json};
 
 use crate::rig::PATIENCE;
@@ -226,7 +226,7 @@ async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 fn whatever_is_rendered_the_api_server_takes_to_the_field() {
-    isolated(|| async {
+    Isolation::new().own_network("gives the API server two IP families").run(|| async {
         // Of both families, as one set of values asks for.
         let families = "--service-cluster-ip-range=10.112.0.0/24,fd00:112::/112";
         let control_plane = ControlPlane::builder().api_server_arg(families).start().await?;

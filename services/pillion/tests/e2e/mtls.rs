@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use pillion_testkit::control_plane::Builder;
 use pillion_testkit::registration::SERVER_NAME;
 use pillion_testkit::replica::WEBHOOK_PORT;
-use pillion_testkit::{ControlPlane, Replica, TestCa, eventually, isolated, namespace};
+use pillion_testkit::{ControlPlane, Isolation, Replica, TestCa, eventually, isolated, namespace};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -80,7 +80,7 @@ async fn is_counted(replica: &Replica) -> Result<()> {
 
 #[test]
 fn the_api_server_is_known_by_its_certificate_and_nobody_else_is_answered() {
-    isolated(|| async {
+    Isolation::new().own_network("gives the API server a client certificate").run(|| async {
         let folder = namespace::directory()?;
         let authority = TestCa::new()?;
         let control_plane = with_certificate(&authority, &folder)?;

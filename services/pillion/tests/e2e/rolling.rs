@@ -93,7 +93,7 @@ fn rolling_restarts_lose_no_pod() {
     let rolls = count_from("PILLION_ROLLS", ROLLS, 1..=80).unwrap();
     let _alone = alone();
     let limit = Duration::from_secs(600 + 30 * rolls);
-    Isolation::new().time_limit(limit).run(|| async move {
+    Isolation::new().own_network("stops the API server").time_limit(limit).run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let mut fleet = Fleet::of(&mut rig);
         let load = Load::start(&rig).await?;
@@ -114,6 +114,7 @@ fn rolling_restarts_lose_no_pod() {
         }
         let took = began.elapsed();
         let outcomes = load.stop().await?;
+        outcomes.write_result("restarts", rolls)?;
         let ended = fleet.ended()?;
         tell(&format!(
             "{rolls} rolling restarts of {REPLICAS} replicas in {took:.0?} ({ended} of {} have ended meanwhile): {outcomes}\n  \

@@ -104,6 +104,7 @@ fn rotations_lose_no_pod() {
         let took = began.elapsed();
         load.answers(200).await?;
         let outcomes = load.stop().await?;
+        outcomes.write_result("rotations", rotations)?;
         for running in managed.controllers.iter().chain(&managed.rig.replicas) {
             let log = running.log_text()?;
             ensure!(refusals(&log).is_empty(), "{}: {:#?}", running.address(), refusals(&log));
@@ -183,7 +184,7 @@ fn an_api_server_that_hangs_keeps_the_rotation_waiting() {
     let _alone = alone();
     // Longer than the pause: it is not that the time was over.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
-    Isolation::new().run(|| async move {
+    Isolation::new().own_network("runs a second API server").run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 2).await?;
         let mut second = managed.rig.control_plane.second_api_server().await?;
         let active = managed.is_stable(1, LIMIT).await?;

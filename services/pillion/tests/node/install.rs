@@ -13,8 +13,9 @@ use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node, pod};
 const PROMISE: Duration = Duration::from_mins(1);
 
 #[test]
+#[ignore = "needs a real node: just node"]
 fn from_the_installation_to_the_first_pod_with_its_sidecar() {
-    on_a_node("from_the_installation_to_the_first_pod_with_its_sidecar", async |platform| {
+    on_a_node(async |platform| {
         platform.namespace("team-a", "enabled").await?;
         platform.namespace("pay", "required").await?;
         // Nobody is kept from creating pods by something that is being installed.

@@ -1,9 +1,8 @@
 //! What the platform team does on the first day and on a bad night, on a real cluster of one node: the real chart by the real
 //! helm, an image of the real program, kubelets that start and probe it, Services with addresses of their own.
 //!
-//! Tests are skipped, and say so, where no cluster can be had; `PILLION_NODE=required` makes that a failure. What a cluster is
-//! made of is built by `just cluster up`. `PILLION_IMAGE` names the archive of an image to test instead of the program as it was
-//! built for the tests.
+//! `just node` runs these tests: it first builds what a cluster is made of. `PILLION_IMAGE` names the archive of an image to test
+//! instead of the program that was built for the tests.
 
 #![allow(
     clippy::unwrap_used,

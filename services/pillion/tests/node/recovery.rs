@@ -66,8 +66,9 @@ async fn everything_is_required(platform: &Platform) -> Result<()> {
 }
 
 #[test]
+#[ignore = "needs a real node: just node"]
 fn without_any_replica_the_cluster_recovers_by_itself() {
-    on_a_node("without_any_replica_the_cluster_recovers_by_itself", async |platform| {
+    on_a_node(async |platform| {
         everything_is_required(platform).await?;
         let webhooks = ["--selector=app.kubernetes.io/component=webhook", "--wait=false"];
         let delete = [&["delete", "pods", "--namespace", NAMESPACE][..], &webhooks].concat();
@@ -96,8 +97,9 @@ fn without_any_replica_the_cluster_recovers_by_itself() {
 }
 
 #[test]
+#[ignore = "needs a real node: just node"]
 fn after_a_restart_of_the_node_the_cluster_recovers_by_itself() {
-    on_a_node("after_a_restart_of_the_node_the_cluster_recovers_by_itself", async |platform| {
+    on_a_node(async |platform| {
         everything_is_required(platform).await?;
         let begun = Instant::now();
         platform.cluster.restart().await?;

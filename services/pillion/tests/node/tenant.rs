@@ -53,8 +53,9 @@ async fn pods(platform: &Platform) -> Result<Vec<Pod>> {
 }
 
 #[test]
+#[ignore = "needs a real node: just node"]
 fn an_admin_of_a_namespace_brings_a_sidecar_of_his_own() {
-    on_a_node("an_admin_of_a_namespace_brings_a_sidecar_of_his_own", async |platform| {
+    on_a_node(async |platform| {
         // What the platform does.
         platform.namespace("shop", "enabled").await?;
         platform

@@ -66,8 +66,9 @@ fn is_accessible(browser: &Browser, where_: &str) {
 }
 
 #[test]
-fn the_page_does_what_it_says_in_a_browser() {
-    let Some(programs) = programs() else { return };
+#[ignore = "needs Chromium: just browser"]
+fn page_works_in_a_browser() {
+    let programs = programs();
     let dev = Dev::start(&[]);
     let browser = Browser::start(&programs, 1440, 900);
     browser.open(&dev.url());
@@ -464,30 +465,28 @@ fn pictures() -> [(&'static str, PathBuf); 2] {
     ["light", "dark"].map(|theme| (theme, images.join(format!("playground-{theme}.png"))))
 }
 
-/// `PILLION_WRITE=1` makes them anew: `just screenshots`.
 #[test]
-fn the_pictures_in_the_docs_are_there_and_small() {
-    if std::env::var_os("PILLION_WRITE").is_some() {
-        let programs = programs().expect("pictures need a browser");
-        let dev = Dev::start(&["--profiles", "profiles"]);
-        let browser = Browser::start(&programs, 1440, 900);
-        browser.open(&dev.url());
-        browser.until("the first example", DONE);
-        browser.run(
-            "const list = document.getElementById('examples');
+#[ignore = "writes the pictures of the docs: just screenshots"]
+fn writes_small_screenshots() {
+    let programs = programs();
+    let dev = Dev::start(&["--profiles", "profiles"]);
+    let browser = Browser::start(&programs, 1440, 900);
+    browser.open(&dev.url());
+    browser.until("the first example", DONE);
+    browser.run(
+        "const list = document.getElementById('examples');
              list.value = [...list.options].find((option) => option.text === 'cloud-sql-proxy').value;
              list.dispatchEvent(new Event('change'))",
-        );
-        shows(&browser, "injected-panel", "cloud-sql-proxy");
-        for (theme, file) in pictures() {
-            browser.emulate("prefers-color-scheme", theme);
-            if theme == "dark" {
-                browser.click("#explanation-tab");
-            }
-            browser.run("document.activeElement.blur()");
-            fs::create_dir_all(file.parent().unwrap()).unwrap();
-            fs::write(file, browser.picture()).unwrap();
+    );
+    shows(&browser, "injected-panel", "cloud-sql-proxy");
+    for (theme, file) in pictures() {
+        browser.emulate("prefers-color-scheme", theme);
+        if theme == "dark" {
+            browser.click("#explanation-tab");
         }
+        browser.run("document.activeElement.blur()");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, browser.picture()).unwrap();
     }
     for (_, file) in pictures() {
         let picture = fs::read(&file).unwrap();

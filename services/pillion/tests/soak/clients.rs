@@ -8,8 +8,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::target::{Target, check_injected, review};
-use crate::{KIB, MIB};
+use crate::soak::target::{Target, check_injected, review};
+use crate::soak::{KIB, MIB};
 
 /// The API server's part: reviews of all sizes on connections that are kept.
 pub(crate) async fn good(target: Rc<Target>, client: usize) {

@@ -13,8 +13,8 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::soak::{KIB, NAMESPACE};
 use crate::support::trusting;
-use crate::{KIB, NAMESPACE};
 
 /// How long anything may take that is not broken. The machine may be busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -9,14 +9,14 @@ use futures::{StreamExt, TryStreamExt, stream};
 use pillion_testkit::ControlPlane;
 use serde_json::Value as Json;
 
-use crate::choices::{arrange, as_strategic_patch, switches};
-use crate::compare::{Difference, differences};
-use crate::dice::Dice;
-use crate::openapi::OpenApi;
-use crate::pins::{Case, Oracle, PINS, PinnedBy, has_repeated_variable, pinned};
-use crate::server::{Answer, Templates};
-use crate::shrink::{places, without};
-use crate::{ours, pods};
+use crate::oracle::choices::{arrange, as_strategic_patch, switches};
+use crate::oracle::compare::{Difference, differences};
+use crate::oracle::dice::Dice;
+use crate::oracle::openapi::OpenApi;
+use crate::oracle::pins::{Case, Oracle, PINS, PinnedBy, has_repeated_variable, pinned};
+use crate::oracle::server::{Answer, Templates};
+use crate::oracle::shrink::{places, without};
+use crate::oracle::{ours, pods};
 
 /// How many cases are run unless `PILLION_ORACLE_CASES` says otherwise.
 const CASES: u64 = 4_000;

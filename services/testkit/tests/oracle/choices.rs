@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::openapi::{List, OpenApi, Shape};
-use crate::parts::port_key;
+use crate::oracle::openapi::{List, OpenApi, Shape};
+use crate::oracle::parts::port_key;
 
 /// Types that are a choice, with the fields that are no part of it.
 const CHOICE_BUT: [(&str, &[&str]); 3] =

@@ -2,8 +2,8 @@
 
 use serde_json::Value as Json;
 
-use crate::choices::key_of;
-use crate::openapi::{List, OpenApi, Shape};
+use crate::oracle::choices::key_of;
+use crate::oracle::openapi::{List, OpenApi, Shape};
 
 /// One difference.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pillion_engine::schema::{self, Field, OneOf, Type};
 
-use crate::openapi::{List, OpenApi, Shape};
-use crate::pins::ATOMIC;
+use crate::oracle::openapi::{List, OpenApi, Shape};
+use crate::oracle::pins::ATOMIC;
 
 /// Lists that the two know differently, and why.
 const DIFFERENT: [(&str, &str); 6] = [

@@ -10,7 +10,7 @@ use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value as Json, json};
 
-use crate::openapi::{OpenApi, Shape};
+use crate::oracle::openapi::{OpenApi, Shape};
 
 /// A pod's metadata and spec with a template laid over it; or why the engine does not do it.
 pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<Result<Json, String>> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::dice::Dice;
+use crate::oracle::dice::Dice;
 
 /// Sets a field in so many of a hundred times.
 macro_rules! maybe {

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::compare::Difference;
+use crate::oracle::compare::Difference;
 
 /// Whose result ours is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
+use crate::bad_inputs::table::{Row, good, run};
 use crate::support::{KNOWN, review};
-use crate::table::{Row, good, run};
 
 const UID: &str = "\"uid\":\"0df28fbd-5f5f-11e8-bc74-36e6bb280816\"";
 const LIMIT: usize = 7 * 1024 * 1024;
@@ -53,7 +53,7 @@ pub(crate) fn rows() -> Vec<Row> {
             .refused(400, "request.uid"),
         // Not 400 but an answer in kind: API servers of before 1.22 speak v1beta1, and so do tools that people still have.
         good(18, "v1beta1").text("admission.k8s.io/v1", "admission.k8s.io/v1beta1").is(
-            crate::table::Expected::Injected(|injected| {
+            crate::bad_inputs::table::Expected::Injected(|injected| {
                 assert_eq!(injected.answer["apiVersion"], "admission.k8s.io/v1beta1");
             }),
         ),

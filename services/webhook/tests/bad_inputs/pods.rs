@@ -7,8 +7,8 @@ use http::Request;
 use serde_json::{Value as Json, json};
 use tower::ServiceExt;
 
+use crate::bad_inputs::table::{Expected, Injected, Row, good, run};
 use crate::support::{App, KNOWN, review, sidecar};
-use crate::table::{Expected, Injected, Row, good, run};
 
 const SKIP: Expected = Expected::Skip { warned: false };
 const WARNED: Expected = Expected::Skip { warned: true };

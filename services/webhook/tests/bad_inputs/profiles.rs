@@ -10,8 +10,8 @@ use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value as Json, json};
 
+use crate::bad_inputs::table::{ALONE, Expected, Injected, Row, good, run};
 use crate::support::{KNOWN, anonymous_memory, review, sidecar};
-use crate::table::{ALONE, Expected, Injected, Row, good, run};
 
 fn compiled(name: &ProfileName, spec: &Json) -> Arc<CompiledProfile> {
     Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())

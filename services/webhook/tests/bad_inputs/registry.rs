@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::{bodies, pods, profiles, requests};
+use crate::bad_inputs::{bodies, pods, profiles, requests};
 
 /// How many inputs there are.
 const INPUTS: u8 = 70;

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::table::{Expected, Row, good, run};
+use crate::bad_inputs::table::{Expected, Row, good, run};
 
 const JSON: (&str, &str) = ("Content-Type", "application/json");
 const SKIP: Expected = Expected::Skip { warned: false };

@@ -13,9 +13,6 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod bodies;
 mod connections;
 mod pods;

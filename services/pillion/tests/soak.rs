@@ -1,4 +1,4 @@
-//! A minute (longer by `PILLION_SOAK_SECONDS`) of all that a replica meets in a year, at a few hundred requests a second:
+//! Twenty seconds (longer by `PILLION_SOAK_SECONDS`) of all that a replica meets in a year, at a few hundred requests a second:
 //! good reviews of all sizes and bad ones, clients that come and go and break off, new certificates, profiles that change,
 //! namespaces that come and go, scrapes. Every good review is answered right, and in the end the process is as large, and
 //! has as many files open, as it had after it had warmed up.
@@ -13,24 +13,22 @@
 )]
 
 mod clients;
-#[path = "../support/mod.rs"]
-mod support;
 mod target;
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::support::{Program, eventually, get};
 use clients::{abort, bad, churn, forged, good};
 use pillion_testkit::{ControlPlane, TestCa};
 use serde_json::json;
-use support::{Program, eventually, get};
 use target::Target;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 const SECONDS: &str = "PILLION_SOAK_SECONDS";
-const DEFAULT_SECONDS: u64 = 60;
+const DEFAULT_SECONDS: u64 = 20;
 pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
 /// How much more memory the last quarter may have than the second: so much of it, and so many bytes.
@@ -231,6 +229,13 @@ async fn soak(seconds: u64) {
     });
     let scrape = get(&operations, "/metrics").body;
     println!("{seconds} s: {:?}", target.counts.borrow());
+    pillion_testkit::write_result(&json!({
+        "seconds": seconds,
+        "requests": *target.counts.borrow(),
+        "memory_kib": {"idle": idle.memory / KIB, "second_quarter": early / KIB, "last_quarter": late / KIB},
+        "files": {"idle": idle.files, "second_quarter": early_files, "last_quarter": late_files, "after": after.files},
+    }))
+    .unwrap();
     println!(
         "RssAnon in KiB: {} idle, {} in the second quarter, {} in the last, {} after; files: {} idle, {early_files} and \
          {late_files} at most, {} after",

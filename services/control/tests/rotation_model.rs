@@ -21,8 +21,8 @@ mod world;
 
 use pillion_control::rotation::{Observed, Phase, Record, Settings, Step, next};
 
-use crate::explore::{Found, explore, walk};
-use crate::world::Disturbance;
+use crate::rotation_model::explore::{Found, explore, walk};
+use crate::rotation_model::world::Disturbance;
 
 /// All that can be reached in some thirty moves.
 const STATES: usize = 1_000_000;

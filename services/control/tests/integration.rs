@@ -1,0 +1,7 @@
+//! The controller through its public interface.
+
+mod leader;
+mod memory;
+mod rotation_model;
+mod silent;
+mod told;

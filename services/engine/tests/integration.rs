@@ -1,0 +1,17 @@
+//! The engine through its public interface.
+
+mod allocations;
+mod between;
+mod captured;
+mod cases;
+mod common;
+mod directives;
+mod expressions;
+mod fuzz;
+mod large;
+mod peers;
+mod pod_schema;
+mod properties;
+mod stalls;
+mod untouched;
+mod work;

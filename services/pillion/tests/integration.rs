@@ -1,0 +1,34 @@
+//! The program as users run it, without a cluster.
+
+mod bombs;
+mod captured;
+mod chart;
+mod config;
+mod convert;
+mod convert_peers;
+mod crds;
+mod dashboards;
+mod deploy;
+mod descriptors;
+mod dev;
+mod diff;
+mod docs;
+mod drain;
+mod explain;
+mod export;
+mod inject;
+mod lint;
+mod load_tests;
+mod logs;
+mod manual;
+mod metrics;
+mod mistakes;
+mod misuse;
+mod playground;
+mod prometheus;
+mod soak;
+mod support;
+mod test_command;
+mod traces;
+mod uninject;
+mod webhook;

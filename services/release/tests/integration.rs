@@ -1,0 +1,4 @@
+//! What `just dist` makes.
+
+mod image;
+mod release;

@@ -1,0 +1,323 @@
+//! Control planes that tests share, one test at a time.
+//!
+//! Starting etcd and kube-apiserver costs more than most tests do. So a control plane outlives the test that started it:
+//! it runs in network namespaces of its own, which each test that leases it enters. After a test has passed, every key
+//! in etcd is set back to what it was before the first test, and the next test finds a control plane as good as new. A
+//! control plane whose test has failed is ended.
+//!
+//! No two tests use one control plane at the same time. There are as many control planes as tests that run side by side.
+//!
+//! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with the
+//! test runner.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::Request;
+use kube::{Client, Config};
+use serde_json::{Value, json};
+
+use crate::control_plane::ControlPlane;
+use crate::daemon::tail;
+use crate::eventually::{POLL, eventually};
+use crate::namespace;
+
+/// Set in the process that keeps a control plane: the folder of the lease.
+const KEEP: &str = "PILLION_TEST_KEEP";
+
+/// In a lease's folder: the process whose namespaces tests enter.
+const NAMESPACES: &str = "namespaces";
+/// In a lease's folder: the control plane is up.
+const READY: &str = "ready";
+/// In a lease's folder: a test has used the control plane, which is not reset yet.
+const USED: &str = "used";
+/// In a lease's folder: the control plane's own folder, which [`ControlPlane::start`] attaches to.
+pub(crate) const CONTROL_PLANE: &str = "control-plane";
+/// In a lease's folder: what the keeper prints.
+const LOG: &str = "keeper.log";
+
+/// How long a control plane may take to be there, or to be reset.
+const LIMIT: Duration = Duration::from_mins(4);
+
+/// Keys that the API server itself keeps writing, or sets right by itself.
+const VOLATILE: [&str; 8] = [
+    "/registry/masterleases/",
+    "/registry/leases/",
+    "/registry/apiregistration.k8s.io/",
+    "/registry/flowschemas/",
+    "/registry/prioritylevelconfigurations/",
+    "/registry/services/endpoints/default/kubernetes",
+    "/registry/endpointslices/default/kubernetes",
+    "compact_rev_key",
+];
+
+/// A control plane that this process alone uses until the lease is given back.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    folder: PathBuf,
+    /// The lock on it is the lease.
+    _lock: File,
+}
+
+impl Lease {
+    /// Leases a control plane; starts one if none is free. `keeper` is what runs in namespaces of its own to keep it: this
+    /// program, for a test that calls [`keep_if_asked`].
+    ///
+    /// # Errors
+    /// The control plane does not start; with the end of its logs.
+    pub(crate) fn take(keeper: impl Fn() -> Command) -> anyhow::Result<Self> {
+        let run = Run::of_this_process();
+        std::fs::create_dir_all(&run.folder).with_context(|| format!("cannot make {}", run.folder.display()))?;
+        for number in 0.. {
+            let lock = File::create(run.folder.join(format!("{number}.lock"))).context("cannot make a lock")?;
+            if lock.try_lock().is_err() {
+                continue;
+            }
+            let lease = Self { folder: run.folder.join(number.to_string()), _lock: lock };
+            if !lease.is_kept() {
+                lease.start(&run, keeper())?;
+            }
+            lease.wait()?;
+            return Ok(lease);
+        }
+        bail!("no control plane can be leased")
+    }
+
+    /// The lease's folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Enters the control plane's user and network namespaces; the command to run there is to be added.
+    pub(crate) fn enter(&self) -> anyhow::Result<Command> {
+        let process = self.namespaces().context("the control plane has ended")?;
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &process, "--user", "--net", "--preserve-credentials", "--"]);
+        Ok(command)
+    }
+
+    /// Gives the control plane back. It is reset if the test has passed, and else ended; its logs are copied to `logs`.
+    pub(crate) fn give_back(self, passed: bool, logs: &Path) -> anyhow::Result<()> {
+        if passed {
+            return std::fs::write(self.folder.join(USED), "").context("cannot ask for a reset");
+        }
+        for name in ["etcd.log", "kube-apiserver.log"] {
+            let _ = std::fs::copy(self.folder.join(CONTROL_PLANE).join(name), logs.join(name));
+        }
+        if let Some(process) = self.namespaces() {
+            // The keeper's own parent removes the folder.
+            let _ = Command::new("kill").args(["-KILL", &process]).status();
+        }
+        let deadline = Instant::now() + LIMIT;
+        while self.folder.exists() {
+            ensure!(Instant::now() < deadline, "{} is not removed", self.folder.display());
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    fn namespaces(&self) -> Option<String> {
+        let process = std::fs::read_to_string(self.folder.join(NAMESPACES)).ok()?.trim().to_owned();
+        (!process.is_empty() && Path::new("/proc").join(&process).exists()).then_some(process)
+    }
+
+    fn is_kept(&self) -> bool {
+        self.namespaces().is_some()
+    }
+
+    fn start(&self, run: &Run, keeper: Command) -> anyhow::Result<()> {
+        let _ = std::fs::remove_dir_all(&self.folder);
+        std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
+        let unshared = namespace::unshare();
+        // A session of its own: a test runner that ends a test's process group must not end the control plane with it.
+        let mut command = Command::new("setsid");
+        command
+            .args(["--fork", "sh", "-c", KEEPER])
+            .arg(&self.folder)
+            .arg(run.owner.to_string())
+            .arg(unshared.get_program())
+            .args(unshared.get_args())
+            .arg(keeper.get_program())
+            .args(keeper.get_args())
+            .env(KEEP, &self.folder);
+        for (name, value) in keeper.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let null = || (Stdio::null(), Stdio::null(), Stdio::null());
+        let (stdin, stdout, stderr) = null();
+        let status = command.stdin(stdin).stdout(stdout).stderr(stderr).status();
+        let status = status.context("cannot run `setsid` (package util-linux)")?;
+        ensure!(status.success(), "setsid failed ({status})");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !self.is_kept() {
+            ensure!(Instant::now() < deadline, "the keeper of a control plane did not start: {}", self.said());
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Waits until the control plane is ready and reset.
+    fn wait(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            if self.folder.join(READY).exists() && !self.folder.join(USED).exists() {
+                return Ok(());
+            }
+            ensure!(self.is_kept(), "the keeper of a control plane has ended: {}", self.said());
+            ensure!(Instant::now() < deadline, "no control plane within {LIMIT:?}: {}", self.said());
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn said(&self) -> String {
+        tail(&self.folder.join(LOG), 40)
+    }
+}
+
+/// Runs `"$@"` until it ends or the owner has gone. `$0` is the lease's folder.
+const KEEPER: &str = r#"
+folder=$0 owner=$1
+shift
+"$@" </dev/null >"$folder/keeper.log" 2>&1 &
+keeper=$!
+echo "$keeper" >"$folder/namespaces.new"
+mv "$folder/namespaces.new" "$folder/namespaces"
+while kill -0 "$owner" 2>/dev/null && kill -0 "$keeper" 2>/dev/null; do sleep 0.2; done
+kill -KILL "$keeper" 2>/dev/null
+wait "$keeper" 2>/dev/null
+# A keeper that failed by itself leaves its log for whoever waits for it.
+kill -0 "$owner" 2>/dev/null && [ ! -e "$folder/ready" ] && sleep 5
+rm -rf "$folder"
+"#;
+
+/// The tests that run together and share control planes.
+struct Run {
+    folder: PathBuf,
+    /// The process with which the control planes end.
+    owner: u32,
+}
+
+impl Run {
+    fn of_this_process() -> Self {
+        let of = |name: String, owner| Self {
+            folder: std::env::temp_dir().join(format!("pillion-control-planes-{name}")),
+            owner,
+        };
+        // cargo-nextest starts a process for each test, and tells all of them the same id.
+        match (std::env::var("NEXTEST_RUN_ID"), rustix::process::getppid()) {
+            (Ok(run), Some(runner)) => of(run, runner.as_raw_nonzero().get().unsigned_abs()),
+            _ => of(std::process::id().to_string(), std::process::id()),
+        }
+    }
+}
+
+/// Keeps a control plane and never returns, in a process that was started for that; returns at once in every other.
+pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
+    let Some(folder) = std::env::var_os(KEEP).map(PathBuf::from) else { return Ok(()) };
+    namespace::set_up_addresses()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let control_plane = ControlPlane::builder().directory(folder.join(CONTROL_PLANE)).start().await?;
+        let keys = Keys::new()?;
+        let baseline = keys.read().await?;
+        std::fs::write(folder.join(READY), "")?;
+        let used = folder.join(USED);
+        loop {
+            if used.exists() {
+                keys.reset(&baseline, &control_plane.client()).await.context("cannot reset the control plane")?;
+                std::fs::remove_file(&used)?;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    })
+}
+
+/// What is stored in etcd, by its JSON gateway. Keys and values are in base64 there.
+struct Keys {
+    etcd: Client,
+}
+
+type Stored = BTreeMap<String, String>;
+
+impl Keys {
+    fn new() -> anyhow::Result<Self> {
+        let config = Config::new(format!("http://{}:2379", namespace::API_SERVER).parse()?);
+        Ok(Self { etcd: Client::try_from(config).context("cannot make a client of etcd")? })
+    }
+
+    async fn read(&self) -> anyhow::Result<Stored> {
+        // From the smallest key on, to the last one.
+        let all =
+            self.post("range", &json!({"key": STANDARD.encode("\0"), "range_end": STANDARD.encode("\0")})).await?;
+        let text = |pair: &Value, name: &str| pair.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let pairs = all.get("kvs").and_then(Value::as_array).into_iter().flatten();
+        Ok(pairs.map(|pair| (text(pair, "key"), text(pair, "value"))).filter(|(key, _)| !is_volatile(key)).collect())
+    }
+
+    /// Writes the baseline back, and waits until the API server has seen it.
+    async fn reset(&self, baseline: &Stored, client: &Client) -> anyhow::Result<()> {
+        let now = self.read().await?;
+        let surplus = now.keys().filter(|key| !baseline.contains_key(*key));
+        let changed = baseline.iter().filter(|(key, value)| now.get(*key) != Some(value));
+        let deletions = surplus.map(|key| json!({"requestDeleteRange": {"key": key}}));
+        let puts = changed.map(|(key, value)| json!({"requestPut": {"key": key, "value": value}}));
+        let operations: Vec<Value> = deletions.chain(puts).collect();
+        // etcd takes 128 operations in one transaction.
+        for chunk in operations.chunks(100) {
+            self.post("txn", &json!({"success": chunk})).await?;
+        }
+        let names = |list: &Value| {
+            let items = list.get("items").and_then(Value::as_array).into_iter().flatten();
+            items.filter_map(|item| Some(item.pointer("/metadata/name")?.as_str()?.to_owned())).collect::<Vec<_>>()
+        };
+        let cached = async |path: &str| -> anyhow::Result<Value> {
+            // Version 0 asks the API server's cache.
+            Ok(client.request(Request::get(format!("{path}?resourceVersion=0")).body(Vec::new())?).await?)
+        };
+        eventually(LIMIT, "the API server has seen the reset", async || {
+            for (path, left) in EMPTY {
+                let names = names(&cached(path).await?);
+                ensure!(names.iter().all(|name| left.contains(&name.as_str())), "{path}: {names:?}");
+            }
+            let groups: Value = client.request(Request::get("/apis").body(Vec::new())?).await?;
+            let groups = groups.get("groups").and_then(Value::as_array).into_iter().flatten();
+            let of_tests = |group: &&Value| {
+                let name = group.get("name").and_then(Value::as_str).unwrap_or_default();
+                !name.ends_with(".k8s.io") && name.contains('.')
+            };
+            let left: Vec<_> = groups.filter(of_tests).collect();
+            ensure!(left.is_empty(), "still served: {left:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn post(&self, call: &str, body: &Value) -> anyhow::Result<Value> {
+        let request = Request::post(format!("/v3/kv/{call}")).header("content-type", "application/json");
+        Ok(self.etcd.request(request.body(serde_json::to_vec(body)?)?).await?)
+    }
+}
+
+/// What lists hold after a reset, at most.
+const EMPTY: [(&str, &[&str]); 6] = [
+    ("/api/v1/namespaces", &["default", "kube-system", "kube-public", "kube-node-lease"]),
+    ("/api/v1/pods", &[]),
+    ("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", &[]),
+    ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &[]),
+    ("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", &[]),
+    ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &[]),
+];
+
+fn is_volatile(key: &str) -> bool {
+    let key = STANDARD.decode(key).unwrap_or_default();
+    VOLATILE.iter().any(|prefix| key.starts_with(prefix.as_bytes()))
+}

@@ -1,0 +1,8 @@
+//! The parts that tests are made of, and the merge compared with a real API server.
+
+mod control_plane;
+mod isolation;
+mod oracle;
+mod replica;
+mod retry;
+mod webhook;

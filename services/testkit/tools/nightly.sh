@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The end-to-end tests on every Kubernetes version, and long runs of what `just test` does shortly. Goes on after a failure;
+# the last line is one JSON object with the result of each part.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+results=()
+status=0
+part() { # NAME COMMAND...
+  local name=$1 output
+  shift
+  output=$("$@" | tee /dev/stderr) || status=1
+  output=$(echo "$output" | tail -1)
+  [[ $output == \{* ]] || output=null
+  results+=("\"$name\":$output")
+}
+for version in $(cd "$here/kubernetes" && echo *); do part "kubernetes-$version" env KUBERNETES="$version" "$here/e2e.sh"; done
+part restart env PILLION_ROLLS=20 "$here/result.sh" --workspace --test e2e rolling::rolling_restarts_lose_no_pod
+part crashes env PILLION_KILLS=20 "$here/result.sh" --workspace --test e2e crashes::
+part load env PILLION_LOAD=full "$here/result.sh" --workspace --test integration load_tests::
+part soak env PILLION_SOAK_SECONDS=600 "$here/result.sh" --workspace --test integration soak::
+part node "$here/result.sh" --workspace --test node --run-ignored only
+echo "{$(IFS=,; echo "${results[*]}")}"
+exit "$status"

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs tests by cargo-nextest with these arguments. The last line is one JSON object: what the test wrote to the file that
+# PILLION_RESULT names, or else the counts of the run.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+PILLION_RESULT=$work/result "$("$here/prebuilt.sh" cargo-nextest)" nextest run --locked "$@" 2> >(tee "$work/log" >&2)
+status=$?
+if [ -s "$work/result" ]; then
+  cat "$work/result"
+else
+  # For instance: Summary [  12.3s] 6 tests run: 5 passed (1 slow), 1 failed, 2 skipped
+  summary=$(sed 's/\x1b\[[0-9;]*m//g' "$work/log" | grep ' tests\{0,1\} run: ' | tail -1)
+  count() { echo "${summary#*run: }" | grep -oE "[0-9]+ $1" | head -1 | grep -oE '[0-9]+' || echo 0; }
+  echo "{\"passed\":$(count passed),\"failed\":$(($(count failed) + $(count 'timed out'))),\"skipped\":$(count skipped)}"
+fi
+exit "$status"
