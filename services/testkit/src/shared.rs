@@ -152,9 +152,7 @@ impl Lease {
                 None => command.env_remove(name),
             };
         }
-        let null = || (Stdio::null(), Stdio::null(), Stdio::null());
-        let (stdin, stdout, stderr) = null();
-        let status = command.stdin(stdin).stdout(stdout).stderr(stderr).status();
+        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         let status = status.context("cannot run `setsid` (package util-linux)")?;
         ensure!(status.success(), "setsid failed ({status})");
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -197,6 +195,10 @@ wait "$keeper" 2>/dev/null
 # A keeper that failed by itself leaves its log for whoever waits for it.
 kill -0 "$owner" 2>/dev/null && [ ! -e "$folder/ready" ] && sleep 5
 rm -rf "$folder"
+if ! kill -0 "$owner" 2>/dev/null; then
+  rm -f "$folder.lock"
+  rmdir "$(dirname "$folder")" 2>/dev/null
+fi
 "#;
 
 /// The tests that run together and share control planes.

@@ -61,13 +61,13 @@ family_of() {
 package_of() {
   case $1 in
     etcd) echo go.etcd.io/etcd/server/v3 ;;
-    kube*) echo "k8s.io/kubernetes/cmd/$1" ;;
     containerd* | ctr) echo "github.com/containerd/containerd/v2/cmd/$1" ;;
     prometheus | promtool) echo "github.com/prometheus/prometheus/cmd/$1" ;;
     kind) echo sigs.k8s.io/kind ;;
     k6) echo go.k6.io/k6 ;;
     helm) echo helm.sh/helm/v4/cmd/helm ;;
     kubeconform) echo github.com/yannh/kubeconform/cmd/kubeconform ;;
+    kube*) echo "k8s.io/kubernetes/cmd/$1" ;;
     otelcol) echo . ;;
   esac
 }
