@@ -24,7 +24,7 @@ test:
     # The Go programs are built beside the Rust programs, at a lower priority: the tests need both.
     nice "{{ just_executable() }}" tools & tools=$!
     trap 'kill "$tools" 2>/dev/null || true' EXIT
-    "{{ just_executable() }}" fmt-check lint doc
+    "{{ just_executable() }}" fmt-check lint doc lint-workflows
     cargo test --locked --workspace --no-run
     trap - EXIT
     wait "$tools"
@@ -149,3 +149,84 @@ fuzz-tools:
 # A release in dist/: images, chart, manifests, command line, bills of materials, licences, checksums (--platform amd64 --platform arm64)
 dist *arguments:
     cargo run {{ release }} --quiet -p pillion-release --bin dist -- --helm "$(services/testkit/tools/build.sh helm)/helm" {{ arguments }}
+
+# Continuous integration: what .github/workflows calls beside the recipes above
+
+version := `sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml`
+
+# Checks .github/workflows
+lint-workflows:
+    "$(services/testkit/tools/build.sh actionlint)/actionlint" -shellcheck= -pyflakes=
+
+# Allows user namespaces, which the tests need and Ubuntu's AppArmor forbids
+ci-namespaces:
+    sudo sysctl --quiet --write kernel.apparmor_restrict_unprivileged_userns=0
+
+# Installs what `just dist --platform arm64` needs on an amd64 Debian or Ubuntu
+ci-cross:
+    rustup target add aarch64-unknown-linux-gnu
+    sudo apt-get update --quiet
+    sudo apt-get install --yes --quiet gcc-aarch64-linux-gnu
+
+# Installs the release in dist/ on a cluster that `just cluster up NAME` has started, and checks that a pod is injected
+cluster-install name:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    KUBECONFIG=$("{{ just_executable() }}" cluster load {{ name }} dist/pillion-{{ version }}-linux-*-image.tar | sed -n 's/^KUBECONFIG=//p')
+    PATH=$(services/testkit/tools/build.sh kubectl helm):$PATH
+    export KUBECONFIG PATH
+    helm install pillion dist/pillion-{{ version }}.tgz --namespace pillion-system --create-namespace \
+        --values deploy/kind/values.yaml --wait --timeout 5m
+    kubectl label namespace default pillion.dev/injection=enabled --overwrite
+    # The controller registers the webhooks shortly after the replicas are ready.
+    for _ in $(seq 60); do
+        names=$(kubectl run web --image=registry.example.com/web --dry-run=server --output=jsonpath='{.spec.containers[*].name}' \
+            --annotations=sidecar-injector-webhook.morven.me/inject=yes)
+        [ "$names" != "web sidecar-nginx" ] || exit 0
+        sleep 2
+    done
+    echo "error: the pod has the containers '$names'; expected 'web sidecar-nginx'" >&2
+    exit 1
+
+# The command line for macOS on arm64, as an archive in dist/; runs on such a machine
+dist-macos:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    name=pillion-{{ version }}-darwin-arm64
+    PILLION_REVISION=$(git rev-parse HEAD) cargo build --locked --profile dist --target aarch64-apple-darwin -p pillion
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    mkdir -p dist "$work/$name"
+    cp LICENSE target/aarch64-apple-darwin/dist/pillion "$work/$name"
+    tar -czf "dist/$name.tar.gz" -C "$work" "$name"
+
+# Pushes the image and the chart in dist/ to REGISTRY, signs both and the checksums, and prints names and digests; needs skopeo, cosign and a login
+publish registry: released
+    #!/usr/bin/env bash
+    set -euo pipefail
+    registry={{ lowercase(registry) }}
+    image=$registry/pillion chart=$registry/charts/pillion
+    PATH=$(services/testkit/tools/build.sh helm):$PATH
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    # Archives of other machines were added after `just dist` wrote the checksums.
+    (cd dist && find . -type f ! -name 'SHA256SUMS*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >"$work/sums")
+    mv "$work/sums" dist/SHA256SUMS
+    skopeo copy --all --preserve-digests --digestfile "$work/image" \
+        "oci-archive:dist/pillion-{{ version }}-image.tar" "docker://$image:{{ version }}" >&2
+    helm push "dist/pillion-{{ version }}.tgz" "oci://${chart%/*}" 2>&1 | tee "$work/push" >&2
+    image_digest=$(cat "$work/image")
+    chart_digest=$(sed -n 's/^Digest: //p' "$work/push")
+    cosign sign --yes --recursive "$image@$image_digest" >&2
+    cosign sign --yes "$chart@$chart_digest" >&2
+    cosign sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS >&2
+    printf '%s\n' "image_name=$image" "image_digest=$image_digest" "chart_name=$chart" "chart_digest=$chart_digest"
+
+# Creates the release on GitHub with every file in dist/; needs gh and its token
+release-page: released
+    gh release create "v{{ version }}" --verify-tag --notes-file CHANGELOG.md dist/*
+
+# Fails unless the commit has the tag of the version
+[private]
+released:
+    @git tag --points-at HEAD --list "v{{ version }}" | grep --quiet . || { echo "error: this commit has no tag v{{ version }}" >&2; exit 1; }

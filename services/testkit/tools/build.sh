@@ -12,7 +12,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 kubernetes=kubernetes/${KUBERNETES:-1.37}
-all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol helm kubeconform)
+all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol helm kubeconform actionlint)
 # A node (../cluster) needs these too; they take another quarter of an hour.
 node=(kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr kind)
 
@@ -39,7 +39,7 @@ module_of() {
     containerd | containerd-shim-runc-v2 | ctr) echo containerd ;;
     prometheus | promtool) echo prometheus ;;
     otelcol) echo collector ;;
-    kind | k6 | helm | kubeconform) echo "$1" ;;
+    kind | k6 | helm | kubeconform | actionlint) echo "$1" ;;
     *)
       echo "error: there is no tool named '$1'; there are: ${all[*]} ${node[*]}" >&2
       exit 2
@@ -68,6 +68,7 @@ package_of() {
     helm) echo helm.sh/helm/v4/cmd/helm ;;
     kubeconform) echo github.com/yannh/kubeconform/cmd/kubeconform ;;
     kube*) echo "k8s.io/kubernetes/cmd/$1" ;;
+    actionlint) echo github.com/rhysd/actionlint/cmd/actionlint ;;
     otelcol) echo . ;;
   esac
 }

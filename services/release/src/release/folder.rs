@@ -11,8 +11,8 @@ use crate::archive::sha256;
 
 /// The file by which everything else is checked.
 const CHECKSUMS: &str = "SHA256SUMS";
-/// What it is signed by, which is made later and not by us.
-const SIGNATURE: &str = "SHA256SUMS.sig";
+/// Signatures of it, which are made later and not by us: with a key of SSH, and by `just publish`.
+const SIGNATURES: [&str; 2] = ["SHA256SUMS.sig", "SHA256SUMS.sigstore.json"];
 /// How the page begins that every release has. Checksums alone are in folders of anybody.
 const TITLE: &str = "# Pillion ";
 
@@ -76,8 +76,8 @@ fn removable(path: &Path) -> anyhow::Result<BTreeSet<String>> {
         bail!("{}", refused(path, first));
     }
     let listed: BTreeSet<_> = sums.lines().filter_map(|line| Some(line.split_once("  ")?.1)).collect();
-    match found.iter().find(|name| !listed.contains(name.as_str()) && ![CHECKSUMS, SIGNATURE].contains(&name.as_str()))
-    {
+    let is_known = |name: &str| listed.contains(name) || name == CHECKSUMS || SIGNATURES.contains(&name);
+    match found.iter().find(|name| !is_known(name)) {
         Some(other) => bail!("{}", refused(path, other)),
         None => Ok(found),
     }
@@ -116,7 +116,9 @@ mod tests {
     #[test]
     fn a_release_is_replaced_and_so_is_one_that_was_signed() {
         let (_folder, path) = release();
-        fs::write(path.join(SIGNATURE), "signature").unwrap();
+        for name in SIGNATURES {
+            fs::write(path.join(name), "signature").unwrap();
+        }
         Folder::empty(&path).unwrap();
         assert_eq!(names(&path), [""; 0]);
     }
