@@ -1,6 +1,6 @@
 //! What the caches take at full size: 10,000 namespaces and 2,000 profiles of 1.5 KB with three expressions each, given
 //! to the index as the watches give them. Bytes that are asked for are the same in every run, so they are a gate; times
-//! are printed only. `cargo test -p pillion-control --test memory -- --nocapture` shows the figures.
+//! are printed only. `just run --no-capture memory::` prints them.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 #![allow(clippy::print_stdout, reason = "figures are of use where a ceiling is broken")]

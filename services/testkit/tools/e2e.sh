@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Runs the end-to-end tests on the Kubernetes version that KUBERNETES names, by default on the newest. What that version
-# lacks is left out, and said. The last line is one JSON object.
+# lacks is left out, with the reason. The last line is one JSON object.
 #
 #   e2e.sh [FILTER]    FILTER is a part of the tests' names
+#   e2e.sh --record    runs all of them, and writes the version's row in docs/releases.md
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 kubernetes=${KUBERNETES:-1.37}
+record=
+[ "${1:-}" != --record ] || { record=yes && shift; }
 "$here/build.sh" >/dev/null || exit
 left_out='none()'
 reasons=()
-while IFS=: read -r versions filter reason; do
+while IFS=';' read -r versions filter reason; do
   [[ " $versions " == *" $kubernetes "* ]] || continue
   left_out="$left_out | $filter"
   reasons+=("left out on Kubernetes $kubernetes:$reason (${filter# })")
@@ -20,5 +23,15 @@ status=$?
 for reason in "${reasons[@]}"; do echo "$reason"; done
 version=$(sed -n 's/^\tk8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$here/kubernetes/$kubernetes/go.mod" | head -1)
 echo "$said" | sed '$d'
-echo "$said" | tail -1 | sed "s/^{/{\"kubernetes\":\"$version\",/"
+result=$(echo "$said" | tail -1)
+if [ -n "$record" ]; then
+  page=$here/../../../docs/releases.md
+  counts=$(echo "$result" | sed 's/[{}"]//g; s/\([a-z]*\):\([0-9]*\)/\2 \1/g; s/,/, /g')
+  row="| $version | $counts | $(IFS=';'; echo "${reasons[*]#*:}") |"
+  # The row of this minor version, or a new one below the heading of the table.
+  sed -i "/^| ${kubernetes//./\\.}\.[0-9]/d" "$page"
+  awk -v row="$row" '{ print } /^\| tested version /{ heading = 1 } heading && /^\|---/ { print row; heading = 0 }' "$page" >"$page.new"
+  mv "$page.new" "$page"
+fi
+echo "{\"kubernetes\":\"$version\",${result#\{}"
 exit "$status"

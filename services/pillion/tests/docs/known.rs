@@ -3,9 +3,9 @@
 /// A command as it stands in a document, and what runs it. Commands that serve, install or need a cluster are here; a command
 /// that is not, and that the test of the documents cannot run itself, is found by it.
 pub(crate) const KNOWN: &[(&str, &str)] = &[
-    ("cargo run --release -p pillion -- dev", "tests/dev.rs runs the program so"),
+    ("cargo run -p pillion -- dev", "tests/dev.rs runs the program so"),
     ("pillion dev", "as above; tests/playground.rs follows the page"),
-    ("cargo install --locked just@1.59.0 && just test", ".ci/run"),
+    ("./justw test", ".ci/run"),
     ("pillion lint profiles/nginx", "tests/lint.rs"),
     ("pillion test profiles", "tests/test_command.rs"),
     ("pillion inject -f deployment.yaml --profile profiles/nginx", "tests/inject.rs"),

@@ -1,10 +1,11 @@
 //! Pods through the API server: who gets the sidecar, and who stays as they were.
 
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use pillion_testkit::isolated;
 use serde_json::{Value as Json, json};
 
 use crate::rig::{ASK, Rig, STATUS, annotation, bare_pod, deployment_pod, is_untouched, job_pod, names};
+use crate::rolling::injected_by;
 
 /// Asserts that a pod has all that the profile says, and all that its author wrote.
 fn assert_injected(pod: &Json, own: &[&str]) {
@@ -102,6 +103,31 @@ fn a_namespace_made_a_moment_ago_is_known() {
         }
         Ok(())
     });
+}
+
+/// From Kubernetes 1.37 on, the API server chooses a replica for each request (`WebhookRoundTripLoadBalancing`). Before, it
+/// keeps its connection to one of them.
+#[test]
+fn api_server_spreads_requests_over_replicas() {
+    isolated(|| async {
+        let rig = Rig::start(3).await?;
+        let before = injected_by_each(&rig).await?;
+        for _ in 0..60 {
+            rig.dry_run("team-a", &bare_pod("spread")).await?;
+        }
+        let after = injected_by_each(&rig).await?;
+        let answered: Vec<_> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+        ensure!(answered.iter().sum::<u64>() == 60 && answered.iter().all(|count| *count >= 5), "{answered:?}");
+        Ok(())
+    });
+}
+
+async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
+    let mut counts = Vec::new();
+    for replica in &rig.replicas {
+        counts.push(injected_by(replica).await?);
+    }
+    Ok(counts)
 }
 
 /// What the API server hands to the webhook a second time, and to us when the pod is read back: managedFields do not

@@ -79,7 +79,7 @@ impl Fleet {
 }
 
 /// Pods that a replica has injected so far.
-async fn injected_by(replica: &Replica) -> Result<u64> {
+pub(crate) async fn injected_by(replica: &Replica) -> Result<u64> {
     let metrics = replica.metrics_text().await?;
     let counters = metrics
         .lines()

@@ -1,6 +1,5 @@
 //! A cluster with the images in it, and the hands of the platform team: helm and kubectl.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::{Mutex, PoisonError};
