@@ -22,7 +22,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// How often is tried what has to be quick.
-pub(crate) const TRIES: usize = 3;
+pub(crate) const TRIES: usize = 6;
 
 /// The annotation that asks for the first profile, and the one that says it is there.
 pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
