@@ -94,6 +94,9 @@ pub(crate) enum Command {
     Crds(CrdsArgs),
     /// Write manual pages: pillion man /usr/local/share/man/man1
     Man(ManArgs),
+    /// Print the tables of docs/configuration.md.
+    #[command(hide = true)]
+    Reference,
     /// Print completions for a shell: pillion completions bash > /etc/bash_completion.d/pillion
     Completions {
         /// The shell.
