@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes all generated files of the repository: definitions, copies in the chart, manifests, dashboards, tables in documents,
-# seeds of the fuzz corpus and the expected output of `pillion lint`.
+# the table of a pod's fields, seeds of the fuzz corpus and the expected output of `pillion lint`.
 #
 #   generate.sh           writes them
 #   generate.sh --check   writes them too, and fails if that changed a file
@@ -15,7 +15,7 @@ chart=charts/pillion
 mistakes=services/pillion/tests/mistakes
 written=(
   "$chart/README.md" "$chart/crds" "$chart/files" dashboards deploy/manifests docs/configuration.md docs/metrics.md fuzz/corpus
-  "$mistakes"
+  services/engine/src/profile/pod_schema.txt "$mistakes"
 )
 sums() { find "${written[@]}" -type f -exec sha256sum {} + | sort; }
 sums >"$work/before"
@@ -30,7 +30,9 @@ cp "$chart/crds/pillion.dev.yaml" deploy/manifests/crds.yaml
 "$target/pillion" reference >"$work/reference"
 # A dashboard without a source disappears.
 rm -f dashboards/*.json
-"$target/examples/generate" --reference "$work/reference"
+newest=$(cd "$tools/kubernetes" && printf '%s\n' * | sort -V | tail -1)
+kubernetes=$(cd "$tools/kubernetes/$newest" && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)
+"$target/examples/generate" --openapi "$kubernetes/api/openapi-spec/v3/api__v1_openapi.json" --reference "$work/reference"
 
 rm -rf "$chart/files"
 mkdir -p "$chart/files/"{profiles,dashboards,rules}

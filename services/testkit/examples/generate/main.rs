@@ -1,7 +1,8 @@
-//! Writes the generated files that need code: dashboards, tables in documents and the seeds of the fuzz
-//! corpus. `tools/generate.sh` calls it and writes the others.
+//! Writes the generated files that need code: dashboards, tables in documents, the table of a pod's fields and the seeds of
+//! the fuzz corpus. `tools/generate.sh` calls it and writes the others.
 
 mod corpus;
+mod pod_schema;
 #[path = "../../../engine/tests/fuzz/targets.rs"]
 #[allow(
     dead_code,
@@ -25,6 +26,9 @@ use pillion_testkit::dashboards::Source;
 /// Writes generated files below the current folder, which is the repository.
 #[derive(Debug, Parser)]
 struct Arguments {
+    /// The OpenAPI v3 document of the API group `v1`.
+    #[arg(long, value_name = "FILE")]
+    openapi: PathBuf,
     /// What `pillion reference` printed.
     #[arg(long, value_name = "FILE")]
     reference: PathBuf,
@@ -34,6 +38,8 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     dashboards()?;
     corpus::write(Path::new("fuzz/corpus"))?;
+    let schema = pod_schema::table(&read(&arguments.openapi)?)?;
+    write("services/engine/src/profile/pod_schema.txt", schema)?;
 
     replace_tables(
         "charts/pillion/README.md",
