@@ -10,7 +10,6 @@
 )]
 
 mod mutate;
-mod seeds;
 #[allow(unreachable_pub, reason = "the crate in fuzz/ has it too")]
 mod targets;
 
@@ -25,9 +24,6 @@ const MUTATIONS: usize = 4_000;
 
 /// How long one input may take, in a build without optimisation on a machine that is busy.
 const LIMIT: Duration = Duration::from_secs(3);
-
-/// How large the corpus may be, in files and in bytes.
-const MOST: (usize, usize) = (300, 300 * 1024);
 
 fn folder(target: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
@@ -55,30 +51,6 @@ fn run(name: &str, target: fn(&[u8]), input: &[u8], what: &str) {
         if result.is_ok() { "takes too long" } else { "panics" },
         input.escape_ascii()
     );
-}
-
-#[test]
-fn the_corpus_has_what_it_is_made_of() {
-    let (mut files, mut bytes) = (0, 0);
-    for (target, _) in TARGETS {
-        if std::env::var_os("PILLION_WRITE").is_some() {
-            std::fs::create_dir_all(folder(target)).unwrap();
-            for (name, input) in seeds::seeds(target) {
-                std::fs::write(folder(target).join(name), input).unwrap();
-            }
-        }
-        let corpus = corpus(target);
-        for (name, input) in seeds::seeds(target) {
-            let found = corpus.iter().find(|(other, _)| *other == name);
-            assert!(
-                found.is_some_and(|(_, found)| *found == input),
-                "{name} of {target} is out of date: run this test with PILLION_WRITE=1"
-            );
-        }
-        files += corpus.len();
-        bytes += corpus.iter().map(|(_, input)| input.len()).sum::<usize>();
-    }
-    assert!(files <= MOST.0 && bytes <= MOST.1, "the corpus has {files} files and {bytes} bytes");
 }
 
 #[test]

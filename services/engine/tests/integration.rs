@@ -10,7 +10,6 @@ mod expressions;
 mod fuzz;
 mod large;
 mod peers;
-mod pod_schema;
 mod properties;
 mod stalls;
 mod untouched;

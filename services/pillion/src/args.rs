@@ -94,6 +94,9 @@ pub(crate) enum Command {
     Crds(CrdsArgs),
     /// Write manual pages: pillion man /usr/local/share/man/man1
     Man(ManArgs),
+    /// Print the tables of docs/configuration.md.
+    #[command(hide = true)]
+    Reference,
     /// Print completions for a shell: pillion completions bash > /etc/bash_completion.d/pillion
     Completions {
         /// The shell.
@@ -360,5 +363,44 @@ mod tests {
             let error = parse(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
         }
+    }
+    /// All documents below a folder.
+    fn documents(folder: &Path, into: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                documents(&entry, into);
+            } else if entry.extension().is_some_and(|extension| extension == "md") {
+                into.push(entry);
+            }
+        }
+    }
+
+    #[test]
+    fn documented_commands_parse() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut pages = vec![root.join("README.md")];
+        for folder in ["charts", "dashboards", "deploy", "docs", "load-tests", "profiles"] {
+            documents(&root.join(folder), &mut pages);
+        }
+        let mut count = 0;
+        for page in pages {
+            let text = fs::read_to_string(&page).unwrap();
+            let (mut is_shell, mut commands) = (false, Vec::new());
+            for line in text.lines().map(str::trim) {
+                if let Some(language) = line.strip_prefix("```") {
+                    is_shell = language == "sh";
+                } else if is_shell {
+                    commands.push(line.split(" #").next().unwrap());
+                } else if page.parent().is_some_and(|folder| folder.ends_with("runbooks")) {
+                    commands.extend(line.split('`').skip(1).step_by(2));
+                }
+            }
+            let commands = commands.iter().flat_map(|line| line.split(['|', '>'])).map(str::trim);
+            for command in commands.filter(|command| command.starts_with("pillion ")) {
+                count += 1;
+                parse(command).unwrap_or_else(|error| panic!("{}: {command}: {error}", page.display()));
+            }
+        }
+        assert!(count > 100, "found {count} commands");
     }
 }

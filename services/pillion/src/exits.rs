@@ -79,9 +79,9 @@ mod tests {
     /// The page of all commands.
     const PAGE: &str = include_str!("../../../docs/cli.md");
 
-    /// All commands that have none below them.
+    /// All documented commands without subcommands.
     fn leaves(command: &Command, path: &str, all: &mut BTreeSet<String>) {
-        for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        for below in command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set()) {
             let path =
                 if path.is_empty() { below.get_name().to_owned() } else { format!("{path} {}", below.get_name()) };
             if below.has_subcommands() {

@@ -26,6 +26,7 @@ mod manual;
 mod output;
 mod profiles;
 mod progress;
+mod reference;
 mod rollout;
 mod serve;
 mod status;
@@ -80,6 +81,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Rollout(args) => Telemetry::logs(&logs.for_people()).and_then(|()| rollout::run(args)),
         Command::Crds(args) => crds::run(args),
         Command::Man(args) => manual::run(args),
+        Command::Reference => reference::run(),
         Command::Completions { shell } => {
             // It would panic where whoever reads it stops reading.
             let mut script = Vec::new();

@@ -1,9 +1,8 @@
-//! The chart as helm sees it: it lints, it renders with every kind of values what it ought to, its copies are those of the
-//! repository, and its page says what its values say. That a cluster takes it is shown in `e2e/chart.rs`.
+//! The chart in helm: it lints, and it renders the expected objects for every kind of values. `e2e/chart.rs` installs it in a
+//! cluster.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
-mod copies;
 mod profiles;
 
 use std::collections::{BTreeMap, BTreeSet};

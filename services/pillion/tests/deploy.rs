@@ -1,9 +1,8 @@
-//! What stands in `deploy/`: plain manifests are what the chart renders, kustomizations of them build, and the examples for Argo CD
-//! and Flux say what the chart takes. `PILLION_WRITE=1` (`just manifests`) writes the manifests anew.
+//! `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in the examples
+//! for Argo CD, Flux and kind.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,18 +11,6 @@ use pillion_testkit::tools;
 use serde_json::{Value as Json, json};
 
 const NAMESPACE: &str = "pillion-system";
-const HEADER: &str = "\
-# Pillion with the values of the chart charts/pillion as they are by default, for the namespace pillion-system. Written by
-# `just manifests`; docs/deploying.md says how it is used.
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: pillion-system
-  labels:
-    app.kubernetes.io/name: pillion
-    app.kubernetes.io/instance: pillion
-";
-
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
@@ -50,44 +37,6 @@ fn documents(text: &str) -> Vec<Json> {
 
 fn file(path: &str) -> String {
     fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-/// The manifests as they ought to be: what the chart renders, without what says that Helm looks after it.
-fn manifests() -> String {
-    let release = ["template", "pillion", "charts/pillion", "--namespace", NAMESPACE, "--no-hooks"];
-    let rendered = printed("helm", &[&release[..], &["--kube-version", "1.36.3"]].concat());
-    let mut text = HEADER.to_owned();
-    let mut is_blank = false;
-    for line in rendered.lines() {
-        let bare = line.trim();
-        let is_helms =
-            ["# Source: ", "app.kubernetes.io/managed-by: ", "helm.sh/chart: "].iter().any(|key| bare.starts_with(key));
-        let is_second_blank = bare.is_empty() && is_blank;
-        if !is_helms && !is_second_blank {
-            is_blank = bare.is_empty() || bare == "---";
-            writeln!(text, "{line}").unwrap();
-        }
-    }
-    text
-}
-
-fn is_written() -> bool {
-    std::env::var_os("PILLION_WRITE").is_some()
-}
-
-#[test]
-fn the_manifests_are_what_the_chart_renders() {
-    let expected = [
-        ("deploy/manifests/pillion.yaml", manifests()),
-        ("deploy/manifests/crds.yaml", file("charts/pillion/crds/pillion.dev.yaml")),
-    ];
-    for (path, text) in expected {
-        if is_written() {
-            fs::write(repository().join(path), &text).unwrap();
-        } else {
-            assert!(file(path) == text, "{path} is out of date: run: just manifests");
-        }
-    }
 }
 
 fn find<'o>(objects: &'o [Json], kind: &str, name: &str) -> &'o Json {

@@ -1,5 +1,5 @@
-//! What `pillion lint` says of every kind of mistake, to the letter: the files beside this one are profiles with mistakes,
-//! and what has to be printed for them. `PILLION_WRITE=1` writes the latter anew.
+//! The output of `pillion lint` for every kind of mistake: beside each file with mistakes stands the expected text, which
+//! `just generate` writes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -35,11 +35,8 @@ fn every_mistake_is_shown_with_its_line_and_column_and_its_piece_of_text() {
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{told}");
         assert!(output.stdout.is_empty());
-        let expected = file.with_extension("txt");
-        if std::env::var_os("PILLION_WRITE").is_some() {
-            fs::write(&expected, &told).unwrap();
-        }
-        assert_eq!(told, fs::read_to_string(expected).unwrap(), "{}", file.display());
+        let expected = fs::read_to_string(file.with_extension("txt")).unwrap();
+        assert_eq!(told, expected, "{}", file.display());
         let errors = told.matches("error: ").count();
         assert_eq!(told.matches(&format!(" --> {}:", name(&file))).count(), errors + told.matches("warning: ").count());
         mistakes += errors;

@@ -22,6 +22,7 @@
 //! - [`mod@cluster`]: a real cluster of one node, where containers run; [`image`]: images for it.
 //! - [`registration`]: the Service, its endpoint slices and the webhook configuration that lead the API server to them.
 //! - [`certificates`]: a certificate authority for tests.
+//! - [`dashboards`]: Grafana's dashboards, rendered from `dashboards/source`.
 //! - [`daemon`]: a process with a log file that never outlives its owner.
 //! - [`eventually`](mod@eventually): bounded waiting for a condition.
 //! - [`https`]: the accept stack of production without the product: for webhooks inside a test and for the
@@ -36,6 +37,7 @@ pub mod cluster;
 pub mod control_plane;
 pub mod controller_manager;
 pub mod daemon;
+pub mod dashboards;
 pub mod eventually;
 pub mod https;
 pub mod image;

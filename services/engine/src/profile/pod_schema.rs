@@ -1,8 +1,7 @@
 //! What fields a pod has, and of what types: Kubernetes' own schema, in a table that is small enough to carry along.
 //!
 //! The table is text, a line for each type, and stays in the program's file until a profile is checked: a replica that
-//! serves requests holds none of it. It is written from Kubernetes' schema by the test `pod_schema`, which also finds out
-//! when it is out of date.
+//! serves requests holds none of it. `just generate` writes it from the API server's OpenAPI document.
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,7 @@ mod page;
 pub(crate) mod policy;
 pub(crate) mod read;
 mod rules;
-mod settings;
+pub(crate) mod settings;
 mod units;
 
 pub(crate) use self::controller::ControllerPolicy;

@@ -1,68 +1,15 @@
-//! `docs/configuration.md` and the program say the same. `PILLION_WRITE=1` writes the page's tables anew.
+//! The examples of policies in `docs` work, and no flag reads an environment variable of another program.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, Command, CommandFactory};
+use clap::{Command, CommandFactory};
 
 use super::read::{Overrides, from_text, lines};
 use super::{ControllerPolicy, WebhookPolicy, settings};
 use crate::args::Arguments;
 
-/// Writes a table.
-type Table = fn() -> String;
-
-/// What is written of the page, by the comment that it stands behind.
-const TABLES: [(&str, Table); 4] = [
-    ("flags", || flags("webhook")),
-    ("keys", settings::table::<WebhookPolicy>),
-    ("controller flags", || flags("controller")),
-    ("controller keys", settings::table::<ControllerPolicy>),
-];
-
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
-}
-
-/// The flags of a command, with their variables.
-fn flags(command: &str) -> String {
-    let mut program = Arguments::command();
-    program.build();
-    let command = program.find_subcommand(command).unwrap();
-    let mut table = "| flag | environment | default | meaning |\n|---|---|---|---|\n".to_owned();
-    for argument in command.get_arguments() {
-        let Some(long) = argument.get_long().filter(|long| !["help", "version"].contains(long)) else { continue };
-        let value = match (argument.get_action(), argument.get_value_names()) {
-            (ArgAction::SetTrue, _) | (_, None) => String::new(),
-            (_, Some(names)) => format!(" {}", names.join(" ")),
-        };
-        let code = |text: String| if text.is_empty() { text } else { format!("`{text}`") };
-        let variable = argument.get_env().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let default = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect::<Vec<_>>();
-        let default = if value.is_empty() { String::new() } else { default.join(" ") };
-        let help = argument.get_long_help().or_else(|| argument.get_help()).unwrap().to_string();
-        let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
-        writeln!(table, "| `--{long}{value}` | {} | {} | {help} |", code(variable), code(default)).unwrap();
-    }
-    table
-}
-
-#[test]
-fn the_page_has_the_tables_of_the_program() {
-    let file = docs().join("configuration.md");
-    let mut page = std::fs::read_to_string(&file).unwrap();
-    let before = page.clone();
-    for (name, table) in TABLES {
-        let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
-        let from = page.find(&begin).unwrap() + begin.len();
-        let to = page.find(&end).unwrap();
-        page.replace_range(from..to, &format!("\n{}\n", table()));
-    }
-    if std::env::var_os("PILLION_WRITE").is_some() {
-        std::fs::write(&file, &page).unwrap();
-    } else {
-        assert!(page == before, "docs/configuration.md is out of date: run this test with PILLION_WRITE=1");
-    }
 }
 
 /// The policies of this kind that pages show: their names, and their texts.

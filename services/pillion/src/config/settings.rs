@@ -1,7 +1,9 @@
 //! The table of all keys of the policy file.
 //!
 //! It holds what the types of [`super::policy`] do not: the range, whether a change takes effect at once, and the meaning.
-//! A test makes sure that both have the same keys, and another one that `docs/configuration.md` shows this table.
+//! A test makes sure that both have the same keys; `docs/configuration.md` shows this table.
+
+use std::fmt::Write as _;
 
 use serde_json::Value;
 
@@ -35,7 +37,7 @@ pub(crate) enum Type {
     /// A number.
     Share(f64, f64),
     /// Checked by whoever reads it: the name of the type, and what is expected.
-    Other(#[cfg_attr(not(test), expect(dead_code, reason = "for the page"))] &'static str, &'static str),
+    Other(&'static str, &'static str),
 }
 
 /// All of them, in the order of the page.
@@ -282,7 +284,6 @@ impl Type {
     }
 
     /// The type, for people.
-    #[cfg(test)]
     fn name(self) -> &'static str {
         match self {
             Self::Time(..) => "duration",
@@ -306,11 +307,8 @@ pub(crate) fn changed(before: &Value, after: &Value) -> Vec<Setting> {
     SETTINGS.into_iter().filter(|setting| setting.value(before) != setting.value(after)).collect()
 }
 
-/// The table of a file's keys, for the page.
-#[cfg(test)]
+/// The table of a file's keys, for `docs/configuration.md`.
 pub(crate) fn table<P: super::read::PolicyFile>() -> String {
-    use std::fmt::Write;
-
     let defaults = P::default().to_value();
     let mut table = "| key | type | default | range | reloaded | meaning |\n|---|---|---|---|---|---|\n".to_owned();
     for setting in P::SETTINGS {
@@ -318,7 +316,8 @@ pub(crate) fn table<P: super::read::PolicyFile>() -> String {
         let default = plain(setting.value(&defaults)).replace("\",\"", "\", \"").replace('"', "");
         let reloaded = if is_live { "yes" } else { "no" };
         let (name, range) = (type_.name(), type_.range());
-        writeln!(table, "| `{path}` | {name} | `{default}` | {range} | {reloaded} | {meaning} |").unwrap();
+        // Writing to a string never fails.
+        let _ = writeln!(table, "| `{path}` | {name} | `{default}` | {range} | {reloaded} | {meaning} |");
     }
     table
 }

@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
 pub(crate) mod collector;
-pub(crate) mod dashboards;
 pub(crate) mod metrics_page;
 pub(crate) mod prometheus;
 pub(crate) mod replicas;

@@ -12,7 +12,7 @@ fn nested(depth: usize) -> String {
     format!("{}{}", "[".repeat(depth), "]".repeat(depth))
 }
 
-pub(crate) fn rows() -> Vec<Row> {
+fn rows() -> Vec<Row> {
     let text = review(KNOWN).to_string();
     let not_utf8: Vec<u8> = text.replace("web-0", "web-#").bytes().map(|b| if b == b'#' { 0xff } else { b }).collect();
     let name = |escaped: &str| text.replacen("\"name\":\"web-0\"", &format!("\"name\":\"{escaped}\""), 2);

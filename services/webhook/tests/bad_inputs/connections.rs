@@ -1,5 +1,5 @@
 //! What is wrong below HTTP, or with its very text: B10, B19 to B24. What needs time to go wrong is in `tls_server.rs` and
-//! `transport.rs`; see [`crate::bad_inputs::registry`].
+//! `transport.rs`.
 
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;

@@ -109,7 +109,7 @@ fn managed_fields(bytes: usize) -> Json {
 }
 
 #[expect(clippy::too_many_lines, reason = "a table")]
-pub(crate) fn rows() -> Vec<Row> {
+fn rows() -> Vec<Row> {
     let numbers = "\"spec\":{\"numbers\":[1e999,-0,18446744073709551616,0.1000000000000000055511151231257827,-1E+2],";
     let taken = |pod: &mut Json, name: &str| {
         let container = json!({"name": name, "image": "registry.example/mine:1"});

@@ -35,7 +35,7 @@ fn literal_is_there(injected: &Injected) {
     assert_eq!(injected.object["spec"]["containers"][1]["env"][0]["value"], "not-so-secret");
 }
 
-pub(crate) fn rows() -> Vec<Row> {
+fn rows() -> Vec<Row> {
     vec![
         // Not refused: what a variable is called does not tell what is in it (`*_TOKEN` is the path of a file as often), and
         // who may write a profile may write the same into a pod. That a patch stands in audit logs is told in the

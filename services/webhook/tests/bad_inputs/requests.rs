@@ -10,7 +10,7 @@ const SKIP: Expected = Expected::Skip { warned: false };
 /// What gzip makes of 1 MiB of zero bytes begins so; nobody unpacks it.
 const BOMB: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3];
 
-pub(crate) fn rows() -> Vec<Row> {
+fn rows() -> Vec<Row> {
     let baggage = (0..8).map(|number| format!("key-{number}={}", "b".repeat(1024))).collect::<Vec<_>>().join(",");
     assert!(baggage.len() > 8 * 1024);
     let mut rows = vec![

@@ -1,11 +1,16 @@
-//! Where the corpus comes from: captured reviews, the cases of the other tests, the examples of the language, and inputs
-//! that once found something.
+//! The seeds of the fuzz corpus: captured reviews, the cases of the engine's tests and the examples of the language. What a
+//! fuzzer found stands beside them and is not touched.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
 use serde_json::{Value as Json, json};
 
-use crate::fuzz::targets::{SEPARATOR, review, sample_pod};
+use crate::targets::{SEPARATOR, TARGETS, review, sample_pod};
+
+/// The names and contents of seeds.
+type Seeds = Vec<(String, Vec<u8>)>;
 
 /// Expressions of many kinds.
 const EXPRESSIONS: &[&str] = &[
@@ -66,76 +71,94 @@ template:
     volumes: [{name: v, emptyDir: {<<: {sizeLimit: 1Mi}}}]
 "#;
 
-/// The inputs of a target that are made, by the names of their files.
-pub(crate) fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
-    match target {
-        "review_bytes" => reviews(),
+/// Writes the seeds of each target to its folder.
+pub(crate) fn write(corpus: &Path) -> Result<()> {
+    for (target, _) in TARGETS {
+        let folder = corpus.join(target);
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        for (name, input) in seeds(target)? {
+            crate::write(folder.join(name), input)?;
+        }
+    }
+    Ok(())
+}
+
+/// The seeds of a target.
+fn seeds(target: &str) -> Result<Seeds> {
+    Ok(match target {
+        "review_bytes" => reviews()?,
         "profile_yaml" => {
-            let specs = specs().into_iter().map(|(name, spec, _)| (name, spec.to_string().into_bytes()));
+            let specs = specs()?.into_iter().map(|(name, spec, _)| (name, spec.to_string().into_bytes()));
             specs.chain([("yaml".to_owned(), YAML.as_bytes().to_vec())]).collect()
         }
-        "profile_and_pod" => profiles_and_pods(),
+        "profile_and_pod" => profiles_and_pods()?,
         "expression" => {
             let named = EXPRESSIONS.iter().enumerate();
             named.map(|(number, text)| (format!("example-{number:02}"), text.as_bytes().to_vec())).collect()
         }
         "record" => records(),
-        _ => Vec::new(),
+        _ => anyhow::bail!("the target {target} has no seeds"),
+    })
+}
+
+/// The files of a folder of the engine's tests, with their names without endings.
+fn files(folder: &str) -> Result<Vec<(String, String)>> {
+    let folder = Path::new("services/engine/tests").join(folder);
+    let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
+    paths.sort();
+    let read = |path: PathBuf| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((name, crate::read(&path)?))
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn reviews() -> Result<Seeds> {
+    let mut reviews = Vec::new();
+    for (name, text) in files("reviews")? {
+        let review = serde_json::from_str::<Json>(&text).with_context(|| name.clone())?.to_string().into_bytes();
+        if review.len() < 16 * 1024 {
+            reviews.push((name, review));
+        }
     }
-}
-
-fn tests() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests")
-}
-
-fn sorted(folder: &Path) -> Vec<PathBuf> {
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    files
-}
-
-fn reviews() -> Vec<(String, Vec<u8>)> {
-    let captured = sorted(&tests().join("reviews")).into_iter().map(|path| {
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let review: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        (name, review.to_string().into_bytes())
-    });
-    let mut reviews: Vec<_> = captured.filter(|(_, review)| review.len() < 16 * 1024).collect();
     reviews.push(("sample".into(), review(&sample_pod())));
-    for (name, _, pods) in specs() {
+    for (name, _, pods) in specs()? {
         if ["mesh", "vault"].iter().any(|known| name.starts_with(known)) {
             reviews.extend(pods.iter().enumerate().map(|(number, pod)| (format!("{name}-{number}"), review(pod))));
         }
     }
-    reviews
+    Ok(reviews)
 }
 
-/// The profiles of the other tests, each with its pods.
-fn specs() -> Vec<(String, Json, Vec<Json>)> {
+/// The profiles of the engine's cases, each with its pods.
+fn specs() -> Result<Vec<(String, Json, Vec<Json>)>> {
     let mut specs = Vec::new();
-    for path in sorted(&tests().join("cases")) {
-        let file: Json = serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let pods: Vec<_> = file["cases"].as_array().unwrap().iter().map(|case| case["pod"].clone()).collect();
-        for (name, spec) in file["profiles"].as_object().unwrap() {
+    for (stem, text) in files("cases")? {
+        let file: Json = serde_saphyr::from_str(&text).with_context(|| stem.clone())?;
+        let cases = file.get("cases").and_then(Json::as_array).with_context(|| format!("{stem} has no cases"))?;
+        let pods: Vec<_> = cases.iter().map(|case| case.get("pod").cloned().unwrap_or_default()).collect();
+        for (name, spec) in
+            file.get("profiles").and_then(Json::as_object).with_context(|| format!("{stem} has no profiles"))?
+        {
             specs.push((format!("{stem}-{}", name.replace('/', "-")), spec.clone(), pods.clone()));
         }
     }
-    specs
+    Ok(specs)
 }
 
-fn profiles_and_pods() -> Vec<(String, Vec<u8>)> {
+fn profiles_and_pods() -> Result<Seeds> {
     let mut inputs = Vec::new();
-    for (name, spec, pods) in specs() {
-        // The first pods of each say enough; the corpus stays small.
+    for (name, spec, pods) in specs()? {
+        // The first pods of each profile are enough; the corpus stays small.
         for (number, pod) in pods.iter().enumerate().take(3) {
             inputs.push((format!("{name}-{number}"), format!("{spec}{SEPARATOR}{pod}").into_bytes()));
         }
     }
-    inputs
+    Ok(inputs)
 }
 
-fn records() -> Vec<(String, Vec<u8>)> {
+fn records() -> Seeds {
     let of = |profile: &str, added: Json, replaced: Json| json!({"version": 1, "profiles": [{"profile": profile, "revision": "1", "added": added, "replaced": replaced}]});
     let texts = [
         of("mesh", json!(["/spec/initContainers/istio-init", "/spec/containers/istio-proxy"]), json!([])),

@@ -1,7 +1,4 @@
-//! Grafana's dashboards, made of the short text in `dashboards/source`: what all panels and all queries have in common is
-//! written here, once.
-
-#![expect(clippy::panic, reason = "a test says what is wrong by panicking, also in its helpers")]
+//! Renders Grafana's dashboards from the short text in `dashboards/source`. What all panels and queries share stands here.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -11,35 +8,40 @@ const COLUMNS: u64 = 24;
 /// What the dashboards are written for: Grafana 12. Older ones take it too.
 const SCHEMA: u64 = 42;
 
-/// A dashboard as it is written.
+/// The source of a dashboard.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Source {
+pub struct Source {
     title: String,
     description: String,
     /// A metric of every target that the dashboard is about; variables offer the labels that it has.
     metric: String,
-    pub(crate) rows: Vec<Row>,
+    /// The rows of panels.
+    pub rows: Vec<Row>,
 }
 
+/// A titled row of panels.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Row {
+pub struct Row {
     title: String,
-    pub(crate) panels: Vec<Panel>,
+    /// Its panels, from left to right.
+    pub panels: Vec<Panel>,
 }
 
+/// A panel.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Panel {
-    pub(crate) title: String,
+pub struct Panel {
+    /// The title that Grafana shows.
+    pub title: String,
     description: String,
     #[serde(default)]
     kind: Kind,
     unit: String,
     width: Option<u64>,
-    /// Why nothing may be found where no cluster is.
-    pub(crate) idle: Option<String>,
+    /// Why its queries may find nothing without a cluster.
+    pub idle: Option<String>,
     /// From which value on which colour.
     #[serde(default)]
     thresholds: Vec<(Option<f64>, String)>,
@@ -72,12 +74,17 @@ struct Query {
 }
 
 impl Source {
-    pub(crate) fn read(text: &str) -> Self {
-        serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    /// Parses a source.
+    ///
+    /// # Errors
+    /// Says where the text is not a source.
+    pub fn read(text: &str) -> anyhow::Result<Self> {
+        Ok(serde_saphyr::from_str(text)?)
     }
 
-    /// The dashboard as Grafana takes it, with this name as its id.
-    pub(crate) fn render(&self, name: &str) -> Value {
+    /// The dashboard as Grafana takes it, with this name in its id.
+    #[must_use]
+    pub fn render(&self, name: &str) -> Value {
         let mut panels = Vec::new();
         let (mut id, mut y) = (0, 0);
         for row in &self.rows {
@@ -275,8 +282,8 @@ fn expression(text: &str, metric: &str) -> String {
     result + rest
 }
 
-/// The first name of a metric, and what stands before it. What stands in quotes is no name.
-pub(crate) fn next_metric(text: &str) -> Option<(&str, &str)> {
+/// The first name of a metric outside quotes, and the text before it.
+fn next_metric(text: &str) -> Option<(&str, &str)> {
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
     let (mut quoted, mut begin) = (false, None);
     for (index, letter) in text.char_indices().chain([(text.len(), ' ')]) {
@@ -297,7 +304,8 @@ pub(crate) fn next_metric(text: &str) -> Option<(&str, &str)> {
 }
 
 /// All names of metrics in a query.
-pub(crate) fn metrics_of(mut query: &str) -> Vec<String> {
+#[must_use]
+pub fn metrics_of(mut query: &str) -> Vec<String> {
     let mut found = Vec::new();
     while let Some((before, name)) = next_metric(query) {
         found.push(name.to_owned());

@@ -1,0 +1,109 @@
+//! Writes the generated files that need code: dashboards, tables in documents, the table of a pod's fields and the seeds of
+//! the fuzz corpus. `tools/generate.sh` calls it and writes the others.
+
+mod corpus;
+mod pod_schema;
+#[path = "../../../engine/tests/fuzz/targets.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "only the sample inputs of these tests are used here"
+)]
+mod targets;
+mod values;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use pillion_engine::report::Reason;
+use pillion_testkit::dashboards::Source;
+
+/// Writes generated files below the current folder, which is the repository.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The OpenAPI v3 document of the API group `v1`.
+    #[arg(long, value_name = "FILE")]
+    openapi: PathBuf,
+    /// What `pillion reference` printed.
+    #[arg(long, value_name = "FILE")]
+    reference: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    dashboards()?;
+    corpus::write(Path::new("fuzz/corpus"))?;
+    let schema = pod_schema::table(&read(&arguments.openapi)?)?;
+    write("services/engine/src/profile/pod_schema.txt", schema)?;
+
+    replace_tables(
+        "charts/pillion/README.md",
+        &section("values", &values::table(&read("charts/pillion/values.yaml")?)?),
+    )?;
+    replace_tables("docs/configuration.md", &read(&arguments.reference)?)?;
+    replace_tables("docs/metrics.md", &section("reasons", &reasons()?))
+}
+
+/// Reads a text file; errors name it.
+fn read(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Writes a file unless it has this content: a newer file would compile the crates again that include it. Errors name it.
+fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
+    let (path, content) = (path.as_ref(), content.as_ref());
+    if fs::read(path).is_ok_and(|found| found == content) {
+        return Ok(());
+    }
+    fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Renders each dashboard from its source.
+fn dashboards() -> Result<()> {
+    for entry in fs::read_dir("dashboards/source").context("cannot list dashboards/source")? {
+        let source = entry?.path();
+        let name = source.file_stem().and_then(|name| name.to_str()).context("a dashboard without a name")?;
+        let dashboard = Source::read(&read(&source)?).with_context(|| source.display().to_string())?.render(name);
+        write(format!("dashboards/{name}.json"), serde_json::to_string_pretty(&dashboard)? + "\n")?;
+    }
+    Ok(())
+}
+
+/// The table of reasons.
+fn reasons() -> Result<String> {
+    let mut table = "| Reason | Meaning |\n|---|---|\n".to_owned();
+    for reason in Reason::ALL {
+        writeln!(table, "| `{reason}` | {} |", reason.sentence())?;
+    }
+    Ok(table)
+}
+
+/// A table between the comments that mark its place in a document.
+fn section(name: &str, table: &str) -> String {
+    format!("<!-- {name} -->\n\n{table}\n<!-- end of {name} -->\n")
+}
+
+/// Replaces the sections of a document by those in `sections` that have the same name.
+fn replace_tables(document: &str, mut sections: &str) -> Result<()> {
+    let mut text = read(document)?;
+    while let Some(name) =
+        sections.strip_prefix("<!-- ").and_then(|rest| rest.split_once(" -->\n")).map(|(name, _)| name)
+    {
+        let end = format!("<!-- end of {name} -->\n");
+        let length = sections.find(&end).with_context(|| format!("the section {name:?} has no end"))? + end.len();
+        let (section, rest) = sections.split_at(length);
+        let from = text.find(&format!("<!-- {name} -->\n"));
+        let to = text.find(&end).map(|to| to + end.len());
+        let (from, to) = from.zip(to).with_context(|| format!("{document} has no section {name:?}"))?;
+        text.replace_range(from..to, section);
+        sections = rest;
+    }
+    anyhow::ensure!(sections.is_empty(), "expected a section for {document}, found {sections:?}");
+    write(document, text)
+}

@@ -1,0 +1,61 @@
+//! The table of the chart's values, from the comments in `values.yaml`.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value as Json;
+
+/// The table of all values.
+///
+/// # Errors
+/// Names a value without a description, and a description without a value.
+pub(crate) fn table(text: &str) -> Result<String> {
+    let values: Json = serde_saphyr::from_str(text).context("values.yaml")?;
+    let rows = described(text)?;
+    let mut all = Vec::new();
+    leaves(&values, "", &mut all);
+    for leaf in all {
+        let is_under = |row: &str| leaf == row || leaf.strip_prefix(row).is_some_and(|rest| rest.starts_with('.'));
+        ensure!(rows.iter().any(|(row, _)| is_under(row)), "{leaf} has no description in values.yaml");
+    }
+    let mut table = "| key | default | what it is |\n|---|---|---|\n".to_owned();
+    for (row, description) in rows {
+        let value = values.pointer(&format!("/{}", row.replace('.', "/")));
+        let value = value.with_context(|| format!("values.yaml describes {row}, which is not a value"))?;
+        writeln!(table, "| `{row}` | `{value}` | {} |", description.replace('|', "\\|"))?;
+    }
+    Ok(table)
+}
+
+/// The described keys with their descriptions: the comment above a key, which starts with `# --`.
+fn described(values: &str) -> Result<Vec<(String, String)>> {
+    let (mut rows, mut path, mut comment) = (Vec::new(), Vec::<(usize, String)>::new(), None::<String>);
+    for line in values.lines() {
+        let bare = line.trim_start();
+        let indent = line.len() - bare.len();
+        if let Some(text) = bare.strip_prefix("# -- ") {
+            comment = Some(text.to_owned());
+        } else if let (Some(text), Some(comment)) = (bare.strip_prefix("# "), &mut comment) {
+            write!(comment, " {text}")?;
+        } else if let Some((key, _)) = bare.split_once(':').filter(|(key, _)| key.chars().all(char::is_alphanumeric)) {
+            path.retain(|(above, _)| *above < indent);
+            path.push((indent, key.to_owned()));
+            if let Some(comment) = comment.take() {
+                rows.push((path.iter().map(|(_, key)| &**key).collect::<Vec<_>>().join("."), comment));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Collects the paths of all values except maps with keys.
+fn leaves(value: &Json, path: &str, into: &mut Vec<String>) {
+    match value.as_object().filter(|map| !map.is_empty()) {
+        Some(map) => {
+            for (key, value) in map {
+                leaves(value, format!("{path}.{key}").trim_start_matches('.'), into);
+            }
+        }
+        None => into.push(path.to_owned()),
+    }
+}
