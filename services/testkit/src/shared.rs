@@ -48,7 +48,7 @@ const LIMIT: Duration = Duration::from_mins(4);
 /// Keys that the API server itself keeps writing, or sets right by itself.
 const VOLATILE: [&str; 8] = [
     "/registry/masterleases/",
-    "/registry/leases/",
+    "/registry/leases/kube-system/",
     "/registry/apiregistration.k8s.io/",
     "/registry/flowschemas/",
     "/registry/prioritylevelconfigurations/",
