@@ -391,8 +391,6 @@ mod tests {
                     is_shell = language == "sh";
                 } else if is_shell {
                     commands.push(line.split(" #").next().unwrap());
-                } else if page.parent().is_some_and(|folder| folder.ends_with("runbooks")) {
-                    commands.extend(line.split('`').skip(1).step_by(2));
                 }
             }
             let commands = commands.iter().flat_map(|line| line.split(['|', '>'])).map(str::trim);
