@@ -159,11 +159,12 @@ impl Isolation {
         Fut: Future<Output = anyhow::Result<()>>,
     {
         let call = Location::caller().to_string();
-        #[expect(
-            clippy::expect_used,
-            reason = "this process keeps a control plane; its test waits, and shows the log"
-        )]
-        shared::keep_if_asked().expect("cannot keep a control plane");
+        let cannot_keep = |error: anyhow::Error| Failure {
+            message: format!("cannot keep a control plane: {error:#}"),
+            output: String::new(),
+            directory: None,
+        };
+        shared::keep_if_asked().map_err(cannot_keep)?;
         match std::env::var(CALL) {
             Ok(wanted) if wanted == call => inside(self.time_limit, body),
             // Another call of the same test; the one that is meant comes later.

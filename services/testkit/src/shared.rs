@@ -81,7 +81,7 @@ impl Lease {
             }
             let lease = Self { folder: run.folder.join(number.to_string()), _lock: lock };
             if !lease.is_kept() {
-                lease.start(&run, keeper())?;
+                lease.start(&run, &keeper())?;
             }
             lease.wait()?;
             return Ok(lease);
@@ -131,7 +131,7 @@ impl Lease {
         self.namespaces().is_some()
     }
 
-    fn start(&self, run: &Run, keeper: Command) -> anyhow::Result<()> {
+    fn start(&self, run: &Run, keeper: &Command) -> anyhow::Result<()> {
         let _ = std::fs::remove_dir_all(&self.folder);
         std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
         let unshared = namespace::unshare();

@@ -11,6 +11,7 @@ mod lookups;
 mod memory;
 mod namespaces;
 mod overload;
+#[cfg(test)]
 mod support;
 mod switch;
 mod tls_server;
