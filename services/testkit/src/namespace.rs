@@ -4,7 +4,7 @@
 //! process namespace, so whatever it started ends with it, however it ends. Its network reaches nothing else: fixed
 //! addresses and ports collide with nothing, no packet can leave, and several tests run side by side.
 //!
-//! By default the copy enters the network of a control plane that it has leased (see [`crate::shared`]). A test that
+//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that
 //! breaks the control plane, or configures it, asks for a network of its own ([`Isolation::own_network`]).
 //!
 //! Why not the loopback of the machine: to a webhook on a loopback URL the API server speaks HTTP/2 over one
