@@ -192,7 +192,7 @@ mv "$folder/namespaces.new" "$folder/namespaces"
 while kill -0 "$owner" 2>/dev/null && kill -0 "$keeper" 2>/dev/null; do sleep 0.2; done
 kill -KILL "$keeper" 2>/dev/null
 wait "$keeper" 2>/dev/null
-# A keeper that failed by itself leaves its log for whoever waits for it.
+# After a failed start, the folder stays for a moment, so that the waiting test can show the log.
 kill -0 "$owner" 2>/dev/null && [ ! -e "$folder/ready" ] && sleep 5
 rm -rf "$folder"
 if ! kill -0 "$owner" 2>/dev/null; then
