@@ -1,11 +1,14 @@
-# Everything that is done with this repository. `just test` is all that CI runs.
+# Everything that is done with this repository.
 
 set shell := ["bash", "-euo", "pipefail", "-c"]
 
 # Errors of the tests say in words where they come from; the stack of each `?` would only bury that.
 export RUST_LIB_BACKTRACE := "0"
 
-# Builds for measuring and for shipping; tests run in the development profile.
+# Programs in Go collect their garbage less often: processors are what tests and builds lack.
+export GOGC := "400"
+
+# Builds for measuring and for shipping.
 release := "--release --locked"
 nextest := "services/testkit/tools/prebuilt.sh cargo-nextest"
 
@@ -38,8 +41,8 @@ test:
 
 # The tests alone: `just run`, or those that a nextest filter selects, as in `just run -p pillion-engine`
 run *arguments:
-    # One thread more than processors: tests with a control plane wait more than they compute.
-    "$({{ nextest }})" nextest run --locked --workspace --test-threads $(($(nproc) + 1)) {{ arguments }}
+    # Two tests for each processor: those with a control plane wait more than they compute.
+    "$({{ nextest }})" nextest run --locked --workspace --test-threads $((2 * $(nproc))) {{ arguments }}
 
 # The tests against a real control plane; FILTER is a part of their names. KUBERNETES=1.34 (1.35, 1.36) runs them on another version
 e2e filter="":
@@ -112,7 +115,7 @@ rotate count="100":
 
 # COUNT rolling restarts of all replicas while pods are created; the last line is one JSON object
 restart count="20":
-    PILLION_ROLLS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rolling::rolling_restarts_lose_no_pod
+    PILLION_RATE=200 PILLION_ROLLS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rolling::rolling_restarts_lose_no_pod
 
 # SECONDS of everything that a replica meets in a year; the last line is one JSON object
 soak seconds="600":

@@ -112,6 +112,7 @@ pub static POD_SPEC: Type = spread(&[
     ("imagePullSecrets", Field::Keyed(&by_name(&ANY))),
     ("schedulingGates", Field::Keyed(&by_name(&ANY))),
     ("resourceClaims", Field::Keyed(&by_name(&RESOURCE_CLAIM))),
+    ("evictionResponders", Field::Keyed(&by_name(&ANY))),
     ("hostAliases", Field::Keyed(&KeyedList { keys: &["ip"], ..by_name(&ANY) })),
     (
         "topologySpreadConstraints",

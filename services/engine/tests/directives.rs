@@ -253,7 +253,7 @@ fn compiled(profiles: &[Json]) -> Snapshot {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::default())]
 
     #[test]
     fn a_second_pass_changes_nothing(pod in pod(), profile in profile()) {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use targets::TARGETS;
 
 /// Mutated inputs of each target in a run of the tests. `PILLION_MUTATIONS` sets another number.
-const MUTATIONS: usize = 4_000;
+const MUTATIONS: usize = 1_000;
 
 /// How long one input may take, in a build without optimisation on a machine that is busy.
 const LIMIT: Duration = Duration::from_secs(3);

@@ -131,7 +131,7 @@ fn is_unique(mut names: Vec<String>) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::default())]
 
     /// A patch applies, leaves what was there, never makes a name twice, and a second pass is empty.
     #[test]

@@ -278,7 +278,7 @@ fn profiles_come_in_their_own_order() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::default())]
 
     #[test]
     fn what_no_profile_speaks_of_stays_to_the_byte(

@@ -235,6 +235,9 @@ impl Settings {
         let etcd = SocketAddr::new(self.address, self.ports.etcd_clients);
         let mut command = Command::new(self.tools.join("kube-apiserver"));
         command
+            // Processors are what tests lack, not memory: garbage is collected when there is this much of it.
+            .env("GOGC", "off")
+            .env("GOMEMLIMIT", "900MiB")
             .arg(format!("--etcd-servers=http://{etcd}"))
             .arg(format!("--bind-address={address}"))
             .arg(format!("--advertise-address={address}"))

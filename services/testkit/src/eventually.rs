@@ -4,8 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
-/// How long to rest between two attempts.
+/// How long to rest between two looks at something local, such as a file or a process.
 pub(crate) const POLL: Duration = Duration::from_millis(25);
+/// How long to rest after the first attempt, and after the later ones: each pause is half as long again as the one before. Attempts
+/// mostly ask the API server, and many that wait at once would keep it from what they wait for.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Tries until an attempt answers `Ok`, which is returned, or `limit` has passed.
 ///
@@ -20,6 +24,7 @@ pub async fn eventually<T>(
     mut attempt: impl AsyncFnMut() -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let deadline = Instant::now() + limit;
+    let mut pause = FIRST_PAUSE;
     let mut last = anyhow!("the first attempt did not come to an end");
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -33,7 +38,8 @@ pub async fn eventually<T>(
         if Instant::now() >= deadline {
             return Err(last.context(format!("{what}: not within {limit:?}; last attempt")));
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 3 / 2).min(LONGEST_PAUSE);
     }
 }
 

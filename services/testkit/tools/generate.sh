@@ -20,8 +20,8 @@ written=(
 sums() { find "${written[@]}" -type f -exec sha256sum {} + | sort; }
 sums >"$work/before"
 
-# With --workspace and an example, cargo takes the features of the tests, so that nothing is compiled twice.
-cargo build --locked --workspace --bin pillion --example generate
+# With --workspace, an example and the profile of the tests, it is what the tests are made of: nothing is compiled twice.
+cargo build --locked --profile test --workspace --bin pillion --example generate
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 
 "$target/pillion" crds >"$chart/crds/pillion.dev.yaml"

@@ -7,7 +7,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use crate::chart::{documents, identity, named, of_kind, rendered, repository, shipped, template, text};
+use crate::chart::{
+    documents, each_has_one_name_and_none_is_the_controllers, identity, named, of_kind, rendered, repository, shipped,
+    template, text,
+};
 
 /// The profiles of a folder as they are shipped.
 pub(crate) fn source(folder: &str) -> PathBuf {
@@ -26,6 +29,7 @@ fn every_profile_is_rendered_as_it_is_shipped_with_what_it_extends() {
     }
     for folder in shipped() {
         let objects = rendered(&json!({"profiles": [folder]}));
+        each_has_one_name_and_none_is_the_controllers(&folder, &objects);
         let found: BTreeMap<_, _> = of_kind(&objects, "ClusterInjectionProfile")
             .into_iter()
             .map(|object| (identity(object).2, object))

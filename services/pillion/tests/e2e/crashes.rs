@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use pillion_testkit::{Isolation, Replica};
 
-use crate::load::{Created, Ended, Level, Load, Outcomes, alone, count_from, tell};
+use crate::load::{Created, Ended, Level, Load, Outcomes, count_from, tell};
 use crate::rig::Rig;
 
 const REPLICAS: u8 = 3;
 /// Times that a replica is killed, unless `PILLION_KILLS` says otherwise.
-const KILLS: u64 = 3;
+const KILLS: u64 = 2;
 /// Pods between two faults.
-const BETWEEN: u64 = 400;
+const BETWEEN: u64 = 120;
 /// By how much later after a batch of pods was sent each kill comes than the one before.
 const STEP: Duration = Duration::from_millis(3);
 /// How long kubelet takes to see that a container has ended.
@@ -165,7 +165,6 @@ impl Display for Damage<'_> {
 #[test]
 fn a_replica_that_dies_takes_with_it_only_what_it_had() {
     let kills = count_from("PILLION_KILLS", KILLS, 1..=500).unwrap();
-    let _alone = alone();
     let limit = Duration::from_secs(600 + 30 * kills);
     Isolation::new().time_limit(limit).run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;

@@ -10,7 +10,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, ControllerManager, eventually, isolated};
+use pillion_testkit::{ControlPlane, ControllerManager, Isolation, eventually, isolated};
 use serde_json::{Value as Json, json};
 
 use crate::chart::{helm_ok, run, values};
@@ -296,6 +296,8 @@ fn a_tenant_stores_profiles_and_no_secrets() {
     });
 }
 
+/// Why a test has API servers of its own. docs/guardrails.md has the details.
+pub(crate) const AS_NEW: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
 
@@ -399,7 +401,7 @@ async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 fn in_required_namespaces_nobody_comes_by_undecided_also_when_the_webhook_is_gone() {
-    isolated(|| async {
+    Isolation::new().own_network(AS_NEW).run(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "required")]).await?;
         let required = [("pillion.dev/injection", "required")];

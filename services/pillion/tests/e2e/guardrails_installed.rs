@@ -6,11 +6,11 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
 use serde_json::{Value as Json, json};
 
 use crate::chart::helm_ok;
-use crate::guardrails::{dry_run, plain};
+use crate::guardrails::{AS_NEW, dry_run, plain};
 use crate::rig::SOON;
 
 /// A cluster with the chart and these values.
@@ -59,7 +59,7 @@ fn each_label_that_opts_in_as_required_has_a_binding() {
 /// Replicas that were there before write no records yet, and the ConfigMap of the kill switch is there already.
 #[test]
 fn an_upgrade_that_begins_with_records_refuses_no_pod_of_the_replicas_that_were_there() {
-    isolated(|| async {
+    Isolation::new().own_network(AS_NEW).run(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}, "guardrails": {"records": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use crate::rig::{Rig, annotation, deployment_pod, names};
 
 /// Pods a second, unless `PILLION_RATE` says otherwise.
-const RATE: u64 = 200;
+const RATE: u64 = 60;
 /// Pods that are created at once, as by the controller of a ReplicaSet: so the API server holds more connections than one
 /// pod after the other would need, and most of them are idle at any time.
 const BATCH: u64 = 10;
@@ -270,13 +270,6 @@ impl Display for Outcomes {
         }
         Ok(())
     }
-}
-
-/// Holds back the other tests that make a load: two at a time would be twice the load on the same two cores.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static LOADS: Mutex<()> = Mutex::new(());
-    // A test that failed while it held this has left nothing behind that matters here.
-    LOADS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A count that the environment may set.

@@ -19,7 +19,7 @@ use crate::oracle::shrink::{places, without};
 use crate::oracle::{ours, pods};
 
 /// How many cases are run unless `PILLION_ORACLE_CASES` says otherwise.
-const CASES: u64 = 4_000;
+const CASES: u64 = 1_000;
 /// How many templates are laid over each pod: a pod has to be stored, a template has not.
 const TEMPLATES: u64 = 20;
 /// How many pods are in work at once.

@@ -10,8 +10,9 @@ use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::pins::ATOMIC;
 
 /// Lists that the two know differently, and why.
-const DIFFERENT: [(&str, &str); 6] = [
+const DIFFERENT: [(&str, &str); 7] = [
     ("ObjectMeta.finalizers", SET),
+    ("VolumeMount.bindMountOptions", "a set, and the engine takes a mount's options as one value"),
     ("PodSpec.ephemeralContainers", EPHEMERAL),
     ("EphemeralContainer.env", EPHEMERAL),
     ("EphemeralContainer.ports", EPHEMERAL),
