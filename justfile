@@ -115,7 +115,7 @@ rotate count="100":
 
 # COUNT rolling restarts of all replicas while pods are created; the last line is one JSON object
 restart count="20":
-    GOMAXPROCS=2 PILLION_RATE=200 PILLION_ROLLS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rolling::rolling_restarts_lose_no_pod
+    PILLION_RATE=200 PILLION_ROLLS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rolling::rolling_restarts_lose_no_pod
 
 # SECONDS of everything that a replica meets in a year; the last line is one JSON object
 soak seconds="600":

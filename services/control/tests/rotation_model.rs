@@ -20,6 +20,7 @@ mod leader;
 mod world;
 
 use pillion_control::rotation::{Observed, Phase, Record, Settings, Step, next};
+use pillion_testkit::is_thorough;
 
 use crate::rotation_model::explore::{Found, explore, walk};
 use crate::rotation_model::world::Disturbance;
@@ -27,15 +28,17 @@ use crate::rotation_model::world::Disturbance;
 /// States that are explored, unless `PILLION_ROTATION_STATES` says otherwise. `just nightly` explores a million: all that
 /// can be reached in some thirty moves.
 const STATES: usize = 50_000;
-/// Walks beyond that, and how many moves each has: enough for several rotations.
-const WALKS: u64 = 200;
-/// Walks in which a wrong decision is found.
-const WALKS_TO_A_FAULT: u64 = 2_000;
+/// Walks beyond that, and how many moves each has: enough for several rotations. A sample is a tenth of the walks.
+const WALKS: u64 = 2_000;
 const MOVES: usize = 600;
 
 fn states() -> usize {
     let given = std::env::var("PILLION_ROTATION_STATES").ok();
     given.map_or(STATES, |text| text.parse().expect("PILLION_ROTATION_STATES is a number of states"))
+}
+
+fn walks() -> u64 {
+    if is_thorough() { WALKS } else { WALKS / 10 }
 }
 
 #[test]
@@ -44,7 +47,7 @@ fn no_admission_fails_and_every_rotation_ends() {
     explored.assert_sound();
     assert!(explored.states >= states(), "all {} states: too few to say much", explored.states);
     println!("{} states, {} of them at rest", explored.states, explored.at_rest);
-    let explored = walk(next, &[], WALKS, MOVES);
+    let explored = walk(next, &[], walks(), MOVES);
     explored.assert_sound();
     for phase in Phase::ALL {
         assert!(explored.phases.contains(&phase), "{phase} was never reached");
@@ -57,7 +60,7 @@ fn nothing_breaks_that_a_vandal_does_not_break_himself() {
     for disturbance in Disturbance::ALL {
         let explored = explore(next, &[disturbance], states() / 4);
         explored.assert_sound();
-        walk(next, &[disturbance], WALKS, MOVES).assert_sound();
+        walk(next, &[disturbance], walks(), MOVES).assert_sound();
         println!("{disturbance:?}: {} states, {} of them at rest", explored.states, explored.at_rest);
     }
 }
@@ -100,7 +103,7 @@ fn decisions_that_are_wrong_are_found() {
     ];
     for (what, planner) in wrong {
         let disturbances = [Disturbance::RecordLost];
-        let found = walk(planner, &disturbances, WALKS_TO_A_FAULT, MOVES).found;
+        let found = walk(planner, &disturbances, WALKS, MOVES).found;
         let Some(Found { what: broken, way }) = found else { panic!("not found: {what}") };
         assert!(!way.is_empty(), "{what}: {broken}");
         println!("{what}: {broken}, after {} moves", way.len());

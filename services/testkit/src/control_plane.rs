@@ -262,15 +262,11 @@ impl Settings {
     }
 }
 
-/// No proxy between parts of one machine, no signals from the terminal, and as little of the machine as will do.
+/// No proxy between parts of one machine, no signals from the terminal, and little garbage collection.
 fn on_its_own(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
-    // Processors are what tests lack, not memory: garbage is collected when there is this much of it. And a program in Go that does
-    // little spends much of its time in waking its threads, if it has more than one.
+    // Processors are what tests lack, not memory: garbage is collected when there is this much of it.
     command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB");
-    if std::env::var_os("GOMAXPROCS").is_none() {
-        command.env("GOMAXPROCS", "1");
-    }
     for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
         command.env_remove(variable);
     }

@@ -14,12 +14,11 @@ part() { # NAME COMMAND...
   [[ $output == \{* ]] || output=null
   results+=("\"$name\":$output")
 }
-export PILLION_THOROUGH=1
 for version in $(cd "$here/kubernetes" && echo *); do part "kubernetes-$version" env KUBERNETES="$version" "$here/e2e.sh" --record; done
-part restart env GOMAXPROCS=2 PILLION_RATE=200 PILLION_ROLLS=20 "$here/result.sh" --workspace --test e2e rolling::rolling_restarts_lose_no_pod
-part crashes env GOMAXPROCS=2 PILLION_RATE=200 PILLION_KILLS=20 "$here/result.sh" --workspace --test e2e crashes::
-part leader "$here/result.sh" --workspace --test e2e clock:: rotation::
-part rotation-states env PILLION_ROTATION_STATES=1000000 "$here/result.sh" --release --workspace --test integration rotation_model::
+part restart env PILLION_RATE=200 PILLION_ROLLS=20 "$here/result.sh" --workspace --test e2e rolling::rolling_restarts_lose_no_pod
+part crashes env PILLION_RATE=200 PILLION_KILLS=20 "$here/result.sh" --workspace --test e2e crashes::
+part leader env PILLION_THOROUGH=1 "$here/result.sh" --workspace --test e2e clock:: rotation::
+part rotation-states env PILLION_THOROUGH=1 PILLION_ROTATION_STATES=1000000 "$here/result.sh" --release --workspace --test integration rotation_model::
 part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace --test e2e cold_start::
 part oracle env PILLION_ORACLE_CASES=10000 "$here/result.sh" --workspace --test integration oracle::
 part properties env PROPTEST_CASES=20000 PILLION_MUTATIONS=100000 "$here/result.sh" --release --workspace --test integration fuzz:: properties:: directives:: untouched::

@@ -6,8 +6,11 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-PILLION_RESULT=$work/result "$("$here/prebuilt.sh" cargo-nextest)" nextest run --locked "$@" 2> >(tee "$work/log" >&2)
-status=$?
+# A pipe, not a process substitution: the log is whole when the pipeline has ended.
+{
+  PILLION_RESULT=$work/result "$("$here/prebuilt.sh" cargo-nextest)" nextest run --locked "$@" 2>&1 1>&3 | tee "$work/log" >&2
+  status=${PIPESTATUS[0]}
+} 3>&1
 if [ -s "$work/result" ]; then
   cat "$work/result"
 else

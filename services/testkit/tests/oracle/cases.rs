@@ -19,7 +19,7 @@ use crate::oracle::shrink::{places, without};
 use crate::oracle::{ours, pods};
 
 /// How many cases are run unless `PILLION_ORACLE_CASES` says otherwise.
-const CASES: u64 = 1_000;
+const CASES: usize = 1_000;
 /// How many templates are laid over each pod: a pod has to be stored, a template has not.
 const TEMPLATES: u64 = 20;
 /// How many pods are in work at once.
@@ -51,7 +51,7 @@ pub(crate) fn time_limit() -> Duration {
 }
 
 fn wanted() -> Result<u64> {
-    number("PILLION_ORACLE_CASES", CASES)
+    number("PILLION_ORACLE_CASES", CASES as u64)
 }
 
 fn number(name: &'static str, default: u64) -> Result<u64> {
@@ -87,7 +87,7 @@ pub(crate) async fn run() -> Result<()> {
     // What most cases are about has to be what was meant.
     ensure!(equal > cases && refused < cases / 5, "the cases are not worth their time");
     for (number, pin) in PINS.iter().enumerate() {
-        if cases >= 4_000 && seed == 0 && !pin.is_rare && !tally.pinned.contains_key(&PinnedBy::Pin(number)) {
+        if cases >= CASES && seed == 0 && !pin.is_rare && !tally.pinned.contains_key(&PinnedBy::Pin(number)) {
             tally.failures.push(format!("not seen any more: {}", pin.reason));
         }
     }
