@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use crate::rig::{Rig, annotation, deployment_pod, names};
 
 /// Pods a second, unless `PILLION_RATE` says otherwise.
-const RATE: u64 = 60;
+const RATE: u64 = 30;
 /// Pods that are created at once, as by the controller of a ReplicaSet: so the API server holds more connections than one
 /// pod after the other would need, and most of them are idle at any time.
 const BATCH: u64 = 10;

@@ -27,9 +27,9 @@ const ALL_WITHIN: Duration = Duration::from_mins(5);
 /// How soon a webhook configuration is as it was.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 /// Pods a second meanwhile.
-pub(crate) const RATE: u64 = 30;
+pub(crate) const RATE: u64 = 15;
 /// Pods a second during [`ROTATIONS`].
-const ROTATIONS_RATE: u64 = 60;
+const ROTATIONS_RATE: u64 = 30;
 
 /// The writes of a rotation, in their order: to the record, to the webhook configuration, to the leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
