@@ -29,7 +29,7 @@ const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 /// Pods a second meanwhile.
 pub(crate) const RATE: u64 = 15;
 /// Pods a second during [`ROTATIONS`].
-const ROTATIONS_RATE: u64 = 30;
+const ROTATIONS_RATE: u64 = 60;
 
 /// The writes of a rotation, in their order: to the record, to the webhook configuration, to the leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
