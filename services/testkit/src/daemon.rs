@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::eventually::eventually;
 
@@ -105,15 +105,19 @@ impl Daemon {
     /// # Errors
     /// It has ended already.
     pub fn terminate(&mut self) -> anyhow::Result<()> {
-        self.signal(Signal::TERM)
+        self.signal(Signal::TERM).map(drop)
     }
 
-    /// Stops it where it stands (SIGSTOP): it hangs, its connections stay open.
+    /// Stops it where it stands (SIGSTOP): it hangs, its connections stay open. Returns once every thread has stopped.
     ///
     /// # Errors
     /// It has ended already.
     pub fn pause(&mut self) -> anyhow::Result<()> {
-        self.signal(Signal::STOP)
+        let pid = self.signal(Signal::STOP)?;
+        // Until the thread that takes the signal is scheduled, the others go on working.
+        let stopped_or_ended = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), stopped_or_ended).with_context(|| format!("cannot wait for {} to stop", self.name))?;
+        Ok(())
     }
 
     /// Lets it go on after [`Daemon::pause`].
@@ -121,7 +125,7 @@ impl Daemon {
     /// # Errors
     /// It has ended already.
     pub fn resume(&mut self) -> anyhow::Result<()> {
-        self.signal(Signal::CONT)
+        self.signal(Signal::CONT).map(drop)
     }
 
     /// Kills it (SIGKILL) and waits for its end, which is at once.
@@ -142,13 +146,14 @@ impl Daemon {
         self.pid()
     }
 
-    fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
+    fn signal(&mut self, signal: Signal) -> anyhow::Result<Pid> {
         // Asked first: the id of a process that was waited for may belong to another by now.
         if let Some(status) = self.exited()? {
             bail!("{} cannot be signalled: it has ended ({status})", self.name);
         }
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("a process id out of range")?;
-        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
+        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))?;
+        Ok(pid)
     }
 
     fn with_log(&self, error: &anyhow::Error) -> anyhow::Error {
