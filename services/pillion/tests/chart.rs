@@ -107,6 +107,7 @@ fn everything() -> Json {
         "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
         "metrics": {"serviceMonitor": {"enabled": true, "labels": {"a": "b"}}, "prometheusRule": {"enabled": true}},
         "dashboards": {"enabled": true, "annotations": {"grafana_folder": "Pillion"}},
+        "priorityClassName": "system-cluster-critical",
     })
 }
 
@@ -121,7 +122,7 @@ fn value_sets() -> [(&'static str, Json); 3] {
                 "rbac": {"held": false, "lookups": false, "aggregate": false}, "guardrails": {"authors": false, "records": false, "inlineSecrets": {"enabled": false}},
                 "crds": {"upgrade": false}, "uninstall": {"enabled": false}, "networkPolicy": {"enabled": false},
                 "metrics": {"service": false}, "webhook": {"maxUnavailable": null, "spreadOver": []},
-                "controller": {"maxUnavailable": null, "spreadOver": []}, "priorityClassName": "",
+                "controller": {"maxUnavailable": null, "spreadOver": []},
             }),
         ),
     ]
@@ -167,6 +168,26 @@ fn pods(objects: &[Json]) -> Vec<(String, &Json)> {
 }
 
 #[test]
+fn system_class_comes_with_its_quota() {
+    let quotas = |namespace: &str, class: &str| {
+        let objects = template("pillion", namespace, &json!({"priorityClassName": class})).unwrap();
+        of_kind(&objects, "ResourceQuota").into_iter().cloned().collect::<Vec<_>>()
+    };
+    let [quota] = &quotas("pillion-system", "system-cluster-critical")[..] else { panic!("there is one quota") };
+    let scope = &quota["spec"]["scopeSelector"]["matchExpressions"];
+    assert_eq!(
+        *scope,
+        json!([{"scopeName": "PriorityClass", "operator": "In", "values": ["system-cluster-critical"]}])
+    );
+    assert_eq!(quota["metadata"]["namespace"], "pillion-system");
+    for (namespace, class) in
+        [("pillion-system", ""), ("pillion-system", "high"), ("kube-system", "system-cluster-critical")]
+    {
+        assert!(quotas(namespace, class).is_empty(), "{namespace}, {class:?}");
+    }
+}
+
+#[test]
 fn every_pod_is_restricted_spread_and_ends_after_its_connections() {
     for (set, values) in [("none", json!({})), ("everything", everything())] {
         let objects = rendered(&values);
@@ -187,7 +208,8 @@ fn every_pod_is_restricted_spread_and_ends_after_its_connections() {
                 let expected = if set == "none" { "pillion:0.1.0" } else { "registry.example.com/pillion@sha256:000" };
                 assert!(image.starts_with(expected), "{image}");
             }
-            assert_eq!(spec["priorityClassName"], "system-cluster-critical", "{name}");
+            let class = if set == "none" { json!(null) } else { json!("system-cluster-critical") };
+            assert_eq!(spec["priorityClassName"], class, "{name}");
         }
         let webhook = &named(&objects, "Deployment", "pillion-webhook")["spec"];
         // The default of connections.drainDeadline is 100 s.
@@ -409,6 +431,8 @@ fn wrong_values_are_refused() {
         (json!({"optIn": ["istio-injection"]}), "optIn"),
         (json!({"webhook": {"policy": {"kind": "WebhookPolicy"}}}), "policy"),
         (json!({"rbac": {"extraLookups": [{"resource": "secrets"}]}}), "Secrets are never looked up"),
+        (json!({"rbac": {"extraLookups": [{"group": "*", "resource": "secrets"}]}}), "Secrets are never looked up"),
+        (json!({"rbac": {"extraLookups": [{"group": "*", "resource": "*"}]}}), "Secrets are never looked up"),
         (json!({"metrics": {"service": false, "serviceMonitor": {"enabled": true}}}), "needs metrics.service"),
         (json!({"fullnameOverride": "p".repeat(53)}), "fullnameOverride"),
         (
