@@ -5,6 +5,10 @@
 //!
 //! Each new pair is judged, and a worse one is not handed on: the last good one stays. Nor is there anything to do when
 //! the Secret is deleted or the API server is away.
+//!
+//! A pair of an older authority than the one that signed the served certificate is worse too. It comes from a backup that
+//! was restored, and API servers may trust its authority no more. The controller replaces it within seconds. If it does not
+//! for ten minutes, it wants this pair: all that was known of newer authorities is lost.
 
 use std::time::Duration;
 
@@ -12,14 +16,19 @@ use futures::{Stream, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::authority::serving::{GENERATION_ANNOTATION, judge, pair};
-use crate::authority::{EPOCH_ANNOTATION, Fit, Reason, Unfit, epoch};
+use crate::authority::{EPOCH_ANNOTATION, Fit, Issuer, Reason, Unfit, epoch};
 use crate::one;
+use crate::rotation::Generation;
 
 /// How often a pair that is not valid yet is judged again.
 const AGAIN: Duration = Duration::from_secs(10);
+
+/// How long a pair of an older authority is refused.
+const OLDER_FOR: Duration = Duration::from_mins(10);
 
 /// What is watched, in words.
 const WHAT: &str = "the Secret with the serving certificate";
@@ -42,6 +51,13 @@ pub enum News {
     Fit(Box<ServingPair>),
     /// A pair that is worse than the last good one. Told once, until the Secret changes.
     Unfit(Unfit),
+    /// A pair of an older authority than the one that signed the served certificate. Told once, until the Secret changes.
+    Older {
+        /// The number of the authority that signed the served certificate.
+        served: Generation,
+        /// The number of the authority that signed the one in the Secret.
+        offered: Generation,
+    },
     /// There is no such Secret. Told once, until there is one.
     Gone,
 }
@@ -69,14 +85,36 @@ impl std::fmt::Debug for ServingPair {
     }
 }
 
+/// Whether a certificate by the authority `offered` may replace one by `served`. Authorities are numbered in the order in
+/// which they were made.
+#[must_use]
+pub fn may_replace(served: Generation, offered: Generation) -> bool {
+    offered >= served
+}
+
 /// What was last told of the Secret.
 #[derive(Default)]
 struct Seen {
     /// What there was, if it was told that there was something.
     secret: Option<Secret>,
     /// Why it was refused.
-    refused: Option<Reason>,
+    refused: Option<Refused>,
     told_gone: bool,
+    /// The last pair that could be served.
+    served: Option<Served>,
+}
+
+struct Served {
+    issuer: Issuer,
+    not_after: Timestamp,
+}
+
+/// Why a pair was refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refused {
+    Unfit(Reason),
+    /// It is of an older authority, and was first seen then.
+    Older(Instant),
 }
 
 impl WatchedSecret {
@@ -102,7 +140,7 @@ impl WatchedSecret {
                 biased;
                 () = stop.cancelled() => return,
                 state = states.next() => state,
-                _ = again.tick(), if seen.refused == Some(Reason::NotYet) => {
+                _ = again.tick(), if seen.may_pass() => {
                     seen.again(self, now()).into_iter().for_each(&mut tell);
                     continue;
                 }
@@ -126,22 +164,57 @@ impl Seen {
             return None;
         }
         self.told_gone = false;
-        let news = judged(self.secret.insert(secret), watched, now);
-        self.refused = if let News::Unfit(unfit) = &news { Some(unfit.reason) } else { None };
+        self.refused = None;
+        let news = self.compared(judged(&secret, watched, now), now);
+        self.secret = Some(secret);
         Some(news)
     }
 
-    /// A pair that was not valid yet may have become so; what is still wrong is not told again.
+    /// Whether time may change what is refused.
+    fn may_pass(&self) -> bool {
+        matches!(self.refused, Some(Refused::Unfit(Reason::NotYet) | Refused::Older(_)))
+    }
+
+    /// A pair that was not valid yet may have become so, or be the one that is wanted after all; what is still wrong is not told
+    /// again.
     fn again(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         let news = judged(self.secret.as_ref()?, watched, now);
-        let reason = if let News::Unfit(unfit) = &news { Some(unfit.reason) } else { None };
-        let before = std::mem::replace(&mut self.refused, reason);
-        (before != reason).then_some(news)
+        let before = self.refused;
+        let news = self.compared(news, now);
+        (before != self.refused).then_some(news)
     }
 
     fn gone(&mut self) -> Option<News> {
         (self.secret, self.refused) = (None, None);
         (!std::mem::replace(&mut self.told_gone, true)).then_some(News::Gone)
+    }
+
+    /// The same, but that a pair of an older authority is refused.
+    fn compared(&mut self, news: News, now: Timestamp) -> News {
+        let pair = match news {
+            News::Fit(pair) => pair,
+            News::Unfit(unfit) => {
+                self.refused = Some(Refused::Unfit(unfit.reason));
+                return News::Unfit(unfit);
+            }
+            news => return news,
+        };
+        let issuer = Issuer::of(&pair.fit.leaf);
+        if let (Some(Served { issuer: served, not_after }), Some(offered)) = (&self.served, &issuer) {
+            let since = match self.refused {
+                Some(Refused::Older(since)) => since,
+                _ => Instant::now(),
+            };
+            let is_of_same_release = (&served.namespace, &served.release) == (&offered.namespace, &offered.release);
+            let is_older = is_of_same_release && !may_replace(served.generation, offered.generation);
+            if is_older && *not_after > now && since.elapsed() < OLDER_FOR {
+                self.refused = Some(Refused::Older(since));
+                return News::Older { served: served.generation, offered: offered.generation };
+            }
+        }
+        self.refused = None;
+        self.served = issuer.map(|issuer| Served { issuer, not_after: pair.fit.not_after });
+        News::Fit(pair)
     }
 }
 
@@ -172,7 +245,8 @@ mod tests {
     use super::*;
     use crate::authority::{Lifetimes, Making, SystemRandomness};
     use crate::release::{DEFAULT_CLUSTER_DOMAIN, Release};
-    use crate::rotation::Generation;
+
+    const DAY: Duration = Duration::from_hours(24);
 
     fn release() -> Release {
         Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap()
@@ -184,9 +258,13 @@ mod tests {
 
     /// A new leaf that was made then.
     fn secret(now: Timestamp, epoch: u64) -> Secret {
+        signed(Generation(4), now, epoch)
+    }
+
+    fn signed(by: Generation, now: Timestamp, epoch: u64) -> Secret {
         let (release, lifetimes, mut random) = (release(), Lifetimes::default(), SystemRandomness);
         let mut making = Making { release: &release, lifetimes: &lifetimes, now, random: &mut random };
-        let authority = making.authority(Generation(4), &[]).unwrap();
+        let authority = making.authority(by, &[]).unwrap();
         making.leaf(&authority, &release.server_names()).unwrap().secret(&release, epoch, None)
     }
 
@@ -206,6 +284,7 @@ mod tests {
             lines.lock().unwrap().push(match news {
                 News::Fit(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
                 News::Unfit(unfit) => unfit.reason.as_str().to_owned(),
+                News::Older { served, offered } => format!("{} older than {}", offered.0, served.0),
                 News::Gone => "gone".to_owned(),
             });
         };
@@ -267,12 +346,50 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_not_valid_yet_is_judged_again_and_told_when_it_is() {
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         let early = Duration::from_mins(125);
         // Half a minute passes until it is near enough.
         let now = move || noon() - early - Duration::from_secs(30) + began.elapsed();
         let events = vec![Ok(Event::Apply(secret(noon(), 1)))];
         assert_eq!(told(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn certificate_of_an_older_authority_is_refused() {
+        let (old, new) = (signed(Generation(4), noon(), 3), signed(Generation(5), noon(), 9));
+        let newer = signed(Generation(6), noon(), 12);
+        let restored = vec![
+            Ok(Event::Apply(new.clone())),
+            Ok(Event::Apply(old.clone())),
+            Ok(Event::Delete(old.clone())),
+            Ok(Event::Apply(old.clone())),
+            Ok(Event::Apply(newer)),
+        ];
+        let fit = |epoch, generation| format!("fit Some({epoch}) Some(\"{generation}\")");
+        let older = || "4 older than 5".to_owned();
+        assert_eq!(told(restored, noon).await, [fit(9, 5), older(), "gone".to_owned(), older(), fit(12, 6)]);
+        // A replica that has none takes what there is.
+        assert_eq!(told(vec![Ok(Event::Apply(old.clone()))], noon).await, [fit(3, 4)]);
+        // One that has run out protects nothing.
+        let late = std::sync::atomic::AtomicBool::new(false);
+        let events = vec![Ok(Event::Apply(new)), Ok(Event::Apply(signed(Generation(4), noon() + 20 * DAY, 3)))];
+        let now = || if late.swap(true, std::sync::atomic::Ordering::Relaxed) { noon() + 20 * DAY } else { noon() };
+        assert_eq!(told(events, now).await, [fit(9, 5), fit(3, 4)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn older_certificate_that_stays_is_served_after_a_while() {
+        let [name, _] = release().server_names();
+        let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
+        let mut seen = Seen::default();
+        seen.change(signed(Generation(5), noon(), 9), &watched, noon());
+        let news = seen.change(signed(Generation(4), noon(), 1), &watched, noon());
+        assert!(matches!(news, Some(News::Older { .. })));
+        tokio::time::advance(OLDER_FOR - AGAIN).await;
+        assert!(seen.may_pass() && seen.again(&watched, noon()).is_none());
+        tokio::time::advance(AGAIN).await;
+        assert!(matches!(seen.again(&watched, noon()), Some(News::Fit(_))));
+        assert!(!seen.may_pass());
     }
 
     #[tokio::test(start_paused = true)]

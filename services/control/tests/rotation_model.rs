@@ -19,11 +19,12 @@ mod explore;
 mod leader;
 mod world;
 
+use pillion_control::canary::fold;
 use pillion_control::rotation::{Observed, Phase, Record, Settings, Step, next};
 use pillion_testkit::is_thorough;
 
-use crate::rotation_model::explore::{Found, explore, walk};
-use crate::rotation_model::world::Disturbance;
+use crate::rotation_model::explore::{Found, Move, explore, walk};
+use crate::rotation_model::world::{Disturbance, Rules};
 
 /// States that are explored, unless `PILLION_ROTATION_STATES` says otherwise. `just nightly` explores a million: all that
 /// can be reached in some thirty moves.
@@ -43,11 +44,11 @@ fn walks() -> u64 {
 
 #[test]
 fn no_admission_fails_and_every_rotation_ends() {
-    let explored = explore(next, &[], states());
+    let explored = explore(Rules::CODE, &[], states());
     explored.assert_sound();
     assert!(explored.states >= states(), "all {} states: too few to say much", explored.states);
     println!("{} states, {} of them at rest", explored.states, explored.at_rest);
-    let explored = walk(next, &[], walks(), MOVES);
+    let explored = walk(Rules::CODE, &[], walks(), MOVES);
     explored.assert_sound();
     for phase in Phase::ALL {
         assert!(explored.phases.contains(&phase), "{phase} was never reached");
@@ -58,9 +59,9 @@ fn no_admission_fails_and_every_rotation_ends() {
 #[test]
 fn nothing_breaks_that_a_vandal_does_not_break_himself() {
     for disturbance in Disturbance::ALL {
-        let explored = explore(next, &[disturbance], states() / 4);
+        let explored = explore(Rules::CODE, &[disturbance], states() / 4);
         explored.assert_sound();
-        walk(next, &[disturbance], walks(), MOVES).assert_sound();
+        walk(Rules::CODE, &[disturbance], walks(), MOVES).assert_sound();
         println!("{disturbance:?}: {} states, {} of them at rest", explored.states, explored.at_rest);
     }
 }
@@ -103,9 +104,22 @@ fn decisions_that_are_wrong_are_found() {
     ];
     for (what, planner) in wrong {
         let disturbances = [Disturbance::RecordLost];
-        let found = walk(planner, &disturbances, WALKS, MOVES).found;
+        let found = walk(Rules::planned_by(planner), &disturbances, WALKS, MOVES).found;
         let Some(Found { what: broken, way }) = found else { panic!("not found: {what}") };
         assert!(!way.is_empty(), "{what}: {broken}");
         println!("{what}: {broken}, after {} moves", way.len());
+    }
+}
+
+/// Without what prevents them, the damages of these two disturbances are found.
+#[test]
+fn disturbances_break_trust_without_their_fixes() {
+    let uncounted = Rules { fold: |outcomes, servers| fold(outcomes, servers.or(Some(0))), ..Rules::CODE };
+    let restored = Rules { may_replace: |_, _| true, ..Rules::CODE };
+    for (rules, disturbance) in [(uncounted, Disturbance::ApiServersUncounted), (restored, Disturbance::LeafRestored)] {
+        let found = walk(rules, &[disturbance], WALKS, MOVES).found;
+        let Some(Found { what, way }) = found else { panic!("not found: {disturbance:?}") };
+        assert!(way.contains(&Move::Vandal(disturbance)), "{what}: {way:?}");
+        println!("{disturbance:?}: {what}, after {} moves", way.len());
     }
 }

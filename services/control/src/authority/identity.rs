@@ -51,11 +51,36 @@ pub fn claimed_issuer(release: &Release, leaf: &CertificateDer<'_>) -> Option<Ge
     generation(release, leaf.issuer())
 }
 
+/// The authority that a certificate says it is signed by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issuer {
+    /// The namespace of the release.
+    pub namespace: Box<str>,
+    /// The name of the release.
+    pub release: Box<str>,
+    /// The authority's number.
+    pub generation: Generation,
+}
+
+impl Issuer {
+    /// The issuer of a leaf; `None` if it is not an authority that Pillion made. Only a claim.
+    #[must_use]
+    pub fn of(leaf: &CertificateDer<'_>) -> Option<Self> {
+        let (_, leaf) = X509Certificate::from_der(leaf).ok()?;
+        Self::named(leaf.issuer())
+    }
+
+    fn named(name: &X509Name<'_>) -> Option<Self> {
+        let namespace = only(name.iter_organization())?.into();
+        let release = only(name.iter_organizational_unit())?.into();
+        let (number, _) = only(name.iter_common_name())?.strip_prefix(AUTHORITY)?.split_once(' ')?;
+        Some(Self { namespace, release, generation: number_of(number)? })
+    }
+}
+
 pub(super) fn generation(release: &Release, name: &X509Name<'_>) -> Option<Generation> {
-    let namespace = only(name.iter_organization())?;
-    let of = only(name.iter_organizational_unit())?;
-    let (number, _) = only(name.iter_common_name())?.strip_prefix(AUTHORITY)?.split_once(' ')?;
-    ((namespace, of) == (release.namespace(), release.name())).then(|| number_of(number))?
+    let Issuer { namespace, release: of, generation } = Issuer::named(name)?;
+    ((&*namespace, &*of) == (release.namespace(), release.name())).then_some(generation)
 }
 
 /// A number as it stands in names.

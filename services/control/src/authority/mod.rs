@@ -31,6 +31,7 @@ use rustls_pki_types::CertificateDer;
 use crate::rotation;
 
 pub use bundle::Contents;
+pub use identity::Issuer;
 pub use judge::{Expected, Fit, Reason, Unfit};
 pub use lifetimes::Lifetimes;
 pub use make::{LeafMaterial, MakeError, Making, Randomness, SystemRandomness};

@@ -97,8 +97,9 @@ fn is_mistrust(message: &str) -> bool {
     message.contains(WEBHOOK) && message.contains("x509: ")
 }
 
-/// What is known of all: of `servers` at least, of whom some may never have been asked.
-pub(super) fn fold<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>, servers: usize) -> Propagation {
+/// What is known of all of `servers`, of which some may not have been asked. If their number is not known, at least one has
+/// not answered: whoever did may be one of several.
+pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>, servers: Option<usize>) -> Propagation {
     let (mut proven, mut behind, mut silent) = (0, 0, 0);
     for outcome in outcomes {
         match outcome {
@@ -107,8 +108,8 @@ pub(super) fn fold<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>, servers:
             Outcome::Silent(_) => silent += 1,
         }
     }
-    // Nobody at all would be nobody who is silent.
-    let unasked = servers.max(1).saturating_sub(proven + behind + silent);
+    let answered = proven + behind + silent;
+    let unasked = servers.map_or(1, |servers| servers.max(1).saturating_sub(answered));
     Propagation { proven, behind, silent: silent + unasked }
 }
 
@@ -171,10 +172,12 @@ mod tests {
             let Propagation { proven, behind, silent } = fold(outcomes, servers);
             (proven, behind, silent)
         };
-        assert_eq!(told(&[Outcome::Proven, Outcome::Proven], 2), (2, 0, 0));
-        assert_eq!(told(&[Outcome::Proven, silent.clone()], 2), (1, 0, 1));
-        assert_eq!(told(&[Outcome::Proven, Outcome::Behind, silent.clone()], 1), (1, 1, 1));
-        assert_eq!(told(&[Outcome::Proven], 3), (1, 0, 2), "three behind one address");
-        assert_eq!(told(&[], 0), (0, 0, 1), "nobody is not everybody");
+        assert_eq!(told(&[Outcome::Proven, Outcome::Proven], Some(2)), (2, 0, 0));
+        assert_eq!(told(&[Outcome::Proven, silent.clone()], Some(2)), (1, 0, 1));
+        assert_eq!(told(&[Outcome::Proven, Outcome::Behind, silent.clone()], Some(1)), (1, 1, 1));
+        assert_eq!(told(&[Outcome::Proven], Some(3)), (1, 0, 2), "three behind one address");
+        assert_eq!(told(&[], Some(0)), (0, 0, 1), "nobody is not everybody");
+        assert_eq!(told(&[Outcome::Proven], None), (1, 0, 1), "one of an unknown number");
+        assert_eq!(told(&[Outcome::Proven, silent.clone()], None), (1, 0, 2));
     }
 }

@@ -102,7 +102,7 @@ impl Asker {
         } else {
             // Whoever calls now is shown something else, or nothing.
             let outcome = Outcome::Silent(Silence::NoLeaf);
-            Asked { propagation: fold([], 0), answers: vec![Answer { server: None, outcome }] }
+            Asked { propagation: fold([], None), answers: vec![Answer { server: None, outcome }] }
         };
         self.metrics.found(asked.propagation);
         for answer in &asked.answers {
@@ -137,16 +137,9 @@ impl Asker {
         self.note(listed)
     }
 
-    fn note(&mut self, listed: Result<kube::Result<Listed>, Elapsed>) -> Listed {
-        let listed = match listed {
-            Ok(Ok(listed)) => listed,
-            Ok(Err(error)) => {
-                warn!(%error, "the addresses of the API servers cannot be listed");
-                Listed::default()
-            }
-            Err(_) => Listed::default(),
-        };
-        self.servers.note(listed, Instant::now(), self.settings.vanished)
+    fn note(&mut self, listed: Result<Listed, Elapsed>) -> Listed {
+        // In vain: neither addresses nor their number are known.
+        self.servers.note(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
     }
 
     async fn ask_listed(&mut self, listed: &Listed, wanted: Wanted) -> Asked {

@@ -24,7 +24,7 @@ mod slice;
 
 use std::time::Duration;
 
-pub use answer::{Outcome, Silence};
+pub use answer::{Outcome, Silence, fold};
 pub use asker::{Answer, Asked, Asker};
 pub use metrics::CanaryMetrics;
 pub use server::{Canary, Identity};

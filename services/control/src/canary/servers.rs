@@ -9,8 +9,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
+use tracing::warn;
 
 use crate::probe::{Endpoint, Selected};
+use crate::watch::chain;
 
 /// The API servers that are known, also for a while after they are not listed any more.
 #[derive(Debug, Default)]
@@ -23,8 +25,8 @@ pub struct Servers {
 pub struct Listed {
     /// Where they are.
     pub addresses: BTreeSet<SocketAddr>,
-    /// How many there are at least: several may be behind one address.
-    pub number: usize,
+    /// How many there are: several may be behind one address. `None` if that is not known.
+    pub number: Option<usize>,
 }
 
 impl Servers {
@@ -34,30 +36,41 @@ impl Servers {
         self.seen.extend(listed.addresses.into_iter().map(|address| (address, now)));
         self.seen.retain(|_, last| now.saturating_duration_since(*last) < vanished || *last == now);
         let addresses: BTreeSet<_> = self.seen.keys().copied().collect();
-        let number = listed.number.max(addresses.len());
+        let number = listed.number.map(|number| number.max(addresses.len()));
         Listed { addresses, number }
     }
 }
 
 impl Listed {
-    /// The addresses behind the Service `kubernetes`, and how many API servers say of themselves that they are there.
-    ///
-    /// # Errors
-    /// The addresses cannot be listed.
-    pub async fn list(client: &Client) -> kube::Result<Self> {
+    /// The addresses behind the Service `kubernetes`, and how many API servers have a Lease of their identity. What cannot be
+    /// listed is not known: neither a failed list nor an empty one says that there are no other API servers.
+    pub async fn list(client: &Client) -> Self {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
         let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
         let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-system");
         // One for each API server by the name of its machine; one that is gone for good stays for an hour.
         let of_identity = ListParams::default().labels("apiserver.kubernetes.io/identity=kube-apiserver");
         let (slices, leases) = tokio::join!(slices.list(&of_service), leases.list(&of_identity));
-        let slices = slices?.items;
-        let addresses: BTreeSet<_> =
-            Selected::of_slices(&slices, "https").endpoints.iter().filter_map(Endpoint::socket).collect();
-        // Not everybody may list leases: then the addresses are all that is known.
-        let leases = leases.map_or(0, |leases| leases.items.len());
-        let number = leases.max(addresses.len());
-        Ok(Self { addresses, number })
+        let addresses = slices.map(|slices| {
+            Selected::of_slices(&slices.items, "https").endpoints.iter().filter_map(Endpoint::socket).collect()
+        });
+        Self::of(addresses, leases.map(|leases| leases.items.len()))
+    }
+
+    fn of(addresses: kube::Result<BTreeSet<SocketAddr>>, leases: kube::Result<usize>) -> Self {
+        for (what, error) in [("addresses", addresses.as_ref().err()), ("Leases", leases.as_ref().err())] {
+            if let Some(error) = error {
+                warn!(
+                    error = chain(error),
+                    "the {what} of the API servers cannot be listed: their number is not known"
+                );
+            }
+        }
+        let number = match (&addresses, leases) {
+            (Ok(addresses), Ok(leases)) if leases > 0 => Some(leases.max(addresses.len())),
+            _ => None,
+        };
+        Self { addresses: addresses.unwrap_or_default(), number }
     }
 }
 
@@ -67,7 +80,7 @@ mod tests {
 
     fn listed(hosts: &[u8], number: usize) -> Listed {
         let address = |host: &u8| SocketAddr::from(([10, 0, 0, *host], 6443));
-        Listed { addresses: hosts.iter().map(address).collect(), number }
+        Listed { addresses: hosts.iter().map(address).collect(), number: Some(number) }
     }
 
     #[test]
@@ -85,6 +98,28 @@ mod tests {
     #[test]
     fn several_behind_one_address_are_several() {
         let now = Instant::now();
-        assert_eq!(Servers::default().note(listed(&[1], 3), now, Duration::ZERO).number, 3);
+        assert_eq!(Servers::default().note(listed(&[1], 3), now, Duration::ZERO).number, Some(3));
+    }
+
+    #[test]
+    fn number_is_unknown_unless_both_lists_say_it() {
+        let addresses = |hosts: &[u8]| Ok(listed(hosts, 0).addresses);
+        let fails = || kube::Error::LinesCodecMaxLineLengthExceeded;
+        assert_eq!(Listed::of(addresses(&[1, 2]), Ok(3)), listed(&[1, 2], 3));
+        assert_eq!(Listed::of(addresses(&[1, 2]), Ok(1)), listed(&[1, 2], 2));
+        for (addresses, leases) in [
+            (Err(fails()), Ok(3)),
+            (addresses(&[1]), Err(fails())),
+            (Err(fails()), Err(fails())),
+            (addresses(&[1]), Ok(0)),
+        ] {
+            assert_eq!(Listed::of(addresses, leases).number, None);
+        }
+        // One that was seen a moment ago is asked all the same.
+        let now = Instant::now();
+        let mut servers = Servers::default();
+        servers.note(listed(&[1, 2], 2), now, Duration::from_secs(1));
+        let noted = servers.note(Listed::default(), now, Duration::from_secs(1));
+        assert_eq!((noted.addresses.len(), noted.number), (2, None));
     }
 }

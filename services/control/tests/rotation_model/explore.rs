@@ -5,9 +5,9 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use pillion_control::rotation::{Phase, Settings, Stored};
 
-use crate::rotation_model::leader::{Leader, Planner, decide, write};
+use crate::rotation_model::leader::{Leader, decide, write};
 use crate::rotation_model::world::{
-    API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, STRANGER, World,
+    API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, Replica, Rules, STRANGER, World,
 };
 
 /// Moves after which a rotation that nobody disturbs has to be at rest.
@@ -51,7 +51,7 @@ impl Explored {
     }
 }
 
-pub(crate) fn explore(planner: Planner, disturbances: &[Disturbance], limit: usize) -> Explored {
+pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) -> Explored {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     let settings = Settings::default();
     let mut explored = Explored::default();
@@ -71,12 +71,12 @@ pub(crate) fn explore(planner: Planner, disturbances: &[Disturbance], limit: usi
         let wrong = world.broken_trust().or_else(|| world.went_backwards());
         // Each is asked; a sample would do, but it costs little.
         let wrong =
-            wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, planner, &settings)).flatten());
+            wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, rules, &settings)).flatten());
         if let Some(what) = wrong {
             explored.found = Some(Found { what, way: way_to(here, &from) });
             return explored;
         }
-        for (step, next) in moves(&world, planner, &settings, disturbances) {
+        for (step, next) in moves(&world, rules, &settings, disturbances) {
             let hash = hasher.hash_one(&next);
             if from.len() < limit
                 && let std::collections::hash_map::Entry::Vacant(vacant) = from.entry(hash)
@@ -91,7 +91,7 @@ pub(crate) fn explore(planner: Planner, disturbances: &[Disturbance], limit: usi
 
 /// Walks at random from the beginning, so many times and so far: deeper than all states can be seen. The same numbers come
 /// each time.
-pub(crate) fn walk(planner: Planner, disturbances: &[Disturbance], walks: u64, length: usize) -> Explored {
+pub(crate) fn walk(rules: Rules, disturbances: &[Disturbance], walks: u64, length: usize) -> Explored {
     let settings = Settings::default();
     let mut explored = Explored::default();
     for number in 0..walks {
@@ -107,7 +107,7 @@ pub(crate) fn walk(planner: Planner, disturbances: &[Disturbance], walks: u64, l
                 explored.found = Some(Found { what, way });
                 return explored;
             }
-            let mut moves = moves(&world, planner, &settings, disturbances);
+            let mut moves = moves(&world, rules, &settings, disturbances);
             // Xorshift: any numbers will do.
             random ^= random << 13;
             random ^= random >> 7;
@@ -116,7 +116,7 @@ pub(crate) fn walk(planner: Planner, disturbances: &[Disturbance], walks: u64, l
             way.push(step);
             world = next;
         }
-        if let Some(what) = never_rests(&world, planner, &settings) {
+        if let Some(what) = never_rests(&world, rules, &settings) {
             explored.found = Some(Found { what, way });
             return explored;
         }
@@ -135,7 +135,7 @@ fn way_to(state: u64, from: &HashMap<u64, Option<(u64, Move)>>) -> Vec<Move> {
     way
 }
 
-fn moves(world: &World, planner: Planner, settings: &Settings, disturbances: &[Disturbance]) -> Vec<(Move, World)> {
+fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Disturbance]) -> Vec<(Move, World)> {
     let mut moves = Vec::new();
     let mut add = |step: Move, mut next: World| {
         next.forget();
@@ -151,7 +151,11 @@ fn moves(world: &World, planner: Planner, settings: &Settings, disturbances: &[D
             Leader::Idle => add(Move::Reads(number), with(Leader::Read(Reading::of(world)))),
             Leader::Read(reading) => {
                 for (late, asked) in [(false, false), (false, true), (true, false)] {
-                    let decided = decide(world, reading, planner, settings, (late, asked));
+                    // It is late when every API server that runs has had the time to see what was read.
+                    if late && world.uncounted && !world.have_seen(reading.bundle_version) {
+                        continue;
+                    }
+                    let decided = decide(world, reading, rules, settings, (late, asked));
                     let leader = decided.map_or(Leader::Idle, Leader::Writing);
                     add(Move::Decides(number, late, asked), with(leader));
                 }
@@ -183,19 +187,17 @@ fn moves(world: &World, planner: Planner, settings: &Settings, disturbances: &[D
         add(Move::ApiServerStops, next);
     }
     for replica in 0..REPLICAS {
-        let (seen, serves) = world.replicas[replica];
+        let Replica { seen, serves, .. } = world.replicas[replica];
         if seen < world.leaf.version() {
             let mut next = world.clone();
             // Who has none yet reads what is there now, and only then what comes.
             let seen = if serves.is_some() { seen + 1 } else { world.leaf.version() };
-            let leaf = world.leaf.seen(seen).and_then(|leaf| leaf.signer);
-            // The last good one stays.
-            next.replicas[replica] = (seen, leaf.or(serves));
+            next.replicas[replica] = world.replicas[replica].sees(seen, world.leaf.seen(seen), rules);
             add(Move::ReplicaSees(replica), next);
         }
         if serves.is_some() {
             let mut next = world.clone();
-            next.replicas[replica] = (world.leaf.version(), world.leaf.newest().and_then(|leaf| leaf.signer));
+            next.replicas[replica] = Replica::default().sees(world.leaf.version(), world.leaf.newest(), rules);
             add(Move::ReplicaRestarts(replica), next);
         }
     }
@@ -223,8 +225,8 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
             next.bundle.push(BundleVersion { trusted: bundle.trusted | STRANGER, ..bundle });
         }
         Disturbance::LeafLost => {
-            let epoch = world.leaf.newest()?.epoch;
-            next.leaf.push(LeafVersion { signer: None, epoch });
+            let leaf = world.leaf.newest()?;
+            next.leaf.push(LeafVersion { signer: None, ..leaf });
         }
         Disturbance::BundleEpochRaised => {
             let bundle = world.bundle.newest()?;
@@ -234,6 +236,11 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
             let leaf = world.leaf.newest()?;
             next.leaf.push(LeafVersion { epoch: leaf.epoch + RAISED, ..leaf });
         }
+        Disturbance::LeafRestored => {
+            let leaf = world.leaf_backup.filter(|backup| world.leaf.newest() != Some(*backup))?;
+            next.leaf.push(LeafVersion { restored: true, ..leaf });
+        }
+        Disturbance::ApiServersUncounted => next.uncounted = true,
         Disturbance::RecordLost => next.record = Stored::Missing,
         Disturbance::RecordCorrupted => next.record = Stored::Corrupt,
         Disturbance::RecordRestored => next.record = Stored::Is(world.backup.clone()?),
@@ -247,18 +254,18 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
 }
 
 /// Lets everybody see everything and one leader act, again and again. Returns what it hangs in, if it hangs.
-fn never_rests(world: &World, planner: Planner, settings: &Settings) -> Option<String> {
+fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<String> {
     let mut world = world.clone();
     world.leaders = world.leaders.map(|_| Leader::Idle);
     world.stopped = false;
     // Nobody asks any more, and what was lost may need a number more than the model gives out.
     for _ in 0..PATIENCE {
         world.api_servers = [world.bundle.version(); API_SERVERS];
-        let leaf = world.leaf.newest().and_then(|leaf| leaf.signer);
-        world.replicas = world.replicas.map(|(_, serves)| (world.leaf.version(), leaf.or(serves)));
+        let (version, leaf) = (world.leaf.version(), world.leaf.newest());
+        world.replicas = world.replicas.map(|replica| replica.sees(version, leaf, rules));
         world.forget();
-        let decided = decide(&world, &Reading::of(&world), planner, settings, (false, false));
-        let decided = decided.or_else(|| decide(&world, &Reading::of(&world), planner, settings, (true, false)));
+        let decided = decide(&world, &Reading::of(&world), rules, settings, (false, false));
+        let decided = decided.or_else(|| decide(&world, &Reading::of(&world), rules, settings, (true, false)));
         match decided {
             Some(intent) => write(&mut world, intent),
             None if world.at_rest() => return None,

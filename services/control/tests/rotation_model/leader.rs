@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use pillion_control::rotation::{Generation, Observed, Record, Settings, Step, Stored};
 
-use crate::rotation_model::world::{BundleVersion, GENERATIONS, LeafVersion, Reading, World, authority, bit};
+use crate::rotation_model::world::{BundleVersion, GENERATIONS, LeafVersion, Reading, Rules, World, authority, bit};
 
 pub(crate) type Planner = fn(&Settings, &Observed) -> Step;
 
@@ -29,7 +29,7 @@ pub(crate) enum Write {
 pub(crate) fn decide(
     world: &World,
     reading: &Reading,
-    planner: Planner,
+    rules: Rules,
     settings: &Settings,
     (late, asked): (bool, bool),
 ) -> Option<Write> {
@@ -37,10 +37,10 @@ pub(crate) fn decide(
     if reading.record_version != world.record_version {
         return None;
     }
-    let seen = reading.with_record(world, settings, late, asked);
+    let seen = reading.with_record(world, (rules, settings), late, asked);
     // What is late and what is not the model says: times would only make states differ that do not.
     let timeless = |record: Record| Box::new(Record { since: Timestamp::UNIX_EPOCH, ..record });
-    match planner(settings, &seen) {
+    match (rules.planner)(settings, &seen) {
         Step::Wait { .. } => None,
         Step::NewAuthority { generation, trigger } => {
             let record = Record::with(authority(generation), trigger, &seen);
@@ -58,7 +58,7 @@ pub(crate) fn decide(
             version: reading.bundle_version,
         }),
         Step::WriteLeaf { signer: Generation(signer), epoch } => Some(Write::Leaf {
-            leaf: LeafVersion { signer: Some(Generation(signer)), epoch },
+            leaf: LeafVersion { signer: Some(Generation(signer)), epoch, restored: false },
             version: reading.leaf_version,
         }),
         Step::WriteBundle { authorities, keep_unknown, epoch, .. } => {
@@ -87,7 +87,10 @@ pub(crate) fn write(world: &mut World, write: Write) {
             world.highest = world.highest.max(highest);
         }
         Write::Bundle { bundle, version } if version == world.bundle.version() => world.bundle.push(bundle),
-        Write::Leaf { leaf, version } if version == world.leaf.version() => world.leaf.push(leaf),
+        Write::Leaf { leaf, version } if version == world.leaf.version() => {
+            world.leaf_backup.get_or_insert(leaf);
+            world.leaf.push(leaf);
+        }
         // Somebody was faster: the API server answers with a conflict.
         _ => {}
     }

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use pillion_control::canary::{Outcome, Silence, fold};
 use pillion_control::rotation::{
     Authority, Bundle, Configuration, Endpoints, Generation, Leaf, Observed, Propagation, Record, Serving, Settings,
-    Stored, Trigger,
+    Stored, Trigger, next,
 };
+use pillion_control::serving_secret::may_replace;
 
-use crate::rotation_model::leader::Leader;
+use crate::rotation_model::leader::{Leader, Planner};
 
 pub(crate) const API_SERVERS: usize = 2;
 pub(crate) const REPLICAS: usize = 3;
@@ -40,10 +42,14 @@ pub(crate) enum Disturbance {
     BundleEpochRaised,
     /// And beside the leaf.
     LeafEpochRaised,
+    /// The leaf's Secret is put back to its first version.
+    LeafRestored,
+    /// The API servers cannot be listed any more: one of them is asked, and their number is not known.
+    ApiServersUncounted,
 }
 
 impl Disturbance {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::BundleEmptied,
         Self::StrangerTrusted,
         Self::LeafLost,
@@ -52,6 +58,8 @@ impl Disturbance {
         Self::RecordRestored,
         Self::BundleEpochRaised,
         Self::LeafEpochRaised,
+        Self::LeafRestored,
+        Self::ApiServersUncounted,
     ];
 }
 
@@ -73,6 +81,51 @@ pub(crate) struct BundleVersion {
 pub(crate) struct LeafVersion {
     pub(crate) signer: Option<Generation>,
     pub(crate) epoch: u64,
+    /// A vandal put it back: what fails of it at a replica that knows no other leaf is his.
+    pub(crate) restored: bool,
+}
+
+/// A replica of the webhook.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Replica {
+    /// How many versions of the leaf it has seen.
+    pub(crate) seen: u32,
+    /// Whose leaf it serves.
+    pub(crate) serves: Option<Generation>,
+    /// It began with a leaf that a vandal had put back.
+    pub(crate) misled: bool,
+}
+
+/// What the model takes from the code: the tests replace each to see that the model finds what it prevents.
+#[derive(Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) planner: Planner,
+    /// What is known of the API servers by their answers and their number.
+    pub(crate) fold: fn(&[Outcome], Option<usize>) -> Propagation,
+    /// Whether a replica that serves a leaf of the first authority takes one of the second.
+    pub(crate) may_replace: fn(Generation, Generation) -> bool,
+}
+
+impl Rules {
+    pub(crate) const CODE: Self =
+        Self { planner: next, fold: |outcomes, servers| fold(outcomes, servers), may_replace };
+
+    pub(crate) fn planned_by(planner: Planner) -> Self {
+        Self { planner, ..Self::CODE }
+    }
+}
+
+impl Replica {
+    /// It sees this version of the Secret. The last good leaf stays where there is no better one.
+    pub(crate) fn sees(self, version: u32, leaf: Option<LeafVersion>, rules: Rules) -> Self {
+        let seen = Self { seen: version, ..self };
+        let Some((offered, restored)) = leaf.and_then(|leaf| Some((leaf.signer?, leaf.restored))) else { return seen };
+        match self.serves {
+            Some(served) if !(rules.may_replace)(served, offered) => seen,
+            Some(served) => Self { serves: Some(offered), misled: self.misled && served == offered, ..seen },
+            None => Self { serves: Some(offered), misled: restored, ..seen },
+        }
+    }
 }
 
 /// An object, from the oldest version that anybody still sees to the newest.
@@ -122,8 +175,11 @@ pub(crate) struct World {
     pub(crate) api_servers: [u32; API_SERVERS],
     /// Whether the last one answers nobody for a while.
     pub(crate) stopped: bool,
-    /// How many versions of the leaf each replica has seen, and the leaf that it serves.
-    pub(crate) replicas: [(u32, Option<Generation>); REPLICAS],
+    pub(crate) replicas: [Replica; REPLICAS],
+    /// The first leaf, for who restores a backup.
+    pub(crate) leaf_backup: Option<LeafVersion>,
+    /// Whether the API servers cannot be listed.
+    pub(crate) uncounted: bool,
     pub(crate) leaders: [Leader; LEADERS],
     pub(crate) highest: u32,
     pub(crate) disturbances_left: u8,
@@ -140,7 +196,9 @@ impl World {
             leaf: Object { base: 0, versions: Vec::new() },
             api_servers: [0; API_SERVERS],
             stopped: false,
-            replicas: [(0, None); REPLICAS],
+            replicas: [Replica::default(); REPLICAS],
+            leaf_backup: None,
+            uncounted: false,
             leaders: [const { Leader::Idle }; LEADERS],
             highest: 0,
             disturbances_left: 1,
@@ -155,15 +213,20 @@ impl World {
         self.stopped && api_server + 1 == API_SERVERS
     }
 
+    /// Whether each API server that runs has seen this version of the bundle.
+    pub(crate) fn have_seen(&self, version: u32) -> bool {
+        (0..API_SERVERS).all(|api_server| self.is_stopped(api_server) || self.api_servers[api_server] >= version)
+    }
+
     /// An API server that would call a replica and not trust it.
     pub(crate) fn broken_trust(&self) -> Option<String> {
         for api_server in (0..API_SERVERS).filter(|api_server| !self.is_stopped(*api_server)) {
             let Some(bundle) = self.trusted_by(api_server).filter(|bundle| !bundle.vandals && bundle.entries) else {
                 continue;
             };
-            for (replica, (_, leaf)) in self.replicas.iter().enumerate() {
-                let Some(signer) = leaf else { continue };
-                if bundle.trusted & bit(*signer) == 0 {
+            for (replica, Replica { serves, misled, .. }) in self.replicas.iter().enumerate() {
+                let Some(signer) = serves.filter(|_| !misled) else { continue };
+                if bundle.trusted & bit(signer) == 0 {
                     return Some(format!(
                         "API server {api_server} trusts {:#b}, and replica {replica} serves a leaf of {}",
                         bundle.trusted, signer.0
@@ -187,13 +250,13 @@ impl World {
             return false;
         };
         bundle.trusted == bit(active.generation)
-            && self.replicas.iter().all(|(_, leaf)| *leaf == Some(active.generation))
+            && self.replicas.iter().all(|replica| replica.serves == Some(active.generation))
     }
 
     pub(crate) fn forget(&mut self) {
         let oldest = self.api_servers.iter().copied().min().unwrap_or(0);
         self.bundle.forget(oldest);
-        let oldest = self.replicas.iter().map(|(version, _)| *version).min().unwrap_or(0);
+        let oldest = self.replicas.iter().map(|replica| replica.seen).min().unwrap_or(0);
         self.leaf.forget(oldest);
     }
 }
@@ -208,6 +271,7 @@ pub(crate) struct Reading {
     pub(crate) record_version: u32,
     leaves: [Option<Generation>; REPLICAS],
     trusts: [Option<Mask>; API_SERVERS],
+    uncounted: bool,
 }
 
 impl Reading {
@@ -222,13 +286,20 @@ impl Reading {
             leaf: world.leaf.newest(),
             leaf_version: world.leaf.version(),
             record_version: world.record_version,
-            leaves: world.replicas.map(|(_, leaf)| leaf),
+            leaves: world.replicas.map(|replica| replica.serves),
             trusts,
+            uncounted: world.uncounted,
         }
     }
 
     /// All that a leader sees, once it has read the record too. It may be late, and somebody may ask for a rotation.
-    pub(crate) fn with_record(&self, world: &World, settings: &Settings, late: bool, asked: bool) -> Observed {
+    pub(crate) fn with_record(
+        &self,
+        world: &World,
+        (rules, settings): (Rules, &Settings),
+        late: bool,
+        asked: bool,
+    ) -> Observed {
         let record = world.record.clone();
         let known = record.get();
         let authorities: Vec<_> =
@@ -263,9 +334,14 @@ impl Reading {
         let newest_bit = newest.map_or(0, bit);
         let served: Vec<_> = self.leaves.iter().flatten().collect();
         let all_newest = served.len() == REPLICAS && served.iter().all(|leaf| Some(**leaf) == newest);
-        let asked_servers = || self.trusts.iter().flatten();
-        let proven = asked_servers().filter(|trusts| **trusts & newest_bit != 0).count();
-        let behind = asked_servers().count() - proven;
+        let answer = |trusts: &Option<Mask>| match trusts {
+            Some(trusts) if trusts & newest_bit != 0 => Outcome::Proven,
+            Some(_) => Outcome::Behind,
+            None => Outcome::Silent(Silence::Timeout),
+        };
+        // Where they cannot be listed, the configured address is asked, and one of them answers.
+        let (reached, number) = if self.uncounted { (1, None) } else { (API_SERVERS, Some(API_SERVERS)) };
+        let answers: Vec<_> = self.trusts.iter().take(reached).map(answer).collect();
         Observed {
             now,
             clock_agrees: true,
@@ -278,7 +354,7 @@ impl Reading {
                 stranger: served.iter().any(|leaf| all & bit(**leaf) == 0),
                 unreachable: REPLICAS - served.len(),
             },
-            propagation: Propagation { proven, behind, silent: API_SERVERS - proven - behind },
+            propagation: (rules.fold)(&answers, number),
             asked: asked.then_some(Trigger::Asked),
             highest: (world.highest > 0).then_some(Generation(world.highest)),
             record,

@@ -201,6 +201,17 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
             warn!(secret, reason, "the new serving certificate cannot be served, {}: {why}", last());
             return ReloadResult::Invalid;
         }
+        News::Older { served, offered } => {
+            let (served, offered) = (served.0, offered.0);
+            warn!(
+                secret,
+                served,
+                offered,
+                "the Secret has a serving certificate of an older authority, as after a restored backup; the served one stays, \
+                 and the controller is expected to write a new one"
+            );
+            return ReloadResult::Invalid;
+        }
         News::Gone => {
             warn!(secret, "there is no such Secret with a serving certificate, {}", last());
             return ReloadResult::Unreadable;
