@@ -1,18 +1,25 @@
 //! Reads a request's body into one piece, within a limit of bytes, of time, and of what all bodies may take together.
 //!
-//! Memory is taken for what has arrived, never on the word of a `Content-Length`.
+//! Memory is taken for what has arrived, never on the word of a `Content-Length`. A body that has to be waited for is
+//! registered as unfinished, and given up when too many are ([`crate::overload::UnfinishedBodies`]).
 
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use bytes::Bytes;
+use futures::FutureExt;
+use http::Version;
 use http::header::EXPECT;
 use http_body_util::BodyExt;
+use hyper::body::Frame;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::budget::{Budget, Exhausted, SMALL, Share};
+use crate::overload::{Eviction, Shed, Unfinished, UnfinishedBodies};
 
 /// The least that is taken for a body of more than one piece.
 const FIRST_STEP: usize = 16 * 1024;
@@ -36,8 +43,8 @@ pub(crate) enum BodyError {
     TooSlow,
     /// It broke off, or was malformed.
     Broken(axum::Error),
-    /// All bodies together take as much memory as they may.
-    Exhausted,
+    /// It was given up, by this bound.
+    Shed(Shed),
 }
 
 /// Limits of a body.
@@ -47,99 +54,180 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
 }
 
-impl From<Exhausted> for BodyError {
-    fn from(Exhausted: Exhausted) -> Self {
-        Self::Exhausted
+/// What bounds all bodies together.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) unfinished: Arc<UnfinishedBodies>,
+}
+
+/// The client that sends a body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sender {
+    pub(crate) address: IpAddr,
+    /// Whether it may be writing the body when the answer comes, and would miss the answer if the rest were not read.
+    pub(crate) needs_draining: bool,
+}
+
+impl Sender {
+    /// The sender of this request. A client that sends its body only when told to is not writing, and HTTP/2 ends a request
+    /// without the connection.
+    pub(crate) fn of(request: &Request) -> Self {
+        let waits = request.headers().contains_key(EXPECT);
+        let needs_draining = !waits && request.version() < Version::HTTP_2;
+        Self { address: crate::connection::client_address(request.extensions()), needs_draining }
     }
 }
 
-/// Reads a body. One that came in a single piece is not copied.
+/// Reads the body. One that came in a single piece is not copied.
 ///
 /// Of one that is refused the rest is read and thrown away, within twice the limits' bytes and the same time (or a short
-/// one, if there is no memory), so that the client has written what it wanted to and reads the answer. It `waits` if it
-/// sends a body only when told to.
-pub(crate) async fn read(
-    mut body: Body,
-    limits: Limits,
-    budget: &std::sync::Arc<Budget>,
-    waits: bool,
-) -> Result<Whole, BodyError> {
-    let began = Instant::now();
-    let deadline = began + limits.time;
-    // What was collected is given back here if it is not whole.
-    let collected = timeout_at(deadline, collect(&mut body, limits.bytes, budget.share())).await;
-    let collected = collected.unwrap_or(Err(BodyError::TooSlow));
-    let listen_until = match collected {
-        Err(BodyError::TooLarge) => deadline,
-        Err(BodyError::Exhausted) => deadline.min(Instant::now() + LINGER),
-        _ => return collected,
+/// one, if there is no memory), so that the client has written what it wanted to and reads the answer.
+pub(crate) async fn read(mut body: Body, limits: Limits, shared: &Shared, sender: Sender) -> Result<Whole, BodyError> {
+    let deadline = Instant::now() + limits.time;
+    let mut reading = Reading::new(shared, sender.address);
+    let collected = timeout_at(deadline, reading.collect(&mut body, limits.bytes)).await;
+    let error = match collected.unwrap_or(Err(BodyError::TooSlow)) {
+        Ok(bytes) => return Ok(Whole { bytes, _share: reading.share }),
+        Err(error) => error,
     };
-    if !waits {
+    drop(reading);
+    let listen_until = match error {
+        BodyError::TooLarge => deadline,
+        BodyError::Shed(_) => deadline.min(Instant::now() + LINGER),
+        BodyError::TooSlow | BodyError::Broken(_) => return Err(error),
+    };
+    if sender.needs_draining {
         let _ = timeout_at(listen_until, discard(&mut body, limits.bytes.saturating_mul(2))).await;
     }
-    collected
+    Err(error)
 }
 
 /// Reads the body of a request that is turned away and throws it away, within so many bytes and a short time: a client that
-/// has written what it wanted to reads the answer. One that sends a body only when told to is not told to.
+/// has written what it wanted to reads the answer.
 pub(crate) async fn pass_over(request: Request, limit: usize) {
-    if !waits(&request) {
+    if Sender::of(&request).needs_draining {
         let _ = timeout(LINGER, discard(&mut request.into_body(), limit)).await;
     }
 }
 
-/// Whether the client sends the request's body only when told to.
-pub(crate) fn waits(request: &Request) -> bool {
-    request.headers().contains_key(EXPECT)
+/// The reading of one body.
+struct Reading<'s> {
+    shared: &'s Shared,
+    address: IpAddr,
+    share: Share,
+    /// Once it has been waited for.
+    unfinished: Option<Unfinished>,
+    /// Dropped after the share: it says that the memory is released.
+    eviction: Option<Eviction>,
 }
 
-async fn collect(body: &mut Body, limit: usize, mut share: Share) -> Result<Whole, BodyError> {
-    let fits = |bytes: usize| if bytes <= limit { Ok(()) } else { Err(BodyError::TooLarge) };
-    fits(lower_bound(body))?;
-    let Some(first) = next(body).await? else { return Ok(Whole { bytes: Bytes::new(), _share: share }) };
-    fits(first.len())?;
-    share.grow_to(first.len())?;
-    if body.is_end_stream() {
-        return Ok(Whole { bytes: first, _share: share });
+impl<'s> Reading<'s> {
+    fn new(shared: &'s Shared, address: IpAddr) -> Self {
+        Self { shared, address, share: shared.budget.share(), unfinished: None, eviction: None }
     }
-    let Some(second) = next(body).await? else { return Ok(Whole { bytes: first, _share: share }) };
-    let mut whole = Vec::new();
-    append(&mut whole, &first, body, limit, &mut share)?;
-    drop(first);
-    let mut piece = Some(second);
-    while let Some(bytes) = piece {
-        append(&mut whole, &bytes, body, limit, &mut share)?;
-        // One that is large lets the others go first: to read it takes as long as to answer several of them.
-        if whole.len() > SMALL {
-            yield_now().await;
+
+    async fn collect(&mut self, body: &mut Body, limit: usize) -> Result<Bytes, BodyError> {
+        let fits = |bytes: usize| if bytes <= limit { Ok(()) } else { Err(BodyError::TooLarge) };
+        fits(lower_bound(body))?;
+        let Some(first) = self.next(body).await? else { return Ok(Bytes::new()) };
+        fits(first.len())?;
+        self.grow_to(first.len()).await?;
+        if body.is_end_stream() {
+            return Ok(first);
         }
-        piece = if body.is_end_stream() { None } else { next(body).await? };
+        let Some(second) = self.next(body).await? else { return Ok(first) };
+        let mut whole = Vec::new();
+        self.append(&mut whole, &first, upper_bound(body), limit).await?;
+        drop(first);
+        let mut piece = Some(second);
+        while let Some(bytes) = piece {
+            self.append(&mut whole, &bytes, upper_bound(body), limit).await?;
+            // One that is large lets the others go first: to read it takes as long as to answer several of them.
+            if whole.len() > SMALL {
+                yield_now().await;
+            }
+            piece = if body.is_end_stream() { None } else { self.next(body).await? };
+        }
+        Ok(whole.into())
     }
-    Ok(Whole { bytes: whole.into(), _share: share })
-}
 
-/// Appends a piece. Where there is no room for it, half as much again is taken, but no more than the body can need.
-fn append(whole: &mut Vec<u8>, piece: &[u8], body: &Body, limit: usize, share: &mut Share) -> Result<(), BodyError> {
-    let needed = whole.len().saturating_add(piece.len());
-    if needed > limit {
-        return Err(BodyError::TooLarge);
+    /// Appends a piece, behind which no more than `rest` can come. Where there is no room for it, half as much again is taken,
+    /// but no more than the body can need.
+    async fn append(
+        &mut self,
+        whole: &mut Vec<u8>,
+        piece: &[u8],
+        rest: Option<usize>,
+        limit: usize,
+    ) -> Result<(), BodyError> {
+        let needed = whole.len().saturating_add(piece.len());
+        if needed > limit {
+            return Err(BodyError::TooLarge);
+        }
+        if needed > whole.capacity() {
+            let most = rest.map_or(limit, |rest| needed.saturating_add(rest).min(limit));
+            let step = whole.capacity() + whole.capacity() / 2;
+            let room = needed.max(step).max(FIRST_STEP).min(most).max(needed);
+            self.grow_to(room).await?;
+            whole.reserve_exact(room - whole.len());
+        }
+        whole.extend_from_slice(piece);
+        Ok(())
     }
-    if needed > whole.capacity() {
-        let rest = body.size_hint().upper().and_then(|rest| usize::try_from(rest).ok());
-        let most = rest.map_or(limit, |rest| needed.saturating_add(rest).min(limit));
-        let step = whole.capacity() + whole.capacity() / 2;
-        let room = needed.max(step).max(FIRST_STEP).min(most).max(needed);
-        share.grow_to(room)?;
-        whole.reserve_exact(room - whole.len());
+
+    /// Takes so much of the budget. Older unfinished bodies are given up for it, if they hold enough.
+    async fn grow_to(&mut self, bytes: usize) -> Result<(), BodyError> {
+        while let Err(Exhausted { missing }) = self.share.grow_to(bytes) {
+            let made = self.shared.unfinished.make_room(self.unfinished.as_ref(), missing);
+            made.ok_or(BodyError::Shed(Shed::NoMemory))?.wait().await;
+        }
+        if let Some(unfinished) = &self.unfinished {
+            unfinished.holds(self.share.bytes());
+        }
+        Ok(())
     }
-    whole.extend_from_slice(piece);
-    Ok(())
+
+    /// The next piece of data; trailers are passed over.
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, BodyError> {
+        while let Some(frame) = self.frame(body).await? {
+            if let Ok(data) = frame.into_data()
+                && !data.is_empty()
+            {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next frame. One that has arrived is there when the connection's task has had a turn to deliver it; from the first
+    /// one on that has not, the body is unfinished.
+    async fn frame(&mut self, body: &mut Body) -> Result<Option<Frame<Bytes>>, BodyError> {
+        let delivered = |frame: Option<Result<_, _>>| frame.transpose().map_err(BodyError::Broken);
+        if self.unfinished.is_none() {
+            if let Some(frame) = body.frame().now_or_never() {
+                return delivered(frame);
+            }
+            yield_now().await;
+            if let Some(frame) = body.frame().now_or_never() {
+                return delivered(frame);
+            }
+        }
+        let (bodies, address, bytes) = (&self.shared.unfinished, self.address, self.share.bytes());
+        let unfinished = self.unfinished.get_or_insert_with(|| bodies.register(address, bytes));
+        tokio::select! {
+            biased;
+            eviction = unfinished.evicted() => Err(BodyError::Shed(self.eviction.insert(eviction).why)),
+            frame = body.frame() => delivered(frame),
+        }
+    }
 }
 
 async fn discard(body: &mut Body, limit: usize) {
     let mut left = limit;
-    while let Ok(Some(bytes)) = next(body).await {
-        match left.checked_sub(bytes.len()) {
+    while let Some(Ok(frame)) = body.frame().await {
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        match left.checked_sub(bytes) {
             Some(rest) => left = rest,
             None => return,
         }
@@ -149,20 +237,12 @@ async fn discard(body: &mut Body, limit: usize) {
     }
 }
 
-/// The next piece of data; trailers are passed over.
-async fn next(body: &mut Body) -> Result<Option<Bytes>, BodyError> {
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(BodyError::Broken)?.into_data()
-            && !data.is_empty()
-        {
-            return Ok(Some(data));
-        }
-    }
-    Ok(None)
-}
-
 fn lower_bound(body: &Body) -> usize {
     usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)
+}
+
+fn upper_bound(body: &Body) -> Option<usize> {
+    body.size_hint().upper().and_then(|rest| usize::try_from(rest).ok())
 }
 
 #[cfg(test)]
@@ -174,13 +254,29 @@ mod tests {
     use prometheus_client::metrics::gauge::Gauge;
 
     use super::*;
+    use crate::overload::UnfinishedBounds;
 
     const LIMITS: Limits = Limits { bytes: 10, time: Duration::from_secs(5) };
 
+    const SENDER: Sender = Sender { address: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), needs_draining: true };
+
+    fn shared(memory: usize, gauge: Gauge, total: usize) -> Shared {
+        let unfinished = UnfinishedBodies::new(UnfinishedBounds { total, per_address: total }, Gauge::default());
+        Shared { budget: Budget::new(memory, gauge), unfinished }
+    }
+
     /// [`super::read`] with plenty of memory.
     async fn read(body: Body, limits: Limits, waits: bool) -> Result<Bytes, BodyError> {
-        let budget = Budget::new(64 * SMALL, Gauge::default());
-        super::read(body, limits, &budget, waits).await.map(|whole| whole.bytes)
+        let shared = shared(64 * SMALL, Gauge::default(), 8);
+        let sender = Sender { needs_draining: !waits, ..SENDER };
+        super::read(body, limits, &shared, sender).await.map(|whole| whole.bytes)
+    }
+
+    /// A body that ends after so many pieces, or never, and is not there at once.
+    fn stalled(pieces: usize, bytes: usize) -> Body {
+        let piece = Bytes::from(vec![b'x'; bytes]);
+        let pieces = stream::iter(0..pieces).map(move |_| Ok::<_, Infallible>(piece.clone()));
+        Body::from_stream(pieces.chain(stream::pending()))
     }
 
     /// A body of unknown length, piece by piece.
@@ -234,8 +330,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_too_large_is_read_on_within_bounds_unless_the_client_waits() {
         async fn pulled(waits: bool) -> usize {
-            let count = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-            let counter = std::sync::Arc::clone(&count);
+            let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+            let counter = Arc::clone(&count);
             let endless = stream::repeat_with(move || {
                 counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 Ok::<_, Infallible>(Bytes::from_static(b"x"))
@@ -250,16 +346,16 @@ mod tests {
     /// Takes a body piece by piece, and what is taken of the budget after each.
     async fn taken(length: usize, pieces: usize) -> Vec<usize> {
         let gauge = Gauge::default();
-        let budget = Budget::new(64 * SMALL, gauge.clone());
-        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-        let seeing = std::sync::Arc::clone(&seen);
+        let shared = shared(64 * SMALL, gauge.clone(), 8);
+        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seeing = Arc::clone(&seen);
         let piece = Bytes::from(vec![b'x'; length / pieces]);
         let pieces = stream::iter(0..pieces).map(move |_| {
             seeing.lock().unwrap().push(usize::try_from(gauge.get()).unwrap());
             Ok::<_, Infallible>(piece.clone())
         });
         let limits = Limits { bytes: length, time: Duration::from_secs(5) };
-        let whole = super::read(Body::from_stream(pieces), limits, &budget, false).await.unwrap();
+        let whole = super::read(Body::from_stream(pieces), limits, &shared, SENDER).await.unwrap();
         assert_eq!(whole.bytes.len(), length);
         seen.lock().unwrap().clone()
     }
@@ -277,15 +373,54 @@ mod tests {
     #[tokio::test]
     async fn without_memory_a_body_is_refused_and_what_it_had_is_given_back() {
         let gauge = Gauge::default();
-        let budget = Budget::new(SMALL, gauge.clone());
+        let shared = shared(SMALL, gauge.clone(), 8);
         let limits = Limits { bytes: 2 * SMALL, time: Duration::from_secs(5) };
         let piece = Bytes::from(vec![b'x'; SMALL / 4]);
         let body = Body::from_stream(stream::iter(vec![Ok::<_, Infallible>(piece); 8]));
-        assert!(matches!(super::read(body, limits, &budget, false).await, Err(BodyError::Exhausted)));
+        let error = super::read(body, limits, &shared, SENDER).await.unwrap_err();
+        assert!(matches!(error, BodyError::Shed(Shed::NoMemory)));
         assert_eq!(gauge.get(), 0);
-        let whole = super::read(Body::from("abc"), limits, &budget, false).await.unwrap();
+        let whole = super::read(Body::from("abc"), limits, &shared, SENDER).await.unwrap();
         assert_eq!(gauge.get(), 3);
         drop(whole);
         assert_eq!(gauge.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn body_that_has_arrived_is_never_registered() {
+        let shared = shared(SMALL, Gauge::default(), 0);
+        let late = stream::once(async {
+            yield_now().await;
+            Ok::<_, Infallible>(Bytes::from_static(b"abc"))
+        });
+        for body in [Body::from("abc"), pieces(&["a", "b", "c"]), Body::from_stream(late)] {
+            assert_eq!(super::read(body, LIMITS, &shared, SENDER).await.unwrap().bytes, "abc");
+        }
+        let error = super::read(stalled(1, 1), LIMITS, &shared, SENDER).await.unwrap_err();
+        assert!(matches!(error, BodyError::Shed(Shed::Unfinished)), "there is no room for one that stalls");
+    }
+
+    #[tokio::test]
+    async fn complete_body_takes_the_memory_of_stalled_ones() {
+        let gauge = Gauge::default();
+        let shared = shared(SMALL, gauge.clone(), 100);
+        let limits = Limits { bytes: SMALL, time: Duration::from_mins(1) };
+        let sender = Sender { needs_draining: false, ..SENDER };
+        let mut reading: Vec<_> =
+            (0..4).map(|_| Box::pin(super::read(stalled(1, SMALL / 4), limits, &shared, sender))).collect();
+        while gauge.get() < i64::try_from(SMALL).unwrap() {
+            for body in &mut reading {
+                assert!(futures::poll!(body.as_mut()).is_pending());
+            }
+            yield_now().await;
+        }
+        let mut reading = futures::future::join_all(reading);
+        let whole = super::read(Body::from(vec![b'x'; SMALL / 2]), limits, &shared, sender);
+        let whole = tokio::select! {
+            _ = &mut reading => panic!("only two are given up"),
+            whole = whole => whole,
+        };
+        assert_eq!(whole.unwrap().bytes.len(), SMALL / 2);
+        assert!(reading.now_or_never().is_none());
     }
 }

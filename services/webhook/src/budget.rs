@@ -33,7 +33,10 @@ pub(crate) struct Share {
 
 /// There is no more to be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Exhausted;
+pub(crate) struct Exhausted {
+    /// Bytes that would have to be released first.
+    pub(crate) missing: usize,
+}
 
 impl Budget {
     pub(crate) fn new(limit: usize, gauge: Gauge) -> Arc<Self> {
@@ -53,10 +56,16 @@ impl Share {
         let Budget { limit, large_limit, taken, gauge } = &*self.budget;
         let limit = if bytes <= SMALL { *limit } else { *large_limit };
         let fits = |taken: usize| taken.checked_add(more).filter(|taken| *taken <= limit);
-        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| Exhausted)?;
+        let refused = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        refused.map_err(|taken| Exhausted { missing: taken.saturating_add(more).saturating_sub(limit) })?;
         gauge.inc_by(i64::try_from(more).unwrap_or(i64::MAX));
         self.bytes = bytes;
         Ok(())
+    }
+
+    /// How many bytes it has.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
@@ -78,10 +87,10 @@ mod tests {
         let (mut one, mut other, mut small) = (budget.share(), budget.share(), budget.share());
         one.grow_to(2 * SMALL).unwrap();
         other.grow_to(SMALL).unwrap();
-        assert_eq!(other.grow_to(SMALL + 1), Err(Exhausted), "a large one leaves a quarter");
+        assert_eq!(other.grow_to(SMALL + 1), Err(Exhausted { missing: 1 }), "a large one leaves a quarter");
         assert_eq!(gauge.get(), i64::try_from(3 * SMALL).unwrap(), "what was refused was not taken");
         small.grow_to(SMALL).unwrap();
-        assert_eq!(budget.share().grow_to(1), Err(Exhausted));
+        assert_eq!(budget.share().grow_to(1), Err(Exhausted { missing: 1 }));
         small.grow_to(1).unwrap();
         drop(one);
         other.grow_to(2 * SMALL).unwrap();
@@ -94,6 +103,6 @@ mod tests {
         let budget = Budget::new(usize::MAX, Gauge::default());
         let mut one = budget.share();
         one.grow_to(1).unwrap();
-        assert_eq!(budget.share().grow_to(usize::MAX), Err(Exhausted));
+        assert!(budget.share().grow_to(usize::MAX).is_err());
     }
 }

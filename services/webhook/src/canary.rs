@@ -13,7 +13,6 @@ impl Service {
     /// Answers a review of a canary.
     pub(crate) async fn answer_canary(&self, request: Request) -> Response<Body> {
         let version = request.version();
-        let Some(_place) = self.place() else { return self.turn_away(request).await.answer(version) };
         match self.refuse_canary(request).await {
             Ok(response) => response,
             Err(refusal) => refusal.answer(version),
@@ -23,6 +22,7 @@ impl Service {
     async fn refuse_canary(&self, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.deadline(request.uri().query());
         let body = self.receive_at_most(MAX_REVIEW_BYTES, request, deadline).await?;
+        let _place = self.place()?;
         Ok(match refusal(&body.bytes) {
             Ok(answer) => review_answer(answer),
             Err(error) => no_review_of("canary", &error),

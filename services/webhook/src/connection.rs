@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use http::header::{CONNECTION, TRANSFER_ENCODING};
-use http::{HeaderValue, Request, Response};
+use http::{Extensions, HeaderValue, Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -92,10 +93,21 @@ impl Waiting {
 
 /// On what terms a connection is served: what is not the same for all of a server's.
 pub(crate) struct Terms {
+    /// The client's address.
+    pub(crate) address: IpAddr,
     pub(crate) protocol: Protocol,
     pub(crate) retire: Retire,
     pub(crate) caller: Caller,
     pub(crate) requests: Arc<Requests>,
+}
+
+/// The address of the client, in the extensions of a request.
+#[derive(Clone, Copy, Debug)]
+struct ClientAddress(IpAddr);
+
+/// The address of the client that sent a request; the unspecified one where a request comes from no connection.
+pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
+    extensions.get::<ClientAddress>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.0)
 }
 
 /// What happens on a connection, written by its socket and its requests and read by its clock. Times are milliseconds from
@@ -397,7 +409,8 @@ pub(crate) async fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Terms { protocol, retire, caller, requests } = terms;
+    let Terms { address, protocol, retire, caller, requests } = terms;
+    let address = ClientAddress(address.to_canonical());
     // Who will not be answered may not keep a place that others need.
     let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
     let activity = Arc::new(Activity::new(idle_timeout, requests));
@@ -406,7 +419,8 @@ where
     let retire = Arc::new(retire);
     let service = service_fn({
         let (activity, retire) = (Arc::clone(&activity), Arc::clone(&retire));
-        move |request| {
+        move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(address);
             let in_flight = activity.request_begins();
             let close = (protocol == Protocol::Http1).then(|| Arc::clone(&retire));
             answer(app.clone(), request, in_flight, close, caller.clone())

@@ -88,6 +88,8 @@ pub struct Metrics {
     pub body_bytes: Gauge,
     /// Requests that are being answered.
     pub inflight: Gauge,
+    /// Requests whose bodies are still arriving.
+    pub unfinished_bodies: Gauge,
     /// Panics that were caught.
     pub panics: Counter,
     /// What was turned away, and what waited.
@@ -141,7 +143,17 @@ impl Metrics {
             body_bytes.clone(),
         );
         let inflight = Gauge::default();
-        registry.register("inflight", "Admission requests that are being answered", inflight.clone());
+        registry.register(
+            "inflight",
+            "Requests whose bodies have arrived and that are being answered",
+            inflight.clone(),
+        );
+        let unfinished_bodies = Gauge::default();
+        registry.register(
+            "unfinished_bodies",
+            "Requests whose bodies have to be waited for",
+            unfinished_bodies.clone(),
+        );
         let panics = Counter::default();
         registry.register("panics", "Panics that were caught while answering", panics.clone());
         registry.register("build", "What this program was built from, and by which compiler", build());
@@ -158,6 +170,7 @@ impl Metrics {
             patch_bytes,
             body_bytes,
             inflight,
+            unfinished_bodies,
             panics,
             overload: OverloadMetrics::register(registry),
             connections,

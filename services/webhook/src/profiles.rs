@@ -18,7 +18,6 @@ impl Service {
     /// Answers a review of a profile.
     pub(crate) async fn answer_profile(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
-        let Some(_place) = self.place() else { return self.turn_away(request).await.answer(version) };
         match self.look_at_profile(request).await {
             Ok(response) => response,
             Err(refusal) => refusal.answer(version),
@@ -28,6 +27,7 @@ impl Service {
     async fn look_at_profile(self: &Arc<Self>, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.deadline(request.uri().query());
         let body = self.receive(request, deadline).await?;
+        let _place = self.place()?;
         let (turn, bytes) = (self.a_turn(&body.bytes, deadline).await?, body.bytes.clone());
         let read = move || {
             let _turn = turn;

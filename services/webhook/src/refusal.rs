@@ -50,7 +50,7 @@ impl Refusal {
             BodyError::TooLarge => Self::TooLarge(limits.bytes),
             BodyError::TooSlow => Self::TooSlow(limits.time),
             BodyError::Broken(error) => Self::Broken(error),
-            BodyError::Exhausted => Self::Shed(Shed::NoMemory),
+            BodyError::Shed(shed) => Self::Shed(shed),
         }
     }
 

@@ -25,11 +25,13 @@ use pillion_engine::review::{Endpoint, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use tracing::{Instrument, Span};
 
-use crate::body::{self, Limits, Whole};
+use crate::body::{self, Limits, Sender, Shared, Whole};
 use crate::budget::Budget;
 use crate::decision::{Answered, Case, Known};
 use crate::metrics::{Metrics, Tenant};
-use crate::overload::{self, Deadline, Overload, OverloadSettings, Place, Shed, Turn};
+use crate::overload::{
+    self, Deadline, Overload, OverloadSettings, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds,
+};
 use crate::policy::Policy;
 use crate::refusal::{ANSWERED_BYTES, Bounded, LOGGED_BYTES, Refusal};
 use crate::switch::Switch;
@@ -100,7 +102,7 @@ pub struct Admission {
 /// [`Admission`], and what all requests share besides.
 pub(crate) struct Service {
     admission: Admission,
-    budget: Arc<Budget>,
+    bodies: Shared,
     overload: Overload,
 }
 
@@ -118,9 +120,16 @@ impl fmt::Debug for Admission {
 /// The routes: POST to `/mutate`, to `/validate`, and to the paths of each injection level below them.
 pub fn router(admission: Admission) -> Router {
     let metrics = &admission.metrics;
-    let budget = Budget::new(admission.settings.body_budget, metrics.body_bytes.clone());
-    let overload =
-        Overload::new(admission.settings.overload.clone(), metrics.inflight.clone(), metrics.overload.clone());
+    let settings = &admission.settings;
+    let bounds = UnfinishedBounds {
+        total: settings.overload.max_unfinished,
+        per_address: settings.overload.max_unfinished_per_address,
+    };
+    let bodies = Shared {
+        budget: Budget::new(settings.body_budget, metrics.body_bytes.clone()),
+        unfinished: UnfinishedBodies::new(bounds, metrics.unfinished_bodies.clone()),
+    };
+    let overload = Overload::new(settings.overload.clone(), metrics.inflight.clone(), metrics.overload.clone());
     let mut router = Router::new();
     for endpoint in Endpoint::ALL {
         let answer = move |State(service): State<Arc<Service>>, request: Request| async move {
@@ -143,7 +152,7 @@ pub fn router(admission: Admission) -> Router {
         .method_not_allowed_fallback(async || {
             (StatusCode::METHOD_NOT_ALLOWED, "expected a POST of an AdmissionReview\n")
         })
-        .with_state(Arc::new(Service { admission, budget, overload }))
+        .with_state(Arc::new(Service { admission, bodies, overload }))
 }
 
 /// What is known of a request besides its body.
@@ -161,13 +170,8 @@ impl Service {
         let version = request.version();
         let span = RequestSpan::begin(endpoint, request.headers());
         let tenant = self.admission.metrics.tenants.request();
-        // Held until there is an answer.
-        let place = self.overload.place();
-        let result = match &place {
-            // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
-            Some(_) => AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await,
-            None => Ok(Err(self.turn_away(request).await)),
-        };
+        // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
+        let result = AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await;
         let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
         let (outcome, response) = match result {
             Ok(Answered { outcome, body }) => (outcome, review_answer(body)),
@@ -182,12 +186,6 @@ impl Service {
         response
     }
 
-    /// There is no place for this request.
-    pub(crate) async fn turn_away(&self, request: Request) -> Refusal {
-        body::pass_over(request, self.admission.settings.body_limit).await;
-        Refusal::Shed(Shed::InFlight)
-    }
-
     async fn decide(
         self: &Arc<Self>,
         endpoint: Endpoint,
@@ -198,6 +196,8 @@ impl Service {
         let deadline = self.overload.deadline(request.uri().query());
         let receive = span.receive();
         let body = self.receive(request, deadline).instrument(receive.clone()).await?;
+        // Only now: a client that never finishes its body takes no place from those that have.
+        let _place = self.place()?;
         let asked = Asked { endpoint, span, tenant, deadline };
         if overload::is_large(&body.bytes) {
             drop(receive);
@@ -289,9 +289,9 @@ impl Service {
             return Err(Refusal::Shed(Shed::Deadline));
         }
         check_content(request.headers())?;
-        let waits = body::waits(&request);
+        let sender = Sender::of(&request);
         let limits = Limits { bytes: bytes.min(settings.body_limit), time: settings.body_timeout.min(deadline.left()) };
-        let body = body::read(request.into_body(), limits, &self.budget, waits).await;
+        let body = body::read(request.into_body(), limits, &self.bodies, sender).await;
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;
         metrics.request_bytes.observe_bytes(body.bytes.len());
         Ok(body)
@@ -301,8 +301,9 @@ impl Service {
         &self.admission
     }
 
-    pub(crate) fn place(&self) -> Option<Place<'_>> {
-        self.overload.place()
+    /// A place for a request whose body has arrived, held until there is an answer.
+    pub(crate) fn place(&self) -> Result<Place<'_>, Refusal> {
+        self.overload.place().ok_or(Refusal::Shed(Shed::InFlight))
     }
 
     pub(crate) fn deadline(&self, query: Option<&str>) -> Deadline {

@@ -330,7 +330,7 @@ impl Shared {
         let ended = match &self.security {
             Security::Plain => {
                 place.stands(Standing::Open);
-                self.http(stream, Protocol::Http1, Caller::anybody(), place).await
+                self.http(stream, (peer, Protocol::Http1), Caller::anybody(), place).await
             }
             Security::Tls { tls, metrics } => {
                 let _open = Open::new(metrics);
@@ -341,7 +341,7 @@ impl Shared {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
-                let ended = self.http(stream, protocol, caller, place).await;
+                let ended = self.http(stream, (peer, protocol), caller, place).await;
                 if let Ended::TimedOut(waiting) = ended {
                     metrics.transport.timed_out(waiting);
                 }
@@ -394,13 +394,13 @@ impl Shared {
         tracing::debug!(%peer, limit, "too many connections: one is closed for a client that has fewer");
     }
 
-    async fn http<S>(&self, stream: S, protocol: Protocol, caller: Caller, place: &Place) -> Ended
+    async fn http<S>(&self, stream: S, (peer, protocol): (SocketAddr, Protocol), caller: Caller, place: &Place) -> Ended
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
         let retire = Retire::new(at, self.drain.clone());
-        let terms = Terms { protocol, retire, caller, requests: place.requests() };
+        let terms = Terms { address: peer.ip(), protocol, retire, caller, requests: place.requests() };
         connection::serve(stream, &self.builders, self.app.clone(), &self.settings, terms).await
     }
 }

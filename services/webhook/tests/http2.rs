@@ -24,15 +24,15 @@ use tokio_rustls::client::TlsStream;
 const SHORT: Duration = Duration::from_millis(300);
 const LARGE: usize = 256 * 1024;
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(crate) const END_HEADERS: u8 = 4;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
 fn app() -> Router {
@@ -45,7 +45,7 @@ fn settings() -> ServerSettings {
     settings
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut frame = vec![length[1], length[2], length[3], kind, flags];
     frame.extend_from_slice(&stream.to_be_bytes());
@@ -54,7 +54,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A header, written out and not remembered.
-fn header(name: &str, value: &str) -> Vec<u8> {
+pub(crate) fn header(name: &str, value: &str) -> Vec<u8> {
     let mut block = vec![0];
     for text in [name, value] {
         assert!(text.len() < 127);
@@ -78,7 +78,7 @@ struct Frame {
 }
 
 /// A connection of HTTP/2, frame by frame.
-struct Raw {
+pub(crate) struct Raw {
     reading: ReadHalf<TlsStream<TcpStream>>,
     writing: WriteHalf<TlsStream<TcpStream>>,
 }
@@ -86,7 +86,12 @@ struct Raw {
 impl Raw {
     /// With these settings of the client's: pairs of identifier and value.
     async fn connect(server: &Running, settings: &[(u16, u32)]) -> Self {
-        let (reading, writing) = tokio::io::split(server.tls(&["h2"]).await);
+        Self::over(server.tls(&["h2"]).await, settings).await
+    }
+
+    /// The same over a connection that is there.
+    pub(crate) async fn over(stream: TlsStream<TcpStream>, settings: &[(u16, u32)]) -> Self {
+        let (reading, writing) = tokio::io::split(stream);
         let mut raw = Self { reading, writing };
         let payload: Vec<u8> =
             settings.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
@@ -96,7 +101,7 @@ impl Raw {
     }
 
     /// `false` if the server has closed the connection, or takes no more.
-    async fn send(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
         let send = async {
             self.writing.write_all(bytes).await?;
             self.writing.flush().await
@@ -129,7 +134,7 @@ impl Raw {
     }
 
     /// Waits for the answer on a stream.
-    async fn answered(&mut self, stream: u32) -> bool {
+    pub(crate) async fn answered(&mut self, stream: u32) -> bool {
         while let Some(frame) = self.read().await {
             if frame.stream == stream && frame.flags & END_STREAM != 0 && matches!(frame.kind, DATA | HEADERS) {
                 return true;

@@ -16,4 +16,5 @@ mod support;
 mod switch;
 mod tls_server;
 mod transport;
+mod unfinished;
 mod validation;

@@ -75,6 +75,8 @@ pub(crate) struct Requests {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Overload {
     pub(crate) max_in_flight: usize,
+    pub(crate) max_unfinished: usize,
+    pub(crate) max_unfinished_per_address: usize,
     pub(crate) max_queued: usize,
     pub(crate) max_queued_per_namespace: usize,
     pub(crate) max_queued_large: usize,
@@ -160,6 +162,8 @@ impl Default for Overload {
         let overload = OverloadSettings::default();
         Self {
             max_in_flight: overload.max_in_flight,
+            max_unfinished: overload.max_unfinished,
+            max_unfinished_per_address: overload.max_unfinished_per_address,
             max_queued: overload.max_queued,
             max_queued_per_namespace: overload.max_queued_per_tenant,
             max_queued_large: overload.max_queued_large,
@@ -223,6 +227,8 @@ impl Overload {
     fn settings(&self) -> OverloadSettings {
         let mut settings = OverloadSettings::default();
         settings.max_in_flight = self.max_in_flight;
+        settings.max_unfinished = self.max_unfinished;
+        settings.max_unfinished_per_address = self.max_unfinished_per_address;
         settings.max_queued = self.max_queued;
         settings.max_queued_per_tenant = self.max_queued_per_namespace;
         settings.max_queued_large = self.max_queued_large;

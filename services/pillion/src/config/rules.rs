@@ -50,6 +50,11 @@ pub(crate) fn contradictions(policy: &WebhookPolicy) -> Vec<Contradiction> {
             "make the look-up's time shorter or the whole request's longer",
         ),
         at_most(
+            ("overload.maxUnfinishedPerAddress", overload.max_unfinished_per_address),
+            ("overload.maxUnfinished", overload.max_unfinished),
+            "an address has a part of all: allow it fewer or all more",
+        ),
+        at_most(
             ("overload.maxQueued", overload.max_queued),
             ("overload.maxInFlight", overload.max_in_flight),
             "who waits is in flight: allow more in flight or fewer to wait",
@@ -117,7 +122,7 @@ mod tests {
     #[test]
     fn the_defaults_go_together_and_each_contradiction_is_found() {
         assert_eq!(contradictions(&WebhookPolicy::default()), []);
-        let cases: [(Spoil, &str, &str); 6] = [
+        let cases: [(Spoil, &str, &str); 7] = [
             (
                 |policy| policy.connections.drain_minimum = seconds(101),
                 "connections.drainMinimum",
@@ -131,6 +136,11 @@ mod tests {
             (|policy| policy.connections.max = 100, "connections.maxHandshakes", "connections.max (100), found 256"),
             (|policy| policy.requests.timeout = seconds(4), "requests.bodyTimeout", "requests.timeout (4s), found 5s"),
             (|policy| policy.requests.look_up_timeout = seconds(41), "requests.lookUpTimeout", "(40s), found 41s"),
+            (
+                |policy| policy.overload.max_unfinished = 100,
+                "overload.maxUnfinishedPerAddress",
+                "overload.maxUnfinished (100), found 256",
+            ),
             (|policy| policy.requests.max_body = Size(50 << 20), "requests.maxBody", "at most 48Mi"),
         ];
         for (spoil, path, expected) in cases {

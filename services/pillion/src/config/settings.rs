@@ -41,7 +41,7 @@ pub(crate) enum Type {
 }
 
 /// All of them, in the order of the page.
-pub(crate) const SETTINGS: [Setting; 48] = [
+pub(crate) const SETTINGS: [Setting; 50] = [
     live(
         "guardrails.registries",
         Type::Other("list of `HOST` or `HOST/PATH`, or null", "null: everywhere"),
@@ -116,7 +116,17 @@ pub(crate) const SETTINGS: [Setting; 48] = [
     fixed(
         "overload.maxInFlight",
         Type::Count(8, 100_000),
-        "Requests at one time, from the end of their heads to their answers. One more is answered with 503.",
+        "Requests at one time whose bodies have arrived and whose answers have not been given. One more is answered with 503.",
+    ),
+    fixed(
+        "overload.maxUnfinished",
+        Type::Count(8, 100_000),
+        "Requests at one time whose bodies are still arriving. For one more, the one that has been arriving for the longest is answered with 503.",
+    ),
+    fixed(
+        "overload.maxUnfinishedPerAddress",
+        Type::Count(8, 100_000),
+        "How many of these may come from one client address; for one more, its own oldest is answered with 503. All API servers may share one address.",
     ),
     fixed(
         "overload.maxQueued",

@@ -1,8 +1,8 @@
 //! What happens when more is asked than can be answered: every wait is bounded, whoever waits does so in a fair order,
 //! and whoever cannot be answered in time hears it at once.
 //!
-//! In the order in which a request meets them: its `deadline`, a place `in_flight`, its `tenant`, and a turn to be
-//! decided in one of two `lane`s, over a `fair` queue. Why one was turned away is a [`Shed`].
+//! In the order in which a request meets them: its `deadline`, the bound of `unfinished` bodies, a place `in_flight`, its
+//! `tenant`, and a turn to be decided in one of two `lane`s, over a `fair` queue. Why one was turned away is a [`Shed`].
 
 mod apart;
 mod deadline;
@@ -12,6 +12,7 @@ mod lane;
 mod metrics;
 mod shed;
 mod tenant;
+mod unfinished;
 
 use std::hash::RandomState;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use lane::Lane;
 pub(crate) use lane::Turn;
 pub use metrics::OverloadMetrics;
 pub use shed::Shed;
+pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, UnfinishedBodies};
 
 /// What a request costs beside the bytes of its body, in bytes: a small pod is not decided in no time.
 const BASE_COST: u64 = 4096;
@@ -46,9 +48,13 @@ pub struct OverloadSettings {
     /// How long before its caller's deadline a request is given up, so that the answer still arrives: 200 ms, or a fifth
     /// of the timeout where that is less.
     pub margin: Duration,
-    /// Requests at one time, from the end of their heads to their answers: 1024. One more is turned away before its body
-    /// is read.
+    /// Requests at one time whose bodies have arrived and whose answers have not been given: 1024.
     pub max_in_flight: usize,
+    /// Requests at one time whose bodies have not arrived in full: 2048. For one more, the oldest of them is shed.
+    pub max_unfinished: usize,
+    /// How many of these may come from one client address: 256. An API server has 200 changing requests at one time unless
+    /// told otherwise, and their bodies arrive within milliseconds.
+    pub max_unfinished_per_address: usize,
     /// Requests with a body of at most 128 KiB that wait for their turn at one time: 512.
     pub max_queued: usize,
     /// How many of these may be of one namespace: 128.
@@ -72,6 +78,8 @@ impl Default for OverloadSettings {
             longest_timeout: Duration::from_secs(30),
             margin: Duration::from_millis(200),
             max_in_flight: 1024,
+            max_unfinished: 2048,
+            max_unfinished_per_address: 256,
             max_queued: 512,
             max_queued_per_tenant: 128,
             max_queued_large: 16,

@@ -7,6 +7,8 @@ use std::fmt;
 pub enum Shed {
     /// As many requests are being answered as may be.
     InFlight,
+    /// Its body had been arriving for longer than any other, and there were too many that had not arrived.
+    Unfinished,
     /// As many requests wait for their turn as may.
     QueueFull,
     /// As many requests of its namespace wait for their turn as may.
@@ -23,8 +25,9 @@ pub enum Shed {
 
 impl Shed {
     /// All reasons.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::InFlight,
+        Self::Unfinished,
         Self::QueueFull,
         Self::TenantQueueFull,
         Self::Deadline,
@@ -38,6 +41,7 @@ impl Shed {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::InFlight => "in_flight",
+            Self::Unfinished => "unfinished",
             Self::QueueFull => "queue_full",
             Self::TenantQueueFull => "tenant_queue_full",
             Self::Deadline => "deadline",
@@ -58,6 +62,10 @@ impl fmt::Display for Shed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::InFlight => "as many requests are being answered as may be at one time: try again",
+            Self::Unfinished => {
+                "too many requests are still sending their bodies, and this one had been for the longest: send the body \
+                 at once, and try again"
+            }
             Self::QueueFull => "as many requests wait to be decided as may at one time: try again",
             Self::TenantQueueFull => {
                 "as many requests of this namespace wait to be decided as may at one time: try again"

@@ -2,8 +2,9 @@
 //!
 //! Connections are bounded. Were one more simply closed, whoever opens the most would keep out everybody else, the API
 //! servers among them. So when all places are taken, the address that has the most gives one up to an address that has
-//! fewer: each can have its share, however many another one asks for. Whoever is known by a client certificate gives up
-//! none, and no request is lost of which all has come.
+//! fewer: each can have its share, however many another one asks for. If all addresses have one connection each, the oldest
+//! one whose handshake or request has not ended is closed for a newcomer: an honest client's ends within milliseconds.
+//! Whoever is known by a client certificate gives up none, and no request is lost of which all has come.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -170,16 +171,34 @@ impl Taken {
     /// one: its oldest among those with the least loss. Looks at every connection at worst, which costs less than the
     /// handshake that comes.
     fn give_up_for(&mut self, newcomer: IpAddr) -> Option<()> {
+        let (address, number) = self.of_the_most(newcomer).or_else(|| self.oldest_unfinished(newcomer))?;
+        let holder = self.remove(address, number)?;
+        holder.requests.end();
+        holder.end.cancel();
+        Some(())
+    }
+
+    fn of_the_most(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         let has = self.of.get(&newcomer).map_or(0, BTreeMap::len);
         let givers = self.of.iter().filter(|(_, places)| places.len() > has + 1).filter_map(|(address, places)| {
             let losses = places.iter().filter_map(|(number, holder)| Some((holder.loss()?, *number)));
             Some((places.len(), *address, losses.min()?.1))
         });
         let (_, address, number) = givers.max_by_key(|(count, ..)| *count)?;
-        let holder = self.remove(address, number)?;
-        holder.requests.end();
-        holder.end.cancel();
-        Some(())
+        Some((address, number))
+    }
+
+    /// The oldest connection that has not ended what it began, for an address that has none.
+    fn oldest_unfinished(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
+        if self.of.contains_key(&newcomer) {
+            return None;
+        }
+        let is_unfinished = |holder: &Holder| matches!(holder.loss(), Some(Loss::Handshake | Loss::Beginning));
+        let unfinished = self.of.iter().flat_map(|(address, places)| {
+            let unfinished = places.iter().filter(|(_, holder)| is_unfinished(holder));
+            unfinished.map(|(number, _)| (*number, *address))
+        });
+        unfinished.min().map(|(number, address)| (address, number))
     }
 
     fn has(&self, address: IpAddr, number: u64) -> bool {

@@ -61,6 +61,26 @@ fn the_least_is_lost_that_can_be() {
 }
 
 #[test]
+fn newcomer_gets_the_oldest_unfinished_place_among_many_addresses() {
+    let places = places(5);
+    let all: Vec<_> = (1..=5).map(|host| take(&places, IpAddr::from([198, 51, 100, host]), 1).remove(0)).collect();
+    let [idle, answering, beginning, younger, known] = &all[..] else { panic!("there are five") };
+    answering.holder.requests.begin();
+    for place in [beginning, younger, known] {
+        place.holder.requests.begin();
+        place.holder.requests.body_is_coming();
+    }
+    known.stands(Standing::Known);
+    let newcomer = take(&places, OTHER, 1);
+    assert_eq!(given_up(&all), [false, false, true, false, false]);
+    assert!(places.take(OTHER).is_none(), "it has one already");
+    let third = take(&places, THIRD, 1);
+    assert!(younger.holder.end.is_cancelled() && !idle.holder.end.is_cancelled());
+    assert_eq!((given_up(&newcomer), given_up(&third)), (vec![false], vec![false]));
+    assert!(places.take(GREEDY).is_none(), "idle connections and finished requests stay");
+}
+
+#[test]
 fn one_that_cannot_give_up_is_no_excuse_for_the_next() {
     let places = places(5);
     let busy = take(&places, GREEDY, 3);

@@ -1,0 +1,270 @@
+//! Requests whose bodies are still arriving, bounded for each client address and in all.
+//!
+//! The body of a review arrives within milliseconds of its head. A client that holds bodies open can therefore be told by
+//! their age: when one more body would exceed a bound, the oldest unfinished body is shed. An address that exceeds its own
+//! bound loses its own oldest body; no other address is affected. The same holds for memory: a body that finds the budget
+//! exhausted sheds older unfinished bodies, if they hold enough.
+//!
+//! Requests whose bodies have arrived are not counted here: `in_flight` bounds those.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::oneshot;
+
+use super::Shed;
+
+/// How many bodies may be unfinished.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// In all.
+    pub(crate) total: usize,
+    /// From one client address.
+    pub(crate) per_address: usize,
+}
+
+/// The bodies that are unfinished.
+#[derive(Debug)]
+pub(crate) struct UnfinishedBodies {
+    bounds: Bounds,
+    gauge: Gauge,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next_number: u64,
+    /// By number: the oldest first.
+    bodies: BTreeMap<u64, Entry>,
+    numbers_of: HashMap<IpAddr, BTreeSet<u64>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    address: IpAddr,
+    /// Bytes of the memory budget that the body holds.
+    bytes: Arc<AtomicUsize>,
+    evict: oneshot::Sender<Eviction>,
+}
+
+/// The registration of one unfinished body. Dropped when the body is complete or given up.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    bodies: Arc<UnfinishedBodies>,
+    number: u64,
+    bytes: Arc<AtomicUsize>,
+    evicted: oneshot::Receiver<Eviction>,
+}
+
+/// Tells the reader of a body to give it up. The reader drops this once it has released the body's memory.
+#[derive(Debug)]
+pub(crate) struct Eviction {
+    pub(crate) why: Shed,
+    _released: oneshot::Sender<()>,
+}
+
+/// Completes when evicted bodies have released their memory.
+#[derive(Debug)]
+pub(crate) struct Released(Vec<oneshot::Receiver<()>>);
+
+impl UnfinishedBodies {
+    pub(crate) fn new(bounds: Bounds, gauge: Gauge) -> Arc<Self> {
+        Arc::new(Self { bounds, gauge, state: Mutex::default() })
+    }
+
+    /// Registers a body from this address that holds so many bytes. Evicts the oldest body of the address, or of all, if
+    /// there is one too many.
+    pub(crate) fn register(self: &Arc<Self>, address: IpAddr, bytes: usize) -> Unfinished {
+        let (evict, evicted) = oneshot::channel();
+        let bytes = Arc::new(AtomicUsize::new(bytes));
+        let mut state = self.state();
+        let number = state.next_number;
+        state.next_number += 1;
+        let numbers = state.numbers_of.entry(address).or_default();
+        numbers.insert(number);
+        let own_oldest = numbers.first().copied().filter(|_| numbers.len() > self.bounds.per_address);
+        state.bodies.insert(number, Entry { address, bytes: Arc::clone(&bytes), evict });
+        let oldest = || state.bodies.keys().next().copied().filter(|_| state.bodies.len() > self.bounds.total);
+        let victim = own_oldest.or_else(oldest).and_then(|number| state.remove(number));
+        self.show(&state);
+        drop(state);
+        if let Some(victim) = victim {
+            victim.evict(Shed::Unfinished);
+        }
+        Unfinished { bodies: Arc::clone(self), number, bytes, evicted }
+    }
+
+    /// Evicts the oldest bodies until they hold so many bytes, if bodies older than `than` do. A body that is not registered
+    /// is younger than all.
+    pub(crate) fn make_room(&self, than: Option<&Unfinished>, bytes: usize) -> Option<Released> {
+        let than = than.map_or(u64::MAX, |unfinished| unfinished.number);
+        let mut state = self.state();
+        let mut held = 0_usize;
+        let mut victims = Vec::new();
+        for (number, entry) in state.bodies.range(..than) {
+            if held >= bytes {
+                break;
+            }
+            let has = entry.bytes.load(Ordering::Relaxed);
+            if has > 0 {
+                held = held.saturating_add(has);
+                victims.push(*number);
+            }
+        }
+        if held < bytes {
+            return None;
+        }
+        let victims: Vec<_> = victims.into_iter().filter_map(|number| state.remove(number)).collect();
+        self.show(&state);
+        drop(state);
+        Some(Released(victims.into_iter().map(|victim| victim.evict(Shed::NoMemory)).collect()))
+    }
+
+    fn show(&self, state: &State) {
+        self.gauge.set(i64::try_from(state.bodies.len()).unwrap_or(i64::MAX));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.bodies.remove(&number)?;
+        if let Some(numbers) = self.numbers_of.get_mut(&entry.address) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.numbers_of.remove(&entry.address);
+            }
+        }
+        Some(entry)
+    }
+}
+
+impl Entry {
+    fn evict(self, why: Shed) -> oneshot::Receiver<()> {
+        let (released, receiver) = oneshot::channel();
+        // Err: the reader is gone, and its memory with it.
+        let _ = self.evict.send(Eviction { why, _released: released });
+        receiver
+    }
+}
+
+impl Unfinished {
+    /// Records how many bytes the body holds now.
+    pub(crate) fn holds(&self, bytes: usize) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Completes when the body is to be given up.
+    pub(crate) async fn evicted(&mut self) -> Eviction {
+        match (&mut self.evicted).await {
+            Ok(eviction) => eviction,
+            // The sender is gone only after an eviction that was taken before.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let mut state = self.bodies.state();
+        let entry = state.remove(self.number);
+        self.bodies.show(&state);
+        drop(state);
+        drop(entry);
+    }
+}
+
+impl Released {
+    /// Waits until all of them have.
+    pub(crate) async fn wait(self) {
+        for receiver in self.0 {
+            // Err: the eviction was dropped, which is the signal.
+            let _ = receiver.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    const ONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+    fn bodies(total: usize, per_address: usize) -> Arc<UnfinishedBodies> {
+        UnfinishedBodies::new(Bounds { total, per_address }, Gauge::default())
+    }
+
+    fn why(body: &mut Unfinished) -> Option<Shed> {
+        body.evicted().now_or_never().map(|eviction| eviction.why)
+    }
+
+    #[test]
+    fn address_over_its_bound_loses_its_own_oldest() {
+        let bodies = bodies(10, 2);
+        let mut other = bodies.register(OTHER, 0);
+        let mut own: Vec<_> = (0..3).map(|_| bodies.register(ONE, 0)).collect();
+        let whys: Vec<_> = own.iter_mut().map(why).collect();
+        assert_eq!(whys, [Some(Shed::Unfinished), None, None]);
+        assert_eq!((why(&mut other), bodies.gauge.get()), (None, 3));
+    }
+
+    #[test]
+    fn full_registry_evicts_the_oldest_of_all() {
+        let bodies = bodies(3, 3);
+        let address = |host| IpAddr::from([192, 0, 2, host]);
+        let mut all: Vec<_> = (0..5).map(|host| bodies.register(address(host), 0)).collect();
+        let evicted: Vec<_> = all.iter_mut().map(|body| why(body).is_some()).collect();
+        assert_eq!(evicted, [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn completed_bodies_leave_nothing_behind() {
+        let bodies = bodies(2, 1);
+        let first = bodies.register(ONE, 0);
+        let evicting = bodies.register(ONE, 0);
+        drop((first, evicting));
+        let state = bodies.state();
+        assert_eq!((state.bodies.len(), state.numbers_of.len(), bodies.gauge.get()), (0, 0, 0));
+    }
+
+    #[test]
+    fn room_is_made_by_older_bodies_only_if_they_hold_enough() {
+        let bodies = bodies(10, 10);
+        let (mut empty, mut older) = (bodies.register(ONE, 0), bodies.register(ONE, 60));
+        let own = bodies.register(OTHER, 10);
+        let mut younger = bodies.register(ONE, 100);
+        assert!(bodies.make_room(Some(&own), 61).is_none(), "older bodies hold 60 bytes");
+        assert!(bodies.make_room(Some(&own), 60).is_some());
+        assert_eq!(why(&mut older), Some(Shed::NoMemory));
+        assert_eq!((why(&mut empty), why(&mut younger)), (None, None));
+        younger.holds(5);
+        assert!(bodies.make_room(None, 16).is_none(), "10 and 5 are left");
+        assert!(bodies.make_room(None, 15).is_some());
+    }
+
+    #[tokio::test]
+    async fn evicted_memory_is_released_when_the_reader_says_so() {
+        let bodies = bodies(10, 10);
+        let mut older = bodies.register(ONE, 60);
+        let released = bodies.make_room(None, 1).unwrap();
+        let mut waiting = std::pin::pin!(released.wait());
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        let eviction = older.evicted().await;
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        drop(eviction);
+        waiting.await;
+        let gone = bodies.register(ONE, 60);
+        let released = bodies.make_room(None, 1).unwrap();
+        drop(gone);
+        released.wait().await;
+    }
+}
