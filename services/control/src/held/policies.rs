@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 use super::metrics::{HeldMetrics, Policies};
 use crate::belongs;
 use crate::leading::{FIELD_MANAGER, Leading};
-use crate::watch::{chain, config};
+use crate::watch::{chain, config, pauses};
 
 /// The API group in which the policies are.
 const GROUP: &str = "admissionregistration.k8s.io/v1";
@@ -316,7 +316,7 @@ fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
         PartialObjectMeta<K>: Resource<DynamicType = ()>,
     {
         let config = config(1).fields(&format!("metadata.name={name}"));
-        let events = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config).default_backoff();
+        let events = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config).backoff(pauses());
         events
             .filter_map(|event| async {
                 match event {

@@ -33,7 +33,7 @@ use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
 use crate::change::Change;
 use crate::leading::{FIELD_MANAGER, Leading};
 use crate::release::Release;
-use crate::watch::{chain, config};
+use crate::watch::{chain, config, pauses};
 
 /// Pods without a node are few; this many come in one page of a list.
 const A_PAGE: u32 = 250;
@@ -61,7 +61,7 @@ pub async fn run(
 ) {
     let Leading { client, release, stop } = leading;
     let config = config(A_PAGE).fields(UNSCHEDULED);
-    let events = watcher(Api::<StoredPod>::all(client.clone()), config).default_backoff().filter_map(|event| async {
+    let events = watcher(Api::<StoredPod>::all(client.clone()), config).backoff(pauses()).filter_map(|event| async {
         match event {
             Ok(event) => Some(Change::from_event(event, read, |pod| pod.key())),
             Err(error) => {

@@ -122,7 +122,7 @@ async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
         let mut work = Vec::new();
         world.tidy();
         let all = world.profiles.iter().filter(|(name, _)| !in_vain.contains(*name));
-        let all: Vec<_> = all.map(|(name, profile)| (name.clone(), profile.clone())).collect();
+        let all: Vec<_> = all.map(|(name, profile)| (name.clone(), Arc::clone(profile))).collect();
         for (name, profile) in all {
             // A panic over one of them must not end the term: the next leader would find the same profile.
             let decided = guarded(&format_args!("the plan of {name}"), || decide(world, &name, &profile, keep));
@@ -208,7 +208,7 @@ struct Writer {
 }
 
 impl Writer {
-    async fn act(&self, name: ProfileName, profile: Profile, plan: Plan, revision: Option<RevisionSpec>) -> Done {
+    async fn act(&self, name: ProfileName, profile: Arc<Profile>, plan: Plan, revision: Option<RevisionSpec>) -> Done {
         if let Some(revision) = revision {
             return match self.make(&name, &profile, revision).await {
                 Ok(Some(metadata)) => Done::Made(Box::new(metadata)),

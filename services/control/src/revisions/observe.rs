@@ -3,6 +3,7 @@
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -84,7 +85,8 @@ struct Listing {
 /// All that is known.
 pub(super) struct World {
     pub(super) index: Index,
-    pub(super) profiles: BTreeMap<ProfileName, Profile>,
+    /// Shared with who acts on them: after each event all are looked at.
+    pub(super) profiles: BTreeMap<ProfileName, Arc<Profile>>,
     revisions: BTreeMap<ObjectKey, Known>,
     cluster: Listing,
     namespaced: Listing,
@@ -212,7 +214,7 @@ impl World {
             Change::Listed(seen) => {
                 let (profile, stored) = *seen;
                 listing.profiles.insert(stored.name.clone());
-                self.profiles.insert(stored.name.clone(), profile);
+                self.profiles.insert(stored.name.clone(), Arc::new(profile));
                 Change::Listed(stored)
             }
             Change::ListComplete => {
@@ -222,7 +224,7 @@ impl World {
             }
             Change::Applied(seen) => {
                 let (profile, stored) = *seen;
-                self.profiles.insert(stored.name.clone(), profile);
+                self.profiles.insert(stored.name.clone(), Arc::new(profile));
                 Change::Applied(stored)
             }
             Change::Deleted(name) => {
@@ -295,6 +297,7 @@ impl World {
     /// The status of a profile was written, as the watch will say later.
     pub(super) fn written(&mut self, name: &ProfileName, metadata: ObjectMeta, status: ProfileStatus) {
         if let Some(profile) = self.profiles.get_mut(name) {
+            let profile = Arc::make_mut(profile);
             profile.resource_version = metadata.resource_version;
             profile.status = status;
         }

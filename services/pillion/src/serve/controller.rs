@@ -21,7 +21,7 @@ use tracing::info;
 
 use super::operations::{self, Operations};
 use super::signals::Signals;
-use super::term::{LeaderMetrics, Term};
+use super::term::{Failures, LeaderMetrics, Term};
 use crate::args::{LogArgs, ReleaseArgs};
 use crate::config::{ConfigArg, ControllerPolicy, Overrides};
 use crate::output;
@@ -121,7 +121,8 @@ async fn control(
         serving.serve(canary_listener, &canary::Settings::default(), until).await;
         "the canary"
     });
-    let term = Term { client, config, release, policy: Arc::new(policy), metrics, canary, canary_address };
+    let (policy, failures) = (Arc::new(policy), Failures::default());
+    let term = Term { client, config, release, policy, metrics, canary, canary_address, failures };
     let electing = elector.run(stop.clone(), move |claim| term.clone().lead(claim));
     tasks.spawn(electing.map(|()| "the election"));
 

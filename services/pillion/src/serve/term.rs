@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -27,6 +27,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
@@ -69,6 +70,16 @@ impl LeaderMetrics {
     }
 }
 
+/// A task that fails again within this time fails in each term.
+const AGAIN: Duration = Duration::from_mins(10);
+/// How long the other tasks go on then, before a new term tries it again.
+const WITHOUT: Duration = Duration::from_mins(5);
+
+/// When a task of a term failed last. A failure ends the term, as a new one mends most of them; but a task that fails in each
+/// term must not keep all others from their work.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Failures(Arc<Mutex<Option<Instant>>>);
+
 /// What each term begins with.
 #[derive(Clone)]
 pub(crate) struct Term {
@@ -80,6 +91,7 @@ pub(crate) struct Term {
     pub(crate) canary: Canary,
     /// Where API servers find the canary.
     pub(crate) canary_address: SocketAddr,
+    pub(crate) failures: Failures,
 }
 
 impl Term {
@@ -87,6 +99,7 @@ impl Term {
     pub(crate) async fn lead(self, claim: Claim) {
         let leading = claim.leading(self.client.clone(), Arc::clone(&self.release));
         let mut tasks = Tasks { running: JoinSet::new(), leading };
+        let failures = self.failures.clone();
         // What it says was checked when it was read.
         let opt_in = self.policy.webhooks.labels().unwrap_or_default();
         let settings = revisions::Settings { opt_in: opt_in.clone(), ..revisions::Settings::default() };
@@ -101,12 +114,12 @@ impl Term {
             let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
             tasks.spawn("the probes", probing);
         }
-        tasks.run().await;
+        tasks.run(&failures).await;
     }
 
     /// Certificates and webhook configurations, and what follows from how they are.
     fn rotate(self, tasks: &mut Tasks, snapshot: Arc<ArcSwap<Snapshot>>, status: watch::Receiver<Status>) {
-        let Self { client, config, release, policy, metrics, canary, canary_address } = self;
+        let Self { client, config, release, policy, metrics, canary, canary_address, failures: _ } = self;
         let (told_rules, rules) = watch::channel(None);
         tasks.spawn("the rules", follow_rules(snapshot, status, told_rules, tasks.stop()));
 
@@ -144,6 +157,30 @@ impl Term {
     }
 }
 
+impl Failures {
+    /// Waits until the term is to end: it was stopped, or a task failed. Where one failed a short time ago too, the others go
+    /// on for a while.
+    async fn end_of_term(&self, running: &mut JoinSet<&'static str>, stop: &CancellationToken) {
+        let first = running.join_next().await;
+        if stop.is_cancelled() {
+            return;
+        }
+        let now = Instant::now();
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+        let again = last.is_some_and(|last| now.duration_since(last) < AGAIN);
+        let then =
+            if again { "the others go on for five minutes, and a new term tries it again" } else { "the term is over" };
+        match first {
+            Some(Err(error)) => error!(%error, "a task of the leader failed: {then}"),
+            Some(Ok(what)) => error!(what, "a task of the leader ended by itself: {then}"),
+            None => {}
+        }
+        if again {
+            stop.run_until_cancelled(sleep(WITHOUT)).await;
+        }
+    }
+}
+
 /// The tasks of a term.
 struct Tasks {
     running: JoinSet<&'static str>,
@@ -164,15 +201,8 @@ impl Tasks {
     }
 
     /// Until the term is over. A task that fails ends it: another controller, or this one in its next term, begins anew.
-    async fn run(mut self) {
-        let first = self.running.join_next().await;
-        if !self.leading.stop.is_cancelled() {
-            match first {
-                Some(Err(error)) => error!(%error, "a task of the leader failed: the term is over"),
-                Some(Ok(what)) => error!(what, "a task of the leader ended by itself: the term is over"),
-                None => {}
-            }
-        }
+    async fn run(mut self, failures: &Failures) {
+        failures.end_of_term(&mut self.running, &self.leading.stop).await;
         self.leading.stop.cancel();
         while self.running.join_next().await.is_some() {}
     }
@@ -274,5 +304,42 @@ async fn follow_rules(
             }
             differs
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long a term lasts in which one task panics after a second, and whether another one goes on so long.
+    async fn term(failures: &Failures, stop: &CancellationToken) -> Duration {
+        let mut running = JoinSet::new();
+        running.spawn(async {
+            sleep(Duration::from_secs(1)).await;
+            panic!("for a test")
+        });
+        running.spawn(std::future::pending());
+        let began = Instant::now();
+        failures.end_of_term(&mut running, stop).await;
+        assert_eq!(running.len(), 1, "the other task goes on");
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn task_that_fails_in_each_term_leaves_time_to_others() {
+        let (failures, stop) = (Failures::default(), CancellationToken::new());
+        let second = Duration::from_secs(1);
+        assert_eq!(term(&failures, &stop).await, second, "a new term may mend it");
+        assert_eq!(term(&failures, &stop).await, second + WITHOUT);
+        assert_eq!(term(&failures, &stop).await, second + WITHOUT);
+        sleep(AGAIN).await;
+        assert_eq!(term(&failures, &stop).await, second, "that was long ago");
+        // A term that is stopped ends at once.
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            sleep(Duration::from_secs(3)).await;
+            stopped.cancel();
+        });
+        assert_eq!(term(&failures, &stop).await, Duration::from_secs(3));
     }
 }
