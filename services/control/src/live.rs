@@ -2,11 +2,12 @@
 //!
 //! The name comes from whoever sends a review, and the question goes to the API server by this process's own rights. So
 //! it is bounded in every way: only what can be a namespace's name is asked for, one request for a name at a time however
-//! many pods wait for it, few requests at a time and in a second, a short time to answer, a short memory for what was
+//! many pods wait for it, few requests at a time and in a second, fewer for one client, a short time to answer, a short memory for what was
 //! found and a shorter one for what was not, unless the API server is away ([`crate::remember`]). It never fails; who is
 //! not found is unknown.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::lookup_metrics::{self, About};
 use crate::namespaces;
-use crate::remember::{self, ANSWER_LIMIT, Bounds, Remembered, STALE_FOR, ask_limit};
+use crate::remember::{self, ANSWER_LIMIT, Asker, Bounds, Remembered, STALE_FOR, ask_limit};
 
 pub use crate::lookup_metrics::LookupResult;
 pub use crate::remember::FetchError;
@@ -36,7 +37,9 @@ fn bounds(answer_limit: Duration) -> Bounds {
     Bounds {
         ask_limit: ask_limit(answer_limit),
         at_once: 8,
-        a_second: Some(10),
+        a_second: Some(40),
+        // So that one client does not use up what all may.
+        a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
         // The watch delivers it much sooner.
         found_for: Duration::from_secs(10),
@@ -126,11 +129,21 @@ impl LiveNamespaces {
     /// A namespace; or that there is none of this name, or that it could not be found out. Takes no longer than the answer
     /// may.
     pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
+        self.look(name, Asker::own(Instant::now() + self.answer_limit)).await
+    }
+
+    /// The same for a review that this client sent. `after`: an answer from before this moment will not do.
+    pub async fn get_for(&self, name: &str, client: IpAddr, after: Option<Instant>) -> Answer<Arc<Namespace>> {
+        let own = Asker::own(Instant::now() + self.answer_limit);
+        self.look(name, Asker { client: Some(client), after, ..own }).await
+    }
+
+    async fn look(&self, name: &str, asker: Asker<'_>) -> Answer<Arc<Namespace>> {
         if !is_dns_label(name) {
             self.remembered.count(ANamespace, LookupResult::Invalid);
             return Answer::Missing;
         }
-        self.remembered.get(ANamespace, name.into(), Instant::now() + self.answer_limit).await
+        self.remembered.get(ANamespace, name.into(), asker).await
     }
 }
 

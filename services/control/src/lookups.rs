@@ -6,13 +6,15 @@
 //! have one service account, and cost one request. Of service accounts and owners only the metadata is asked for.
 //!
 //! A pod waits for the answer, so it is bounded in every way: one deadline for all that a review wants, one request for
-//! one object at a time however many pods wait for it, few requests at once, little memory. What is not there is a fact,
+//! one object at a time however many pods wait for it, few requests at once and fewer for one tenant, so many in a second
+//! for one client, little memory. What is not there is a fact,
 //! remembered shortly; what could not be asked for is a failure, remembered more shortly still. What is in use is asked
 //! for again before it is old, and an old answer is served while the API server is away ([`crate::remember`]).
 
 mod key;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ use tokio::time::Instant;
 use crate::bounded::bounded;
 use crate::guard::guarded;
 use crate::lookup_metrics::{About, LookupMetrics, LookupResult};
-use crate::remember::{self, ANSWER_LIMIT, Bounds, Remembered, STALE_FOR, ask_limit};
+use crate::remember::{self, ANSWER_LIMIT, Asker, Bounds, Remembered, STALE_FOR, ask_limit};
 
 pub use key::{Key, Which};
 
@@ -47,27 +49,32 @@ pub struct LookupSettings {
     pub stale_for: Duration,
     /// Memory for all answers, in bytes.
     pub memory: u64,
+    /// Requests to the API server that the reviews of one client address may cause in any one second. All API servers may
+    /// share one address.
+    pub a_second_per_client: u32,
 }
 
 impl Default for LookupSettings {
-    /// A quarter of a second, half a minute, an hour, 16 MiB.
+    /// A quarter of a second, half a minute, an hour, 16 MiB, 200.
     fn default() -> Self {
         Self {
             answer_limit: ANSWER_LIMIT,
             fresh_for: Duration::from_secs(30),
             stale_for: STALE_FOR,
             memory: 16 * 1024 * 1024,
+            a_second_per_client: 200,
         }
     }
 }
 
 impl From<LookupSettings> for Bounds {
     fn from(settings: LookupSettings) -> Self {
-        let LookupSettings { answer_limit, fresh_for, stale_for, memory } = settings;
+        let LookupSettings { answer_limit, fresh_for, stale_for, memory, a_second_per_client } = settings;
         Self {
             ask_limit: ask_limit(answer_limit),
             at_once: 16,
             a_second: None,
+            a_second_per_client,
             capacity: memory,
             found_for: fresh_for,
             missing_for: Duration::from_secs(5).min(fresh_for),
@@ -160,18 +167,28 @@ impl Lookups {
 
     /// Everything that a review wants, within the settings' limit. It never fails as a whole: each answer says how it ended.
     pub async fn get(&self, wanted: Wanted) -> LookedUp {
-        let deadline = Instant::now() + self.answer_limit;
+        self.look(wanted, None).await
+    }
+
+    /// The same for a review that this client sent.
+    pub async fn get_for(&self, wanted: Wanted, client: IpAddr) -> LookedUp {
+        self.look(wanted, Some(client)).await
+    }
+
+    async fn look(&self, wanted: Wanted, client: Option<IpAddr>) -> LookedUp {
         let Wanted { namespace, service_account, owners, objects } = wanted;
+        let own = Asker::own(Instant::now() + self.answer_limit);
+        let asker = Asker { client, tenant: Some(&namespace), ..own };
         let account = async {
             let Some(name) = service_account else { return Answer::NotAsked };
-            self.one(What::ServiceAccount, Key::service_account(&namespace, &name), deadline).await
+            self.one(What::ServiceAccount, Key::service_account(&namespace, &name), asker).await
         };
         let owners = async {
             let Some(chain) = owners else { return Answer::NotAsked };
-            self.follow(chain, &namespace, deadline).await
+            self.follow(chain, &namespace, asker).await
         };
         let objects = objects.into_iter().map(|query: Query| async {
-            let found = self.one(What::Object, Key::declared(&query), deadline).await;
+            let found = self.one(What::Object, Key::declared(&query), asker).await;
             (query, found)
         });
         let (service_account, owners, objects) = futures::join!(account, owners, join_all(objects));
@@ -179,9 +196,9 @@ impl Lookups {
     }
 
     /// Follows owners to the end of their chain. Each step waits for the one before it.
-    async fn follow(&self, mut chain: OwnerChain, namespace: &str, deadline: Instant) -> Answer<OwnerChain> {
+    async fn follow(&self, mut chain: OwnerChain, namespace: &str, asker: Asker<'_>) -> Answer<OwnerChain> {
         while let Some(key) = chain.next().and_then(|next| Key::owner(namespace, next)) {
-            match self.one(What::Owner, Some(key), deadline).await {
+            match self.one(What::Owner, Some(key), asker).await {
                 Answer::Found(object) => {
                     if guarded(&"the owner of a pod", || chain.found(Some(object))).is_err() {
                         return Answer::Failed("it cannot be read".into());
@@ -196,12 +213,12 @@ impl Lookups {
     }
 
     /// One look-up. Without a key there can be no such object: its name is none.
-    async fn one(&self, what: What, key: Option<Key>, deadline: Instant) -> Found {
+    async fn one(&self, what: What, key: Option<Key>, asker: Asker<'_>) -> Found {
         let Some(key) = key else {
             self.remembered.count(what, LookupResult::Invalid);
             return Answer::Missing;
         };
-        self.remembered.get(what, key, deadline).await
+        self.remembered.get(what, key, asker).await
     }
 }
 

@@ -9,11 +9,16 @@
 //! and what may not be read any more is not used for long.
 //!
 //! While it is away a pod does not wait for it where something is remembered; one request is made now and then behind it.
+//!
+//! Whoever asks may be anybody who reaches the webhook's port. So each client address may cause so many requests in a second,
+//! and each tenant has a quarter of the requests at one time, however many of its pods wait.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -26,7 +31,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
 use crate::lookup_metrics::{About, LookupMetrics, LookupResult};
-use crate::throttle::{Rate, Throttle};
+use crate::throttle::{ClientRates, Rate, Throttle};
 
 /// How long whoever wants answers waits for them, unless somebody says otherwise. Shorter than the 300 ms that the webhook
 /// waits for a look-up, so that it is known how each ended.
@@ -65,6 +70,8 @@ pub(crate) struct Bounds {
     pub(crate) at_once: usize,
     /// Questions in any one second; `None` if that is not bounded.
     pub(crate) a_second: Option<usize>,
+    /// Questions in any one second that one client address may cause.
+    pub(crate) a_second_per_client: u32,
     /// Bytes that are remembered.
     pub(crate) capacity: u64,
     /// How long what is there is fresh.
@@ -90,10 +97,56 @@ struct Asking<K, V, W> {
     fetch: Box<Fetch<K, V>>,
     bounds: Bounds,
     at_once: Semaphore,
+    tenants: TenantTurns,
     rate: Option<Rate>,
+    clients: ClientRates,
     away_until: Mutex<Option<Instant>>,
     failures: Throttle,
     metrics: LookupMetrics<W>,
+}
+
+/// On whose behalf something is looked up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker<'a> {
+    /// The answer is needed by then.
+    pub(crate) deadline: Instant,
+    /// The address that sent the review, if one did.
+    pub(crate) client: Option<IpAddr>,
+    /// The namespace of the review's object, if that is known.
+    pub(crate) tenant: Option<&'a str>,
+    /// An answer from before this moment will not do.
+    pub(crate) after: Option<Instant>,
+}
+
+impl Asker<'_> {
+    /// Pillion itself.
+    pub(crate) const fn own(deadline: Instant) -> Self {
+        Self { deadline, client: None, tenant: None, after: None }
+    }
+}
+
+/// Turns to ask, by tenant: so many at one time for each.
+struct TenantTurns {
+    each: usize,
+    turns: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
+}
+
+/// Tenants that are kept before those without a question are forgotten.
+const TENANTS: usize = 256;
+
+impl TenantTurns {
+    fn of(&self, tenant: &str) -> Arc<Semaphore> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = turns.get(tenant).and_then(Weak::upgrade) {
+            return known;
+        }
+        if turns.len() >= TENANTS {
+            turns.retain(|_, turns| turns.strong_count() > 0);
+        }
+        let fresh = Arc::new(Semaphore::new(self.each));
+        turns.insert(tenant.into(), Arc::downgrade(&fresh));
+        fresh
+    }
 }
 
 /// What is known: a fact, why it could not be asked for last, or both.
@@ -204,14 +257,31 @@ impl<V> Known<V> {
     }
 }
 
+impl<V> Known<V> {
+    /// The same for who wants nothing from before `after`: such a fact is as one that is too old.
+    fn standing_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Standing {
+        let is_before = self.fact(bounds, now).is_some_and(|fact| is_before(fact, after));
+        match self.standing(bounds, now) {
+            Standing::Fresh | Standing::Due if is_before => Standing::Expired,
+            standing => standing,
+        }
+    }
+}
+
 impl<V: Clone> Known<V> {
-    fn answer(&self, bounds: &Bounds, now: Instant) -> Answer<V> {
+    /// What is answered to who wants nothing from before `after`.
+    fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
         match self.fact(bounds, now) {
+            Some(fact) if is_before(fact, after) => Answer::Failed("only an older answer is known".into()),
             Some(Fact { value: Some(value), .. }) => Answer::Found(value.clone()),
             Some(Fact { value: None, .. }) => Answer::Missing,
             None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.why).into()),
         }
     }
+}
+
+fn is_before<V>(fact: &Fact<V>, after: Option<Instant>) -> bool {
+    after.is_some_and(|after| fact.told_at < after)
 }
 
 impl<K, V, W> Clone for Remembered<K, V, W> {
@@ -243,6 +313,8 @@ where
             fetch: Box::new(fetch),
             bounds,
             at_once: Semaphore::new(bounds.at_once),
+            tenants: TenantTurns { each: (bounds.at_once / 4).max(1), turns: Mutex::default() },
+            clients: ClientRates::new(bounds.a_second_per_client),
             rate: bounds.a_second.map(Rate::new),
             away_until: Mutex::default(),
             failures: Throttle::new(QUIET_FOR),
@@ -262,10 +334,11 @@ where
     }
 
     /// The answer, at the deadline at the latest.
-    pub(crate) async fn get(&self, what: W, key: K, deadline: Instant) -> Answer<V> {
+    pub(crate) async fn get(&self, what: W, key: K, asker: Asker<'_>) -> Answer<V> {
         let (now, bounds) = (Instant::now(), self.asking.bounds);
+        let Asker { deadline, client, tenant, after } = asker;
         let known = self.cache.get(&key).await;
-        let standing = known.as_ref().map_or(Standing::Unknown, |known| known.standing(&bounds, now));
+        let standing = known.as_ref().map_or(Standing::Unknown, |known| known.standing_after(&bounds, now, after));
         if let Some(known) = &known {
             let served = match standing {
                 Standing::Fresh | Standing::Failed => Some(LookupResult::Hit),
@@ -282,13 +355,20 @@ where
             };
             if let Some(served) = served {
                 self.count(what, served);
-                return known.answer(&bounds, now);
+                return known.answer(&bounds, now, after);
             }
         }
         let fact = known.as_ref().and_then(|known| known.fact(&bounds, now).cloned());
-        let ask = Arc::clone(&self.asking).ask(key.clone(), fact);
+        // Before others may wait for this one's answer: they are not refused for its client.
+        if client.is_some_and(|client| !self.asking.clients.take(client)) {
+            self.asking.tell_refused(&key, client, bounds.a_second_per_client as usize);
+            self.count(what, if fact.is_some() { LookupResult::Stale } else { LookupResult::Refused });
+            let failed = || Answer::Failed("this client had too much looked up within a second".into());
+            return known.filter(|_| fact.is_some()).map_or_else(failed, |known| known.answer(&bounds, now, after));
+        }
+        let ask = Arc::clone(&self.asking).ask(key.clone(), fact, tenant.map(Box::from));
         let is_due = |known: &Arc<Known<V>>| {
-            let standing = known.standing(&bounds, Instant::now());
+            let standing = known.standing_after(&bounds, Instant::now(), after);
             matches!(standing, Standing::Expired | Standing::Unknown)
         };
         // Who comes meanwhile waits for this one answer. If the review that asks is given up, the next one asks.
@@ -297,7 +377,8 @@ where
             self.asking.is_away_now();
             let old = known.filter(|known| known.fact(&bounds, now).is_some());
             self.count(what, if old.is_some() { LookupResult::Stale } else { LookupResult::TimedOut });
-            return old.map_or_else(|| Answer::Failed("no answer in time".into()), |old| old.answer(&bounds, now));
+            let failed = || Answer::Failed("no answer in time".into());
+            return old.map_or_else(failed, |old| old.answer(&bounds, now, after));
         };
         let (is_fresh, known) = (entry.is_fresh(), entry.into_value());
         let ended = match known.standing(&bounds, Instant::now()) {
@@ -306,7 +387,7 @@ where
             _ => LookupResult::Hit,
         };
         self.count(what, ended);
-        known.answer(&bounds, Instant::now())
+        known.answer(&bounds, Instant::now(), after)
     }
 
     /// Asks again while what is known is served: one at a time for each key, and only if it is nobody else's turn.
@@ -322,7 +403,7 @@ where
                 old.refreshing.store(false, Ordering::Relaxed);
                 return;
             }
-            let now = asking.tell(&key, old.fact.clone()).await;
+            let now = asking.tell(&key, old.fact.clone(), None).await;
             let ended = if now.failure.is_none() { LookupResult::Refreshed } else { LookupResult::RefreshFailed };
             this.count(what, ended);
             this.cache.insert(key, now).await;
@@ -331,24 +412,35 @@ where
 }
 
 impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
-    async fn ask(self: Arc<Self>, key: K, old: Option<Fact<V>>) -> Arc<Known<V>> {
+    async fn ask(self: Arc<Self>, key: K, old: Option<Fact<V>>, tenant: Option<Box<str>>) -> Arc<Known<V>> {
         if self.rate.as_ref().is_none_or(Rate::take) {
-            return self.tell(&key, old).await;
+            return self.tell(&key, old, tenant.as_deref()).await;
         }
-        if let Some(suppressed) = self.failures.tell() {
-            let (wanted, limit) = (self.bounds.wanted, self.bounds.a_second);
-            warn!(%key, suppressed, wanted, limit, "not looked up: too many were within a second");
-        }
+        self.tell_refused(&key, None, self.bounds.a_second.unwrap_or_default());
         // It may be asked for at once again.
         let failure = Failure { why: "the API server was asked too often", until: Instant::now() };
         let ended = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
         Arc::new(Known { fact: old, failure: Some(failure), ended, refreshing: AtomicBool::new(false) })
     }
 
+    /// Says in the log, now and then, that something is not looked up; for which client, if it was for that.
+    fn tell_refused(&self, key: &K, client: Option<IpAddr>, limit: usize) {
+        if let Some(suppressed) = self.failures.tell() {
+            let (wanted, client) = (self.bounds.wanted, client.map(tracing::field::display));
+            warn!(%key, suppressed, wanted, limit, client, "not looked up: too many were within a second");
+        }
+    }
+
     /// Asks, and says what is known then; `old` is what was known before.
-    async fn tell(&self, key: &K, old: Option<Fact<V>>) -> Arc<Known<V>> {
+    async fn tell(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<Known<V>> {
         let limit = self.bounds.ask_limit;
         let answer = async {
+            // First among its own: a tenant with many questions leaves turns to others.
+            let own = tenant.map(|tenant| self.tenants.of(tenant));
+            let _own_turn = match &own {
+                Some(own) => Some(own.acquire().await.map_err(FetchError::unavailable)?),
+                None => None,
+            };
             let turn = self.at_once.acquire().await.map_err(FetchError::unavailable)?;
             let answer = (self.fetch)(key.clone()).await;
             drop(turn);

@@ -385,7 +385,7 @@ mod tests {
         seen.change(signed(Generation(5), noon(), 9), &watched, noon());
         let news = seen.change(signed(Generation(4), noon(), 1), &watched, noon());
         assert!(matches!(news, Some(News::Older { .. })));
-        tokio::time::advance(OLDER_FOR - AGAIN).await;
+        tokio::time::advance(OLDER_FOR.saturating_sub(AGAIN)).await;
         assert!(seen.may_pass() && seen.again(&watched, noon()).is_none());
         tokio::time::advance(AGAIN).await;
         assert!(matches!(seen.again(&watched, noon()), Some(News::Fit(_))));

@@ -1,6 +1,8 @@
-//! Bounds in time: how often the API server is asked, and how often the log tells of what may come very often.
+//! Bounds in time: how often the API server is asked, in all and for each client, and how often the log tells of what may
+//! come very often.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +15,23 @@ pub(crate) struct Rate {
     /// When the last ones were, `limit` at most, the oldest first.
     last: Mutex<VecDeque<Instant>>,
 }
+
+/// So many in any one second for each client address.
+#[derive(Debug)]
+pub(crate) struct ClientRates {
+    limit: u32,
+    windows: Mutex<HashMap<IpAddr, Window>>,
+}
+
+/// What a client has asked for since a moment that is a second ago at most.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    since: Instant,
+    count: u32,
+}
+
+/// Addresses that are kept before those are forgotten that have asked for nothing for a second.
+const CLIENTS: usize = 1024;
 
 /// Says whether the log is to tell of something that may come very often.
 #[derive(Debug)]
@@ -47,6 +66,31 @@ impl Rate {
     }
 }
 
+impl ClientRates {
+    pub(crate) fn new(limit: u32) -> Self {
+        Self { limit, windows: Mutex::default() }
+    }
+
+    /// Whether this client may once more, now. Where more clients than can be kept ask within a second, the others share one
+    /// limit.
+    pub(crate) fn take(&self, client: IpAddr) -> bool {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        if windows.len() >= CLIENTS && !windows.contains_key(&client) {
+            windows.retain(|_, window| now.duration_since(window.since) < second);
+        }
+        let others = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+        let is_kept = windows.len() < CLIENTS || windows.contains_key(&client);
+        let window = windows.entry(if is_kept { client } else { others }).or_insert(Window { since: now, count: 0 });
+        if now.duration_since(window.since) >= second {
+            *window = Window { since: now, count: 0 };
+        }
+        let may = window.count < self.limit;
+        window.count += u32::from(may);
+        may
+    }
+}
+
 impl Throttle {
     pub(crate) fn new(quiet_for: Duration) -> Self {
         Self { quiet_for, state: Mutex::default() }
@@ -62,5 +106,27 @@ impl Throttle {
         }
         state.told = Some(now);
         Some(std::mem::take(&mut state.suppressed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_client_has_its_own_limit_and_many_share_one() {
+        let rates = ClientRates::new(2);
+        let client = |number: u32| IpAddr::from(number.to_be_bytes());
+        let taken = |client: IpAddr| (0..5).filter(|_| rates.take(client)).count();
+        assert_eq!((taken(client(1)), taken(client(2))), (2, 2));
+        tokio::time::advance(Duration::from_millis(999)).await;
+        assert_eq!(taken(client(1)), 0);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(taken(client(1)), 2);
+        let all: usize =
+            (0x0a00_0000..0x0a00_0000 + 3 * u32::try_from(CLIENTS).unwrap()).map(|n| taken(client(n))).sum();
+        assert!(all <= 2 * (CLIENTS + 1), "{all}");
+        assert!(rates.windows.lock().unwrap().len() <= CLIENTS + 1);
+        assert_eq!(taken(client(1)), 0, "a client that is known keeps its limit");
     }
 }

@@ -4,20 +4,22 @@
 //! wait for it asks for as data, and is called again when that is there.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillion_api::names::InjectionLevel;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::report::{Decision, ProfileDecision, Reason};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::Span;
 
 use crate::metrics::{RequestOutcome, Tenant};
 use crate::overload::{Deadline, Shed};
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
-use crate::router::Admission;
+use crate::router::{Admission, NamespaceLookup};
 use crate::trace::RequestSpan;
 
 /// A review's answer.
@@ -39,8 +41,8 @@ pub(crate) struct Known {
 pub(crate) enum Next {
     /// Nothing: this is the answer.
     Answer(Answered),
-    /// The namespace of this name, which the snapshot does not know.
-    Namespace(Box<str>),
+    /// The namespace of this name. The snapshot does not know it, or what it knows contradicts the path that was called.
+    Namespace { name: Box<str>, contradicts: bool },
     /// These look-ups.
     LookUps(Wanted),
 }
@@ -54,6 +56,17 @@ pub(crate) struct Case<'c> {
     /// Whose it is, for who counts that.
     pub(crate) tenant: &'c Tenant,
 }
+
+/// On whose behalf something is looked up, and until when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LookUpTerms {
+    pub(crate) client: IpAddr,
+    pub(crate) deadline: Deadline,
+}
+
+/// How old an answer may be that settles a contradiction. Each pod of a namespace would cost a request otherwise, where
+/// replicas are told of other opt-in labels than the controller.
+const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {
     /// Decides about a review, or says what is needed for it. That is asked for at most once each. `resolve` is the span of
@@ -75,6 +88,9 @@ impl Admission {
         }
         let in_snapshot = snapshot.namespace(review.namespace());
         tenant.found(review.namespace(), in_snapshot.is_some());
+        let contradicts = in_snapshot.as_ref().is_some_and(|namespace| contradicts(endpoint, namespace));
+        // Where nothing can be looked up, what is known is all there is.
+        let in_snapshot = in_snapshot.filter(|_| !contradicts || self.live_namespace.is_none());
         let namespace = match (in_snapshot, &known.namespace) {
             (Some(namespace), _) => Some(namespace),
             (None, Answer::Found(looked_up)) => Some(Arc::clone(looked_up)),
@@ -83,7 +99,7 @@ impl Admission {
             (None, Answer::Failed(_)) if needs_namespace(endpoint) => return Err(Refusal::Shed(Shed::Namespace)),
             // Objects of the cluster's own have no namespace.
             (None, Answer::NotAsked) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
-                return Ok(Next::Namespace(review.namespace().into()));
+                return Ok(Next::Namespace { name: review.namespace().into(), contradicts });
             }
             (None, _) => None,
         };
@@ -122,20 +138,24 @@ impl Admission {
     }
 
     /// Looks up what is needed, as far as it is to be had in time; the answer if nothing is.
-    pub(crate) async fn fetch(&self, next: Next, known: &mut Known, deadline: Deadline) -> Option<Answered> {
+    pub(crate) async fn fetch(&self, next: Next, known: &mut Known, terms: LookUpTerms) -> Option<Answered> {
         match next {
             Next::Answer(answered) => return Some(answered),
-            Next::Namespace(name) => known.namespace = self.look_up(&name, deadline).await,
-            Next::LookUps(wanted) => known.looked_up = Some(self.look_up_all(wanted, deadline).await),
+            Next::Namespace { name, contradicts } => {
+                known.namespace = self.look_up(&name, contradicts, terms).await;
+            }
+            Next::LookUps(wanted) => known.looked_up = Some(self.look_up_all(wanted, terms).await),
         }
         None
     }
 
     /// A namespace that the snapshot does not know, if it is to be found in time.
-    async fn look_up(&self, name: &str, deadline: Deadline) -> Answer<Arc<Namespace>> {
+    async fn look_up(&self, name: &str, contradicts: bool, terms: LookUpTerms) -> Answer<Arc<Namespace>> {
         let Some(look_up) = &self.live_namespace else { return Answer::Missing };
+        let LookUpTerms { client, deadline } = terms;
         let limit = self.settings.live_timeout.min(deadline.left());
-        let found = timeout(limit, look_up(name)).await;
+        let after = contradicts.then(|| Instant::now().checked_sub(CONTRADICTION_FRESH_FOR)).flatten();
+        let found = timeout(limit, look_up(NamespaceLookup { name, client, after })).await;
         if found.is_err() {
             // A client can bring this about with each request: whoever gives the function tells of it, now and then.
             tracing::debug!(
@@ -148,13 +168,23 @@ impl Admission {
     }
 
     /// What a review wants, as far as it is to be had in time.
-    pub(crate) async fn look_up_all(&self, wanted: Wanted, deadline: Deadline) -> LookedUp {
+    pub(crate) async fn look_up_all(&self, wanted: Wanted, terms: LookUpTerms) -> LookedUp {
         let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
+        let LookUpTerms { client, deadline } = terms;
         let limit = self.settings.live_timeout.min(deadline.left());
-        match timeout(limit, look_ups(wanted.clone())).await {
+        match timeout(limit, look_ups(wanted.clone(), client)).await {
             Ok(looked_up) => looked_up,
             Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
         }
+    }
+}
+
+/// Whether the API server calls this path for another kind of namespace than the one that is known: then its labels changed,
+/// and the snapshot or the API server has not seen it yet.
+fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
+    match endpoint {
+        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => namespace.level() != Some(level),
+        Endpoint::Any | Endpoint::Validate => false,
     }
 }
 

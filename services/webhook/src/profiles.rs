@@ -1,7 +1,8 @@
 //! Profiles themselves, looked at while they are stored: their authors are warned of what is wrong, and never refused.
 //!
-//! People store few profiles, so each is read and looked at on a thread of its own, where it holds up nobody. What it
-//! extends is looked up, as the API server has it at this moment.
+//! People store few profiles, and one may take long to compile. So there is one thread for them, apart from those that decide
+//! about pods, and a short queue that is fair between client addresses. What a profile extends is looked up, as the API
+//! server has it at this moment.
 
 use std::sync::Arc;
 
@@ -11,6 +12,8 @@ use http::Response;
 use pillion_engine::lookup::{LookedUp, Wanted};
 use pillion_engine::profile::{KnownParents, MAX_CHAIN, ProfileReview};
 
+use crate::connection::client_address;
+use crate::decision::LookUpTerms;
 use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
 use crate::router::{Service, no_review_of, review_answer};
 
@@ -20,20 +23,22 @@ impl Service {
         let version = request.version();
         match self.look_at_profile(request).await {
             Ok(response) => response,
-            Err(refusal) => refusal.answer(version),
+            Err(refusal) => {
+                if let Refusal::Shed(shed) = refusal {
+                    self.overload().count(shed);
+                }
+                refusal.answer(version)
+            }
         }
     }
 
     async fn look_at_profile(self: &Arc<Self>, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.deadline(request.uri().query());
+        let terms = LookUpTerms { client: client_address(request.extensions()), deadline };
         let body = self.receive(request, deadline).await?;
         let _place = self.place()?;
-        let (turn, bytes) = (self.a_turn(&body.bytes, deadline).await?, body.bytes.clone());
-        let read = move || {
-            let _turn = turn;
-            ProfileReview::parse(&bytes)
-        };
-        let review = match self.apart(read).await? {
+        let bytes = body.bytes.clone();
+        let review = match self.compute(terms, move || ProfileReview::parse(&bytes)).await? {
             Ok(review) => review,
             Err(why) => return Ok(no_review_of("profile", &why)),
         };
@@ -45,21 +50,30 @@ impl Service {
         for _ in 0..MAX_CHAIN {
             let Some(query) = review.wanted(&known) else { break };
             let wanted = Wanted { objects: vec![query.clone()], ..Wanted::default() };
-            let LookedUp { objects, .. } = self.admission().look_up_all(wanted, deadline).await;
+            let LookedUp { objects, .. } = self.admission().look_up_all(wanted, terms).await;
             match objects.into_iter().next() {
                 Some((query, answer)) => known.found(&query, &answer),
                 None => known.found(&query, &pillion_engine::lookup::Answer::NotAsked),
             }
         }
-        let turn = self.a_turn(&body.bytes, deadline).await?;
         let work = move || {
-            let _turn = turn;
             let warnings = review.warnings(&known);
             (review.respond(&warnings), warnings.len(), review)
         };
-        let (answer, warnings, review) = self.apart(work).await?;
+        let (answer, warnings, review) = self.compute(terms, work).await?;
         let profile = review.name().to_string();
         tracing::debug!(profile = %Bounded(&profile, LOGGED_BYTES), warnings, "a profile is stored");
         Ok(review_answer(answer))
+    }
+
+    /// Computes on the thread for profiles, when it is the client's turn. The answer comes by the deadline, also if the work is
+    /// not done by then: it keeps its turn until it is.
+    async fn compute<T: Send + 'static>(
+        &self,
+        LookUpTerms { client, deadline }: LookUpTerms,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let done = self.overload().review_profile(client, deadline, work).await.map_err(Refusal::Shed)?;
+        done.map_err(|panic| Refusal::from_panic(&*panic))
     }
 }

@@ -5,9 +5,10 @@
 //! where the request was read, when it is its turn. One about a large object is made on a thread of its own.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::Router;
@@ -23,11 +24,13 @@ use pillion_api::names::VALIDATE_PROFILES_PATH;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Endpoint, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
+use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use crate::body::{self, Limits, Sender, Shared, Whole};
 use crate::budget::Budget;
-use crate::decision::{Answered, Case, Known};
+use crate::connection::client_address;
+use crate::decision::{Answered, Case, Known, LookUpTerms};
 use crate::metrics::{Metrics, Tenant};
 use crate::overload::{
     self, Deadline, Overload, OverloadSettings, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds,
@@ -37,19 +40,31 @@ use crate::refusal::{ANSWERED_BYTES, Bounded, LOGGED_BYTES, Refusal};
 use crate::switch::Switch;
 use crate::trace::RequestSpan;
 
+/// The look-up of one namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct NamespaceLookup<'n> {
+    /// Whatever a client wrote, of any length.
+    pub name: &'n str,
+    /// The client that sent the review.
+    pub client: IpAddr,
+    /// An answer that was given before this moment will not do: it contradicts what the API server calls.
+    pub after: Option<Instant>,
+}
+
 /// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
 /// Missing: it is not known there either. Failed: it cannot be looked up now.
 ///
-/// The router bounds the time of one look-up. The name is whatever a client wrote, of any length. Whoever gives the
-/// function makes sure that it can be one, and bounds the look-ups' number: it takes calls for the same name together, and
-/// remembers names that do not exist.
-pub type LiveNamespace = Arc<dyn Fn(&str) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
+/// The router bounds the time of one look-up. The function has to make sure that the name can be one, and to bound the
+/// look-ups' number, in all and for each client.
+pub type LiveNamespace =
+    Arc<dyn for<'n> Fn(NamespaceLookup<'n>) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
 
-/// Looks up what a review wants besides its namespace: service accounts, owners, objects that profiles declare.
+/// Looks up what a review of this client wants besides its namespace: service accounts, owners, objects that profiles declare.
 ///
-/// The router bounds the time of it, and asks only where something is wanted, which is seldom. Whoever gives the function
-/// remembers answers, takes calls for the same object together, and says of what could not be had that it failed.
-pub type LookUps = Arc<dyn Fn(Wanted) -> BoxFuture<'static, LookedUp> + Send + Sync>;
+/// The router bounds the time of it, and asks only where something is wanted, which is seldom. The function remembers answers,
+/// takes calls for the same object together, bounds the requests in all and for each client, and says of what could not be
+/// had that it failed.
+pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
 
 /// The limits of one request.
 #[derive(Clone, Debug)]
@@ -161,7 +176,7 @@ struct Asked<'r> {
     endpoint: Endpoint,
     span: &'r RequestSpan,
     tenant: &'r Tenant,
-    deadline: Deadline,
+    terms: LookUpTerms,
 }
 
 impl Service {
@@ -194,11 +209,12 @@ impl Service {
         tenant: &Tenant,
     ) -> Result<Answered, Refusal> {
         let deadline = self.overload.deadline(request.uri().query());
+        let terms = LookUpTerms { client: client_address(request.extensions()), deadline };
         let receive = span.receive();
         let body = self.receive(request, deadline).instrument(receive.clone()).await?;
         // Only now: a client that never finishes its body takes no place from those that have.
         let _place = self.place()?;
-        let asked = Asked { endpoint, span, tenant, deadline };
+        let asked = Asked { endpoint, span, tenant, terms };
         if overload::is_large(&body.bytes) {
             drop(receive);
             // Elsewhere in memory: each request is moved about with room for the largest of its states.
@@ -210,7 +226,7 @@ impl Service {
 
     /// A turn to compute. Who is turned away is counted for whom the first bytes name, as far as that is known to exist.
     async fn turn(&self, asked: Asked<'_>, body: &Bytes) -> Result<Turn, Refusal> {
-        self.overload.turn(body, asked.deadline).await.map_err(|shed| {
+        self.overload.turn(body, asked.terms.deadline).await.map_err(|shed| {
             if let Some(name) = overload::namespace(body) {
                 asked.tenant.found(name, self.admission.snapshot.load().namespace(name).is_some());
             }
@@ -220,7 +236,7 @@ impl Service {
 
     /// Decides on the thread that the request was read on.
     async fn decide_here(&self, asked: Asked<'_>, body: &Bytes, receive: Span) -> Result<Answered, Refusal> {
-        let Asked { endpoint, span, tenant, deadline } = asked;
+        let Asked { endpoint, span, tenant, terms } = asked;
         let mut turn = self.turn(asked, body).instrument(receive.clone()).await?;
         let review = receive.in_scope(|| Review::parse(body)).map_err(Refusal::Review)?;
         drop(receive);
@@ -233,7 +249,7 @@ impl Service {
                 self.admission.next(&Case { endpoint, snapshot, span, tenant }, &review, &mut known, &mut resolve)?;
             // Others compute while this one waits for a look-up.
             drop(turn);
-            let answered = self.admission.fetch(next, &mut known, deadline).instrument(resolve.clone()).await;
+            let answered = self.admission.fetch(next, &mut known, terms).instrument(resolve.clone()).await;
             if let Some(answered) = answered {
                 return Ok(answered);
             }
@@ -243,7 +259,7 @@ impl Service {
 
     /// Decides on a thread of its own. What was read is read again after a look-up, so that nobody waits for one on it.
     async fn decide_apart(self: &Arc<Self>, asked: Asked<'_>, mut body: Whole) -> Result<Answered, Refusal> {
-        let Asked { endpoint, deadline, .. } = asked;
+        let Asked { endpoint, terms, .. } = asked;
         let snapshot = self.admission.snapshot.load_full();
         let mut known = Known::default();
         loop {
@@ -265,7 +281,7 @@ impl Service {
             let (read, so_far, next, resolve) =
                 self.overload.apart(work).await.map_err(|panic| Refusal::from_panic(&*panic))?;
             (body, known) = (read, so_far);
-            let answered = self.admission.fetch(next?, &mut known, deadline).instrument(resolve).await;
+            let answered = self.admission.fetch(next?, &mut known, terms).instrument(resolve).await;
             if let Some(answered) = answered {
                 return Ok(answered);
             }
@@ -310,17 +326,9 @@ impl Service {
         self.overload.deadline(query)
     }
 
-    /// A turn to compute for a request that is nobody's tenant's.
-    pub(crate) async fn a_turn(&self, body: &Bytes, deadline: Deadline) -> Result<Turn, Refusal> {
-        self.overload.turn(body, deadline).await.map_err(Refusal::Shed)
-    }
-
-    /// Computes on a thread of its own.
-    pub(crate) async fn apart<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Refusal> {
-        self.overload.apart(work).await.map_err(|panic| Refusal::from_panic(&*panic))
+    /// What reviews of profiles share.
+    pub(crate) const fn overload(&self) -> &Overload {
+        &self.overload
     }
 
     fn report(&self, endpoint: Endpoint, refusal: &Refusal) {

@@ -41,7 +41,7 @@ async fn post(router: &Router) -> Value {
 fn accounts() -> (LookUps, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
-    let look_ups: LookUps = Arc::new(move |wanted| {
+    let look_ups: LookUps = Arc::new(move |wanted, _| {
         counter.fetch_add(1, Ordering::SeqCst);
         assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (crate::support::KNOWN, Some("default")));
         let object = OwnedTape::parse(r#"{"metadata":{"annotations":{"role":"reader"}}}"#).unwrap();
@@ -69,7 +69,7 @@ async fn what_a_profile_reads_is_looked_up_and_nothing_else() {
 
 #[tokio::test(start_paused = true)]
 async fn a_look_up_that_hangs_is_a_fault_of_the_profile_after_300_ms() {
-    let hangs = || -> LookUps { Arc::new(|_| std::future::pending().boxed()) };
+    let hangs = || -> LookUps { Arc::new(|_, _| std::future::pending().boxed()) };
     let mut spec = profile("serviceAccount.hasValue()");
     let app = App::with_profile(&spec, Some(hangs()));
     let began = Instant::now();

@@ -234,7 +234,7 @@ async fn large_bodies_wait_in_a_short_queue_of_their_own() {
 
 /// Namespaces that are never found, found at once, found a little later, or whose look-up panics.
 fn moody() -> LiveNamespace {
-    Arc::new(|name| match name.len() % 4 {
+    Arc::new(|lookup| match lookup.name.len() % 4 {
         0 => std::future::pending().boxed(),
         1 => async { Missing }.boxed(),
         2 => async {

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use axum::Router;
 use axum::body::Body;
+use futures::FutureExt;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use pillion_api::names::InjectionLevel;
+use pillion_engine::lookup::Answer;
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::metrics::Metrics;
@@ -51,9 +53,15 @@ async fn nothing_is_patched_refused_or_looked_up_until_it_is_on_again() {
     let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]))
         .with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Required)));
     let (mut registry, switch) = (Registry::default(), Switch::default());
+    let off = switch.clone();
     let app = router(Admission {
         snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
-        live_namespace: Some(Arc::new(|name| panic!("{name} was looked up"))),
+        // The held path contradicts what is known of the namespace.
+        live_namespace: Some(Arc::new(move |lookup| {
+            assert!(!off.is_off(), "{lookup:?}");
+            let found = Answer::Found(Arc::new(Namespace::opted_in(InjectionLevel::Required)));
+            async { found }.boxed()
+        })),
         look_ups: None,
         policy: Arc::default(),
         switch: switch.clone(),

@@ -19,6 +19,8 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+use crate::support::App;
+
 /// The routes, with a profile that checks images.
 fn app(registry: &mut Registry) -> Router {
     let spec = json!({"activation": "Always", "validations": [{
@@ -93,4 +95,36 @@ async fn what_is_no_review_of_a_profile_or_a_canary_is_refused_in_few_words() {
         let text = String::from_utf8_lossy(&text);
         assert!(answered == status && text.len() < 2048, "{path}: {answered} {text:.200}");
     }
+}
+
+/// A review of a profile that is stored.
+fn profile_review() -> Value {
+    json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u1", "operation": "CREATE", "namespace": "shop",
+        "kind": {"group": "pillion.dev", "version": "v1alpha1", "kind": "InjectionProfile"},
+        "resource": {"group": "pillion.dev", "version": "v1alpha1", "resource": "injectionprofiles"},
+        "userInfo": {"username": "a"},
+        "object": {"apiVersion": "pillion.dev/v1alpha1", "kind": "InjectionProfile",
+            "metadata": {"name": "p", "namespace": "shop"},
+            "spec": {"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}},
+    }})
+}
+
+#[tokio::test]
+async fn profile_reviews_wait_in_a_short_queue_of_their_own() {
+    let mut settings = RequestSettings::default();
+    settings.overload.max_queued_profiles = 8;
+    let app = App::with(settings, None);
+    let ask = |_| {
+        let request = Request::post("/validate-profiles?timeout=10s").header("content-type", "application/json");
+        app.router.clone().oneshot(request.body(Body::from(profile_review().to_string())).unwrap())
+    };
+    let answers: Vec<_> = futures::future::join_all((0..40).map(ask)).await.into_iter().map(Result::unwrap).collect();
+    let (good, shed): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status() == 200);
+    assert!(shed.iter().all(|answer| answer.status() == 503 && answer.headers()["retry-after"] == "1"));
+    // A quarter of the queue is one client's.
+    assert!(good.len() >= 2 && shed.len() >= 30, "{} answered, {} shed", good.len(), shed.len());
+    let counted = app.metric("pillion_shed_total{reason=\"queue_full\"}").unwrap();
+    assert!((counted - f64::from(u32::try_from(shed.len()).unwrap())).abs() < 0.5);
+    assert_eq!(post(&app.router, "/validate-profiles", &profile_review()).await["allowed"], true);
 }

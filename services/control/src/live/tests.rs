@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pillion_api::names::InjectionLevel;
 use prometheus_client::registry::Registry;
 use tokio::sync::Semaphore;
 
 use super::*;
 
-const A_SECOND: usize = 10;
+const A_SECOND: usize = 40;
 const AT_ONCE: usize = 8;
 
 /// A look-up whose questions are answered by `answer`, and what it counts.
@@ -99,20 +100,63 @@ async fn what_cannot_be_a_namespaces_name_is_not_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_api_server_is_asked_ten_times_in_any_second() {
+async fn the_api_server_is_asked_forty_times_in_any_second() {
     let world = World::new(|_| nobody());
-    for number in 0..30 {
+    for number in 0..60 {
         assert_eq!(world.get(&format!("n{number}")).await, None);
     }
     assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (A_SECOND, 20));
     tokio::time::advance(Duration::from_millis(999)).await;
-    world.get("n20").await;
+    world.get("n50").await;
     assert_eq!(world.asked(), A_SECOND, "a second is not over");
     tokio::time::advance(Duration::from_millis(1)).await;
-    for number in 20..40 {
+    for number in 40..100 {
         world.get(&format!("n{number}")).await;
     }
     assert_eq!(world.asked(), 2 * A_SECOND, "who was refused is asked for again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_client_leaves_look_ups_to_others() {
+    let world = World::new(|_| nobody());
+    let (greedy, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    for number in 0..100 {
+        world.live.get_for(&format!("n{number}"), greedy, None).await;
+    }
+    assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (10, 90));
+    assert!(matches!(world.live.get_for("n50", greedy, None).await, Answer::Failed(_)));
+    assert_eq!(world.live.get_for("n50", other, None).await, Answer::Missing);
+    assert_eq!(world.live.get_for("n50", greedy, None).await, Answer::Missing, "what is remembered costs nothing");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(world.live.get_for("new", greedy, None).await, Answer::Missing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_from_before_is_asked_for_again() {
+    let level = Arc::new(std::sync::Mutex::new(Ok(None)));
+    let told = Arc::clone(&level);
+    let world = World::new(move |_| {
+        let level = *told.lock().unwrap();
+        let found = level.map(|level| Some(level.map_or_else(Namespace::default, Namespace::opted_in)));
+        std::future::ready(found.map_err(|()| FetchError::unavailable("no route")))
+    });
+    let client = IpAddr::from([10, 0, 0, 1]);
+    let get = async |after| match world.live.get_for("shop", client, after).await {
+        Answer::Found(namespace) => Ok(namespace.level()),
+        Answer::Failed(_) => Err("failed"),
+        Answer::Missing | Answer::NotAsked => Err("missing"),
+    };
+    assert_eq!(get(None).await, Ok(None));
+    tokio::time::advance(Duration::from_secs(2)).await;
+    let later = Instant::now();
+    *level.lock().unwrap() = Ok(Some(InjectionLevel::Required));
+    assert_eq!((get(None).await, world.asked()), (Ok(None), 1), "it is remembered");
+    assert_eq!((get(Some(later)).await, world.asked()), (Ok(Some(InjectionLevel::Required)), 2));
+    assert_eq!((get(Some(later)).await, world.asked()), (Ok(Some(InjectionLevel::Required)), 2), "it is new enough");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    *level.lock().unwrap() = Err(());
+    assert_eq!(get(Some(Instant::now())).await, Err("failed"), "an old answer will not do");
+    assert_eq!(get(None).await, Ok(Some(InjectionLevel::Required)), "for others it does");
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ const BOUNDS: Bounds = Bounds {
     ask_limit: Duration::from_millis(240),
     at_once: 4,
     a_second: None,
+    a_second_per_client: 3,
     capacity: 1024 * 1024,
     found_for: Duration::from_secs(30),
     missing_for: Duration::from_secs(5),
@@ -95,7 +96,7 @@ impl World {
     /// What is answered, in words, and how long it took.
     async fn get(&self, name: &str) -> (String, Duration) {
         let began = Instant::now();
-        let answer = self.things.get(Thing, name.into(), began + Duration::from_millis(250)).await;
+        let answer = self.things.get(Thing, name.into(), Asker::own(began + Duration::from_millis(250))).await;
         let text = match answer {
             Answer::Found(number) => format!("found {number}"),
             Answer::Missing => "missing".to_owned(),
@@ -227,4 +228,32 @@ async fn many_who_want_what_is_old_ask_once() {
     let answers = futures::future::join_all((0..50).map(|_| world.text("a"))).await;
     assert!(answers.iter().all(|answer| answer == "found 2"), "{answers:?}");
     assert_eq!(world.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenant_with_many_questions_leaves_turns_to_others() {
+    let order = Arc::<Mutex<Vec<Box<str>>>>::default();
+    let told = Arc::clone(&order);
+    let fetch = move |name: Box<str>| {
+        told.lock().unwrap().push(name);
+        async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            Ok(Some(1))
+        }
+        .boxed()
+    };
+    let metrics = LookupMetrics::register(&mut Registry::default());
+    let things = Remembered::new(fetch, |_, _| 100, Bounds { at_once: 8, ..BOUNDS }, metrics);
+    let get = async |name: String, tenant: &str| {
+        let own = Asker::own(Instant::now() + Duration::from_millis(240));
+        let asker = Asker { tenant: Some(tenant), ..own };
+        things.get(Thing, name.into(), asker).await
+    };
+    let noisy = futures::future::join_all((0..40).map(|number| get(format!("noisy-{number}"), "noisy")));
+    let quiet = get("quiet".to_owned(), "quiet");
+    let (_, quiet) = futures::join!(noisy, quiet);
+    assert!(matches!(quiet, Answer::Found(_)));
+    let at = order.lock().unwrap().iter().position(|name| &**name == "quiet").unwrap();
+    assert!(at <= 2, "{at} were asked for before");
+    assert!(things.asking.tenants.turns.lock().unwrap().values().all(|turns| turns.strong_count() == 0));
 }

@@ -95,6 +95,7 @@ pub(crate) struct LookUps {
     pub(crate) fresh_for: Time,
     pub(crate) stale_for: Time,
     pub(crate) memory: Size,
+    pub(crate) max_per_address: u32,
 }
 
 /// What is measured besides what always is.
@@ -179,9 +180,10 @@ impl Default for Overload {
 
 impl Default for LookUps {
     fn default() -> Self {
-        let LookupSettings { fresh_for, stale_for, memory, .. } = LookupSettings::default();
+        let LookupSettings { fresh_for, stale_for, memory, a_second_per_client, .. } = LookupSettings::default();
         let memory = usize::try_from(memory).unwrap_or(usize::MAX);
-        Self { fresh_for: Time(fresh_for), stale_for: Time(stale_for), memory: Size(memory) }
+        let max_per_address = a_second_per_client;
+        Self { fresh_for: Time(fresh_for), stale_for: Time(stale_for), memory: Size(memory), max_per_address }
     }
 }
 
@@ -291,11 +293,11 @@ impl WebhookPolicy {
 
     /// How long looked up objects are waited for and remembered.
     pub(crate) fn lookup_settings(&self) -> LookupSettings {
-        let LookUps { fresh_for, stale_for, memory } = self.look_ups;
+        let LookUps { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.look_ups;
         let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
         // A little less than the request waits, which so learns how each look-up ended.
         let answer_limit = self.requests.look_up_timeout.0 * 5 / 6;
-        LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory }
+        LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory, a_second_per_client }
     }
 
     /// What is measured.

@@ -41,7 +41,7 @@ pub(crate) enum Type {
 }
 
 /// All of them, in the order of the page.
-pub(crate) const SETTINGS: [Setting; 50] = [
+pub(crate) const SETTINGS: [Setting; 51] = [
     live(
         "guardrails.registries",
         Type::Other("list of `HOST` or `HOST/PATH`, or null", "null: everywhere"),
@@ -215,6 +215,11 @@ pub(crate) const SETTINGS: [Setting; 50] = [
         "How old an answer may be that is served while the API server cannot be asked.",
     ),
     fixed("lookUps.memory", Type::Size("64Ki", "16Gi"), "Bytes for all answers that are remembered."),
+    fixed(
+        "lookUps.maxPerAddress",
+        Type::Count(1, 100_000),
+        "Requests to the API server in a second that the reviews of one client address may cause; more look-ups fail. What is remembered costs none. All API servers may share one address.",
+    ),
     fixed(
         "metrics.tenants.enabled",
         Type::Other("boolean", "`true` or `false`"),

@@ -205,6 +205,7 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
             let (served, offered) = (served.0, offered.0);
             warn!(
                 secret,
+                reason = "older",
                 served,
                 offered,
                 "the Secret has a serving certificate of an older authority, as after a restored backup; the served one stays, \

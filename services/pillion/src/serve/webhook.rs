@@ -17,7 +17,7 @@ use pillion_control::{CacheMetrics, LiveNamespaces, Lookups, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::ReloadMetrics;
-use pillion_webhook::router::{LiveNamespace, LookUps};
+use pillion_webhook::router::{LiveNamespace, LookUps, NamespaceLookup};
 use pillion_webhook::switch::Switch;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -217,16 +217,16 @@ fn early_end(ended: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) 
 }
 
 fn live_namespace(live: LiveNamespaces) -> LiveNamespace {
-    Arc::new(move |name| {
+    Arc::new(move |NamespaceLookup { name, client, after }| {
         let (live, name) = (live.clone(), Box::<str>::from(name));
-        async move { live.get(&name).await }.boxed()
+        async move { live.get_for(&name, client, after).await }.boxed()
     })
 }
 
 fn look_ups(lookups: Lookups) -> LookUps {
-    Arc::new(move |wanted| {
+    Arc::new(move |wanted, client| {
         let lookups = lookups.clone();
-        async move { lookups.get(wanted).await }.boxed()
+        async move { lookups.get_for(wanted, client).await }.boxed()
     })
 }
 

@@ -23,13 +23,14 @@ pub(crate) type Panicked = Box<dyn Any + Send>;
 /// The threads, which are started when the first large body comes.
 #[derive(Debug)]
 pub(super) struct Apart {
+    name: &'static str,
     threads: usize,
     jobs: OnceLock<Option<Sender<Job>>>,
 }
 
 impl Apart {
-    pub(super) const fn new(threads: usize) -> Self {
-        Self { threads, jobs: OnceLock::new() }
+    pub(super) const fn new(name: &'static str, threads: usize) -> Self {
+        Self { name, threads, jobs: OnceLock::new() }
     }
 
     /// Runs this on one of the threads.
@@ -48,7 +49,7 @@ impl Apart {
             let work = AssertUnwindSafe(|| tracing::dispatcher::with_default(&listening, work));
             let _ = done.send(catch_unwind(work));
         });
-        match self.jobs.get_or_init(|| start(self.threads)) {
+        match self.jobs.get_or_init(|| start(self.name, self.threads)) {
             // Err: the threads are gone, which they are not as long as this is there; then the result is gone too.
             Some(jobs) => drop(jobs.send(job)),
             None => drop(tokio::task::spawn_blocking(job)),
@@ -58,12 +59,12 @@ impl Apart {
 }
 
 /// Starts the threads; `None` if the system gives none. They end when nobody can send them anything more.
-fn start(threads: usize) -> Option<Sender<Job>> {
+fn start(name: &str, threads: usize) -> Option<Sender<Job>> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
     let started = (0..threads).filter(|_| {
         let receiver = Arc::clone(&receiver);
-        let started = thread::Builder::new().name("pillion-large".to_owned()).spawn(move || work(&receiver));
+        let started = thread::Builder::new().name(name.to_owned()).spawn(move || work(&receiver));
         if let Err(error) = &started {
             tracing::warn!(%error, "a thread for large bodies cannot be started");
         }
@@ -92,7 +93,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_panics_says_so_and_the_thread_goes_on() {
-        let apart = Apart::new(1);
+        let apart = Apart::new("pillion-test", 1);
         let panicked = apart.run(|| panic!("for a test")).await;
         let panicked: Panicked = Result::<(), _>::unwrap_err(panicked);
         assert_eq!(panicked.downcast_ref::<&str>(), Some(&"for a test"));
@@ -102,13 +103,13 @@ mod tests {
     #[tokio::test]
     async fn its_threads_are_nicer_than_ours() {
         let ours = rustix::process::nice(0).unwrap();
-        let theirs = Apart::new(1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
+        let theirs = Apart::new("pillion-test", 1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
         assert_eq!(theirs, (ours + NICER).min(19));
     }
 
     #[tokio::test]
     async fn as_many_run_at_one_time_as_there_are_threads() {
-        let apart = Apart::new(2);
+        let apart = Apart::new("pillion-test", 2);
         let barrier = Arc::new(Barrier::new(2));
         let wait = |barrier: Arc<Barrier>| move || barrier.wait().is_leader();
         // Each waits for the other: on one thread neither would end.

@@ -141,6 +141,12 @@ impl Lane {
         turns
     }
 
+    /// Whether nobody has a turn that was waited for.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.state().given == 0
+    }
+
     fn show(&self, state: &State) {
         self.metrics.queued.set(i64::try_from(state.queue.len()).unwrap_or(i64::MAX));
     }

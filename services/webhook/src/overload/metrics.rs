@@ -40,6 +40,13 @@ pub(super) struct LaneMetrics {
     pub(super) waited: Histogram,
 }
 
+impl LaneMetrics {
+    /// Metrics that nobody reads.
+    pub(super) fn unregistered() -> Self {
+        Self { queued: Gauge::default(), waited: Histogram::seconds(&WAIT_BUCKETS) }
+    }
+}
+
 impl OverloadMetrics {
     /// Makes the metrics and registers them, under the registry's own prefix.
     pub fn register(registry: &mut Registry) -> Self {

@@ -14,12 +14,14 @@ mod shed;
 mod tenant;
 mod unfinished;
 
-use std::hash::RandomState;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
+use tokio::time::timeout_at;
 
 use crate::budget::SMALL;
 use apart::Apart;
@@ -63,6 +65,8 @@ pub struct OverloadSettings {
     pub max_queued_large: usize,
     /// How many of these may be of one namespace: 4.
     pub max_queued_large_per_tenant: usize,
+    /// Reviews of profiles that wait for the one that is looked at: 16, of one client address a quarter of that.
+    pub max_queued_profiles: usize,
     /// Threads that decide: small bodies are decided by so many at one time, large ones by half as many (at least one),
     /// on threads of their own. `None`: as many as the runtime has workers, in which the router is made.
     pub workers: Option<usize>,
@@ -84,6 +88,7 @@ impl Default for OverloadSettings {
             max_queued_per_tenant: 128,
             max_queued_large: 16,
             max_queued_large_per_tenant: 4,
+            max_queued_profiles: 16,
             workers: None,
             unqueued_per_worker: 8,
         }
@@ -98,6 +103,9 @@ pub(crate) struct Overload {
     small: Arc<Lane>,
     large: Arc<Lane>,
     apart: Apart,
+    /// Reviews of profiles, by client address.
+    profiles: Arc<Lane>,
+    profile_thread: Apart,
     metrics: OverloadMetrics,
     /// Nobody outside can make two namespaces share a class.
     keys: RandomState,
@@ -127,9 +135,21 @@ impl Overload {
                 quantum: SMALL as u64,
             },
         };
+        let profiles = lane::Bounds {
+            slots: 1,
+            unqueued: 0,
+            queue: fair::Bounds {
+                length: settings.max_queued_profiles,
+                per_class: settings.max_queued_profiles / 4,
+                quantum: BASE_COST,
+            },
+        };
+        let profiles = Lane::new(&profiles, metrics::LaneMetrics::unregistered());
         let small = Lane::new(&small, metrics.small.clone());
         let large = Lane::new(&large, metrics.large.clone());
-        Self { settings, places, small, large, apart: Apart::new(threads), metrics, keys: RandomState::new() }
+        let (apart, profile_thread) = (Apart::new("pillion-large", threads), Apart::new("pillion-profile", 1));
+        let keys = RandomState::new();
+        Self { settings, places, small, large, apart, profiles, profile_thread, metrics, keys }
     }
 
     /// A place for a request, if there is one.
@@ -167,6 +187,27 @@ impl Overload {
         self.apart.run(work).await
     }
 
+    /// Computes on the thread for profiles, when it is this client's turn. Work that takes longer than to the deadline is not
+    /// waited for, and keeps its turn until it is done.
+    pub(crate) async fn review_profile<T: Send + 'static>(
+        &self,
+        client: IpAddr,
+        deadline: Deadline,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Result<T, Panicked>, Shed> {
+        let class = self.keys.hash_one(client);
+        let turn = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
+            // Its classes are no tenants.
+            Shed::TenantQueueFull => Shed::QueueFull,
+            shed => shed,
+        })?;
+        let work = move || {
+            let _turn = turn;
+            work()
+        };
+        timeout_at(deadline.0, self.profile_thread.run(work)).await.map_err(|_| Shed::Deadline)
+    }
+
     /// Counts a request that was turned away.
     pub(crate) fn count(&self, shed: Shed) {
         self.metrics.count(shed);
@@ -187,5 +228,47 @@ fn workers() -> usize {
     match tokio::runtime::Handle::try_current() {
         Ok(runtime) => runtime.metrics().num_workers(),
         Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn review_of_a_profile_delays_no_pod() {
+        let metrics = OverloadMetrics::register(&mut Registry::default());
+        let settings = OverloadSettings { workers: Some(1), unqueued_per_worker: 0, ..OverloadSettings::default() };
+        let overload = Overload::new(settings, Gauge::default(), metrics);
+        let (go_on, waiting) = mpsc::channel::<()>();
+        let client = IpAddr::from([192, 0, 2, 1]);
+        let far = overload.deadline(None);
+        let compiling = overload.review_profile(client, far, move || waiting.recv());
+        tokio::pin!(compiling);
+        while overload.profiles.is_idle() {
+            assert!(futures::poll!(compiling.as_mut()).is_pending());
+            tokio::task::yield_now().await;
+        }
+        // Pods of any size are decided meanwhile; the next profile waits, and not for ever.
+        for size in [10, 2 * SMALL] {
+            let turn = overload.turn(&Bytes::from(vec![b' '; size]), far).await.unwrap();
+            assert_eq!(overload.apart(|| 7).await.unwrap(), 7);
+            drop(turn);
+        }
+        let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
+        let other = IpAddr::from([192, 0, 2, 2]);
+        assert!(matches!(overload.review_profile(other, soon, || ()).await, Err(Shed::Deadline)));
+        go_on.send(()).unwrap();
+        compiling.await.unwrap().unwrap().unwrap();
+        overload.review_profile(other, far, || ()).await.unwrap().unwrap();
+        // Work that is not done by the deadline is not waited for.
+        let (go_on, waiting) = mpsc::channel::<()>();
+        let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
+        assert!(matches!(overload.review_profile(other, soon, move || waiting.recv()).await, Err(Shed::Deadline)));
+        go_on.send(()).unwrap();
     }
 }
