@@ -6,6 +6,10 @@
 //! so that no pod is called for twice, and they stand in one object, so that the trusted certificates of all entries
 //! change at once.
 //!
+//! A validating configuration can have more entries for each level: one for deletions, which are never refused because no
+//! replica answers, and one for each request that only namespaces' own profiles validate, selected by the names of those
+//! namespaces. So a tenant never changes what is called for in another namespace.
+//!
 //! Two entries are not about what profiles are for. `canary.pillion.dev` is called for objects that exist only to find
 //! out whether an API server trusts the newest authority; `profiles.pillion.dev` for profiles themselves, whose authors
 //! are warned of what is wrong with them.
@@ -27,9 +31,10 @@ use crate::names::{
     GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES, VALIDATE_PROFILES_PATH, VERSION,
 };
 use crate::opt_in::{OptIn, OptInLabel};
+use rules::Scope;
 
-pub use read::opt_in_of;
-pub use rules::{mutating_rules, rules_of, validating_rules};
+pub use read::{opt_in_of, validated_of};
+pub use rules::{OwnCalls, Validated, mutating_rules, rules_of, validating_rules};
 
 /// The name of the entry that is called for profiles.
 pub const PROFILES_ENTRY: &str = "profiles.pillion.dev";
@@ -219,12 +224,12 @@ fn validating_canary_entry(settings: &Settings) -> ValidatingWebhook {
     }
 }
 
-/// Builds the configuration of the validating paths; `None` if there is nothing to validate. `rules` are those of
-/// [`validating_rules`].
+/// Builds the configuration of the validating paths; `None` if there is nothing to validate.
 #[must_use]
-pub fn validating(settings: &Settings, rules: &[RuleWithOperations]) -> Option<ValidatingWebhookConfiguration> {
-    let entry = |(level, place, label)| validating_entry(settings, level, place, label, rules);
-    let mut entries: Vec<_> = if rules.is_empty() { Vec::new() } else { settings.entries().map(entry).collect() };
+pub fn validating(settings: &Settings, validated: &Validated) -> Option<ValidatingWebhookConfiguration> {
+    let scopes = rules::scopes(validated);
+    let of_level = |entry| scopes.iter().map(move |scope| validating_entry(settings, entry, scope));
+    let mut entries: Vec<_> = settings.entries().flat_map(of_level).collect();
     entries.extend(settings.validates_profiles.then(|| profiles_entry(settings)));
     entries.extend(settings.canary.then(|| validating_canary_entry(settings)));
     (!entries.is_empty()).then(|| ValidatingWebhookConfiguration {
@@ -236,21 +241,25 @@ pub fn validating(settings: &Settings, rules: &[RuleWithOperations]) -> Option<V
 /// Who opts out is for the profile to say, since it may not let anybody: so no object is left out by its labels.
 fn validating_entry(
     settings: &Settings,
-    level: InjectionLevel,
-    place: usize,
-    label: &OptInLabel,
-    rules: &[RuleWithOperations],
+    (level, place, label): (InjectionLevel, usize, &OptInLabel),
+    scope: &Scope<'_>,
 ) -> ValidatingWebhook {
+    let mut selector = namespace_selector(settings, level, place, label);
+    if let Some(namespaces) = scope.namespaces {
+        let named = requirement(NAMESPACE_NAME_LABEL, "In", namespaces.iter().map(String::as_str));
+        selector.match_expressions.get_or_insert_default().push(named);
+    }
+    let failure_policy = if scope.deletes { "Ignore" } else { failure_policy(settings, level) };
     ValidatingWebhook {
-        name: format!("validate-{}.{}", level.label_value(), label.webhook_suffix()),
+        name: format!("validate-{}{}.{}", level.label_value(), scope.suffix, label.webhook_suffix()),
         admission_review_versions: review_versions(),
         client_config: client_config(settings, &settings.service_name, level.validate_path()),
-        failure_policy: Some(failure_policy(settings, level).to_owned()),
+        failure_policy: Some(failure_policy.to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(namespace_selector(settings, level, place, label)),
+        namespace_selector: Some(selector),
         object_selector: Some(LabelSelector::default()),
-        rules: Some(rules.to_vec()),
+        rules: Some(scope.rules.clone()),
         side_effects: "None".to_owned(),
         timeout_seconds: Some(settings.timeouts.of(level)),
     }

@@ -1,7 +1,10 @@
 //! What a configuration that is there says, for who was not told what it was made of.
 
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 
+use super::rules::{OwnCalls, Validated, rules_of, targets_of};
 use crate::names::{InjectionLevel, NAMESPACE_NAME_LABEL};
 use crate::opt_in::{OptIn, OptInLabel};
 
@@ -21,6 +24,35 @@ pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> 
         OptInLabel { key: (*key).to_owned(), values: values.collect() }
     });
     OptIn::new(labels.collect()).ok()
+}
+
+/// What a configuration has the API server call the validating paths for.
+#[must_use]
+pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated {
+    let (mut everywhere, mut own) = (Vec::new(), OwnCalls::new());
+    for entry in configuration.webhooks.iter().flatten() {
+        let path = entry.client_config.service.as_ref().and_then(|service| service.path.as_deref());
+        if !InjectionLevel::ALL.into_iter().any(|level| path == Some(level.validate_path())) {
+            continue;
+        }
+        let selector = entry.namespace_selector.as_ref();
+        let mut requirements = selector.and_then(|selector| selector.match_expressions.as_ref()).into_iter().flatten();
+        let named = requirements.find(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "In");
+        let targets = entry.rules.iter().flatten().flat_map(targets_of);
+        let Some(named) = named else {
+            everywhere.extend(targets);
+            continue;
+        };
+        for target in targets {
+            for operation in &target.operations {
+                for resource in &target.resources {
+                    let namespaces = own.entry((resource.clone(), *operation)).or_default();
+                    namespaces.extend(named.values.iter().flatten().cloned());
+                }
+            }
+        }
+    }
+    Validated { everywhere: rules_of(everywhere), own }
 }
 
 /// What an entry says.

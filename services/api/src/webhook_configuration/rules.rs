@@ -12,6 +12,52 @@ use crate::profile::{Operation, ProfileSpec, Target};
 
 const PODS: &str = "pods";
 
+/// What the API server calls the validating paths for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Validated {
+    /// In all namespaces that opt in: what cluster profiles validate.
+    pub everywhere: Vec<RuleWithOperations>,
+    /// What only profiles of namespaces validate.
+    pub own: OwnCalls,
+}
+
+/// Resources of pods with an operation, and the namespaces in which they are called for.
+pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
+
+/// The rules of one entry in each level.
+pub(super) struct Scope<'a> {
+    /// Stands in the entry's name, behind the level.
+    pub(super) suffix: String,
+    pub(super) rules: Vec<RuleWithOperations>,
+    /// `None`: all that opt in.
+    pub(super) namespaces: Option<&'a BTreeSet<String>>,
+    /// A deletion is never refused because no replica answers: it may be the way out of a fault.
+    pub(super) deletes: bool,
+}
+
+/// An entry each in every level. No request is called for by two of them.
+pub(super) fn scopes(validated: &Validated) -> Vec<Scope<'_>> {
+    let everywhere = [(false, ""), (true, "-delete")].map(|(deletes, suffix)| {
+        let rules = validated.everywhere.iter().filter_map(|rule| {
+            let operations = rule.operations.iter().flatten();
+            let operations: Vec<_> = operations.filter(|one| is_delete(one) == deletes).cloned().collect();
+            (!operations.is_empty()).then(|| RuleWithOperations { operations: Some(operations), ..rule.clone() })
+        });
+        Scope { suffix: suffix.to_owned(), rules: rules.collect(), namespaces: None, deletes }
+    });
+    let own = validated.own.iter().map(|((resource, operation), namespaces)| Scope {
+        suffix: format!("-own-{}-{}", resource.replace('/', "-"), operation.as_str().to_lowercase()),
+        rules: vec![rule("", "v1", &[resource], &[operation.as_str()], "Namespaced")],
+        namespaces: Some(namespaces),
+        deletes: is_delete(operation.as_str()),
+    });
+    everywhere.into_iter().filter(|scope| !scope.rules.is_empty()).chain(own).collect()
+}
+
+fn is_delete(operation: &str) -> bool {
+    operation == Operation::Delete.as_str()
+}
+
 /// The rules for all that is injected into: pods when they are created, always, and what else the targets name. Of pods only
 /// the creation is called for, of other objects also updates; nothing is injected into what is deleted, or into a part of an
 /// object.
@@ -76,6 +122,22 @@ pub(super) fn rule(
         resources: owned(resources),
         scope: Some(scope.to_owned()),
     }
+}
+
+/// The targets that a rule is made of. Wildcards and `CONNECT` are left out.
+pub(super) fn targets_of(rule: &RuleWithOperations) -> impl Iterator<Item = Target> {
+    let words = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
+    let named = words(&rule.operations);
+    let all = [Operation::Create, Operation::Update, Operation::Delete];
+    let operations: Vec<_> = all.into_iter().filter(|one| named.iter().any(|word| word == one.as_str())).collect();
+    let (groups, versions, resources) = (words(&rule.api_groups), words(&rule.api_versions), words(&rule.resources));
+    let pairs =
+        groups.into_iter().flat_map(move |group| versions.clone().into_iter().map(move |one| (group.clone(), one)));
+    let targets = pairs.map(move |(group, version)| {
+        let (resources, operations) = (resources.clone(), operations.clone());
+        Target { group, version, resources, operations }
+    });
+    targets.filter(|target| !target.operations.is_empty())
 }
 
 fn operations(target: &Target) -> Vec<Operation> {

@@ -53,12 +53,16 @@ fn spec(target: serde_json::Value, validates: bool) -> ProfileSpec {
     serde_json::from_value(spec).unwrap()
 }
 
+fn validated(everywhere: Vec<RuleWithOperations>) -> Validated {
+    Validated { everywhere, ..Validated::default() }
+}
+
 #[test]
 fn validations_are_called_for_by_their_targets_and_nothing_else() {
     use serde_json::{Value, json};
     let settings =
         Settings { levels: InjectionLevel::ALL.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
-    assert_eq!(validating(&settings, &validating_rules([&spec(Value::Null, false)])), None);
+    assert_eq!(validating(&settings, &validated(validating_rules([&spec(Value::Null, false)]))), None);
     let both = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["UPDATE"]});
     let games = json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]});
     let profiles = [spec(games, true), spec(both, true), spec(Value::Null, true)];
@@ -70,7 +74,8 @@ fn validations_are_called_for_by_their_targets_and_nothing_else() {
     let expected = [("pods", "CREATE,UPDATE"), ("pods/ephemeralcontainers", "UPDATE"), ("gameservers", "CREATE")];
     assert_eq!(told, expected.map(|(resource, operations)| (resource.to_owned(), operations.to_owned())));
     assert_eq!(rules, validating_rules(profiles.iter().rev()));
-    for (entry, level) in validating(&settings, &rules).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
+    for (entry, level) in
+        validating(&settings, &validated(rules.clone())).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
     {
         assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
         assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(&settings, level)));
@@ -196,7 +201,7 @@ fn canaries_and_profiles_are_called_for_when_asked_and_selected_by_nothing_else(
     assert_eq!(canary.rules.as_ref().unwrap()[0].scope.as_deref(), Some("Cluster"));
     assert_eq!(told(canary.rules.as_ref().unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
 
-    let entries = validating(&settings, &[]).unwrap().webhooks.unwrap();
+    let entries = validating(&settings, &Validated::default()).unwrap().webhooks.unwrap();
     let [profiles, canary] = entries.try_into().unwrap();
     assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
     assert_eq!(canary.client_config.service.unwrap().path.as_deref(), Some("/canary/validate/7"));
@@ -220,7 +225,7 @@ fn a_rehearsal_refuses_nobody_and_its_canary_leads_to_the_replicas() {
     let rules = mutating_rules([]);
     let policies = |settings: &Settings| -> Vec<String> {
         let mutating = mutating(settings).webhooks.unwrap().into_iter();
-        let validating = validating(settings, &rules).unwrap().webhooks.unwrap().into_iter();
+        let validating = validating(settings, &validated(rules.clone())).unwrap().webhooks.unwrap().into_iter();
         let policies = mutating.map(|entry| (entry.name, entry.failure_policy.unwrap()));
         let policies = policies.chain(validating.map(|entry| (entry.name, entry.failure_policy.unwrap())));
         policies.filter(|(_, policy)| policy == "Fail").map(|(name, _)| name).collect()

@@ -1,12 +1,15 @@
 //! What ought to be there: a pure function of settings, rules, bundle and epoch.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
-use pillion_api::webhook_configuration::{self, mutating_rules, rules_of};
+use pillion_api::profile::Operation;
+use pillion_api::webhook_configuration::{self, OwnCalls, Validated, mutating_rules, rules_of, validated_of};
 use pillion_engine::profile::ProfileSet;
 
 use super::bundle::Bundle;
@@ -14,13 +17,19 @@ use super::live::Live;
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::release::Release;
 
+/// How many requests are called for because of namespaces' own profiles alone: each resource and operation counts once in each
+/// namespace. Every level and label repeats the names of these namespaces, and etcd stores 1.5 MB in an object.
+pub const MAXIMUM_OWN_CALLS: usize = 1_000;
+
 /// What the API server calls for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
     /// On the mutating paths. Pods when they are created, at least.
     pub mutating: Vec<RuleWithOperations>,
-    /// On the validating paths; empty if no profile validates.
-    pub validating: Vec<RuleWithOperations>,
+    /// On the validating paths.
+    pub validated: Validated,
+    /// Namespaces whose own profiles validate something that is not called for, because there are too many of them.
+    pub left_out: BTreeSet<String>,
 }
 
 impl Default for Rules {
@@ -32,34 +41,61 @@ impl Default for Rules {
 impl Rules {
     /// What these profiles are for, in all their revisions that are at work: while a rollout goes on, also what only the
     /// promoted one is for. They are compiled, so their targets are such as profiles may have.
+    ///
+    /// Profiles of namespaces are for pods alone, whose creation is always called for on the mutating paths. What they
+    /// validate beyond cluster profiles is called for in their own namespaces: the first ones by name, up to
+    /// [`MAXIMUM_OWN_CALLS`].
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
-        let injecting = profiles.at_work().filter(|profile| profile.injects());
-        let validating = profiles.at_work().filter(|profile| profile.validates());
-        Self {
-            mutating: mutating_rules(injecting.map(|profile| profile.target())),
-            validating: rules_of(validating.map(|profile| profile.target())),
+        let (cluster, own): (Vec<_>, Vec<_>) = profiles.at_work().partition(|one| one.name().namespace.is_none());
+        let injecting = cluster.iter().filter(|profile| profile.injects());
+        let validating = cluster.iter().filter(|profile| profile.validates());
+        let everywhere = rules_of(validating.map(|profile| profile.target()));
+        let mut asked = BTreeSet::new();
+        for profile in own.into_iter().filter(|profile| profile.validates()) {
+            let target = profile.target();
+            for resource in &target.resources {
+                for operation in target.operations.iter().filter(|one| !has_pods_call(&everywhere, resource, **one)) {
+                    let namespace = profile.name().namespace.as_deref().unwrap_or_default();
+                    asked.insert((namespace, resource.clone(), *operation));
+                }
+            }
         }
+        let (mut own, mut left_out) = (OwnCalls::new(), BTreeSet::new());
+        for (number, (namespace, resource, operation)) in asked.into_iter().enumerate() {
+            let namespaces =
+                if number < MAXIMUM_OWN_CALLS { own.entry((resource, operation)).or_default() } else { &mut left_out };
+            namespaces.insert(namespace.to_owned());
+        }
+        let mutating = mutating_rules(injecting.map(|profile| profile.target()));
+        Self { mutating, validated: Validated { everywhere, own }, left_out }
     }
 
     /// What is called for at present: for who does not know the profiles yet, and should change nothing about it.
     #[must_use]
     pub fn of_live(live: &Live) -> Self {
         let mutating = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
-        let mut mutating = mutating.filter(|entry| is_at(&entry.client_config, InjectionLevel::path));
-        let validating = live.validating.iter().flat_map(|validating| validating.webhooks.iter().flatten());
-        let mut validating = validating.filter(|entry| is_at(&entry.client_config, InjectionLevel::validate_path));
+        let mut mutating = mutating.filter(|entry| is_for_level(&entry.client_config));
         Self {
             mutating: mutating.find_map(|entry| entry.rules.clone()).unwrap_or_else(|| Self::default().mutating),
-            validating: validating.find_map(|entry| entry.rules.clone()).unwrap_or_default(),
+            validated: live.validating.as_ref().map(validated_of).unwrap_or_default(),
+            left_out: BTreeSet::new(),
         }
     }
 }
 
+/// Whether rules have the API server call for an operation on pods or on a subresource of them.
+fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operation) -> bool {
+    let has = |list: &Option<Vec<String>>, value: &str| list.iter().flatten().any(|one| one == value);
+    rules.iter().any(|rule| {
+        has(&rule.api_groups, "") && has(&rule.resources, resource) && has(&rule.operations, operation.as_str())
+    })
+}
+
 /// Whether an entry is for a level, by the path that it calls.
-fn is_at(config: &WebhookClientConfig, path: fn(InjectionLevel) -> &'static str) -> bool {
+fn is_for_level(config: &WebhookClientConfig) -> bool {
     let called = config.service.as_ref().and_then(|service| service.path.as_deref());
-    InjectionLevel::ALL.into_iter().any(|level| called == Some(path(level)))
+    InjectionLevel::ALL.into_iter().any(|level| called == Some(level.path()))
 }
 
 /// All that the configurations are made of.
@@ -106,7 +142,7 @@ impl Target {
     pub(super) fn desired(&self, release: &Release, written: Timestamp) -> Desired {
         let mut mutating = webhook_configuration::mutating_with(&self.settings, &self.rules.mutating);
         mark(&mut mutating.metadata, release, self.epoch, Some(written));
-        let validating = webhook_configuration::validating(&self.settings, &self.rules.validating);
+        let validating = webhook_configuration::validating(&self.settings, &self.rules.validated);
         let validating = validating.map(|mut validating| {
             mark(&mut validating.metadata, release, self.epoch, Some(written));
             validating
@@ -156,6 +192,6 @@ mod tests {
             rules.iter().flat_map(|rule| rule.resources.clone().unwrap()).collect()
         };
         assert_eq!(resources(&rules.mutating), ["pods", "jobs"]);
-        assert_eq!(resources(&rules.validating), ["jobs"]);
+        assert_eq!(resources(&rules.validated.everywhere), ["jobs"]);
     }
 }

@@ -26,7 +26,7 @@ pub mod pacing;
 pub mod write;
 
 pub use crate::authority::EPOCH_ANNOTATION;
-pub use desired::{Rules, Target, settings_of};
+pub use desired::{MAXIMUM_OWN_CALLS, Rules, Target, settings_of};
 pub use drift::{Drift, DriftKind, Which};
 pub use keeper::{Confirm, Keeper};
 pub use live::Live;

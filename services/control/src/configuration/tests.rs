@@ -1,13 +1,20 @@
 //! What is there and what ought to be, compared; and what follows from it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{MatchCondition, MutatingWebhook, ValidatingWebhook};
+use pillion_api::names::NAMESPACE_NAME_LABEL;
+use pillion_api::profile::Operation;
+use pillion_api::webhook_configuration::{OwnCalls, Validated};
+use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
 
 use super::*;
 use crate::configuration::bundle::tests::{der, pem};
-use crate::configuration::{EPOCH_ANNOTATION, RELEASE_ANNOTATION, Rules, WRITTEN_ANNOTATION, Which, settings_of};
+use crate::configuration::{
+    EPOCH_ANNOTATION, MAXIMUM_OWN_CALLS, RELEASE_ANNOTATION, Rules, WRITTEN_ANNOTATION, Which, settings_of,
+};
 use crate::rotation::{Bundle, Configuration, Generation};
 
 const NOW: &str = "2026-11-21T03:00:00Z";
@@ -31,7 +38,8 @@ fn target(authorities: &[u8], epoch: u64) -> Target {
         ..settings_of(&release())
     };
     let rules = Rules::default();
-    let rules = Rules { validating: rules.mutating.clone(), ..rules };
+    let own = OwnCalls::from([(("pods".to_owned(), Operation::Update), BTreeSet::from(["shop".to_owned()]))]);
+    let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own }, ..rules };
     Target::new(settings, rules, pem(authorities), epoch)
 }
 
@@ -155,14 +163,13 @@ fn each_kind_of_drift_is_told_for_what_it_is() {
 #[test]
 fn who_does_not_know_the_profiles_calls_for_what_is_called_for() {
     let target = target(&[1], 3);
-    assert_ne!(target.rules.validating, Rules::default().validating);
+    assert_ne!(target.rules.validated, Rules::default().validated);
     assert_eq!(Rules::of_live(&after(&target)), target.rules);
     assert_eq!(Rules::of_live(&Live::default()), Rules::default());
 }
 
 #[test]
 fn rules_are_those_of_profiles_that_do_something() {
-    use pillion_engine::profile::{ProfileName, ProfileSet, compile};
     let profile = |name: &str, spec: serde_json::Value| {
         Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
     };
@@ -181,9 +188,90 @@ fn rules_are_those_of_profiles_that_do_something() {
     };
     let rules = Rules::of(&profiles);
     assert_eq!(resources(&rules.mutating), ["pods", "gameservers"]);
-    assert_eq!(resources(&rules.validating), ["jobs"]);
+    assert_eq!(resources(&rules.validated.everywhere), ["jobs"]);
     assert_eq!(resources(&Rules::default().mutating), ["pods"]);
-    assert_eq!(Rules::default().validating, []);
+    assert_eq!(Rules::default().validated, Validated::default());
+}
+
+/// What a target is called for in each entry, by the entry's name: failure policy, namespaces that it names, and rules.
+fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>, Vec<String>)> {
+    let target = Target::new(settings_of(&release()), Rules::of(profiles), pem(&[1]), 1);
+    let entries = target.desired(&release(), now()).validating.and_then(|there| there.webhooks).unwrap_or_default();
+    let told = entries.into_iter().map(|entry| {
+        let requirements = entry.namespace_selector.unwrap().match_expressions.unwrap();
+        let named = requirements.into_iter().filter(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "In");
+        let rules = entry
+            .rules
+            .unwrap()
+            .into_iter()
+            .map(|rule| format!("{} {}", rule.resources.unwrap().join(","), rule.operations.unwrap().join(",")));
+        let told =
+            (entry.failure_policy.unwrap(), named.flat_map(|one| one.values.unwrap()).collect(), rules.collect());
+        (entry.name, told)
+    });
+    told.collect()
+}
+
+fn validating_profile(name: &ProfileName, target: &serde_json::Value) -> Arc<CompiledProfile> {
+    let spec = serde_json::json!({"target": target, "validations": [{"expression": "true"}]});
+    Arc::new(compile(name, &serde_json::from_value(spec).unwrap()).unwrap())
+}
+
+fn all_of_pods() -> serde_json::Value {
+    serde_json::json!({
+        "version": "v1",
+        "resources": ["pods", "pods/resize"],
+        "operations": ["CREATE", "UPDATE", "DELETE"],
+    })
+}
+
+#[test]
+fn tenant_target_is_called_for_in_its_namespace_only() {
+    let pods = serde_json::json!({"version": "v1", "resources": ["pods"]});
+    let platform = validating_profile(&ProfileName::cluster("platform"), &pods);
+    let alone = validated_by(&ProfileSet::new([Arc::clone(&platform)]));
+    let own = |namespace: &str| validating_profile(&ProfileName::namespaced(namespace, "own"), &all_of_pods());
+    let mut with = validated_by(&ProfileSet::new([platform, own("shop"), own("bank")]));
+    for (name, entry) in &alone {
+        assert_eq!(with.remove(name).as_ref(), Some(entry), "{name} is what it is without tenants");
+    }
+    let [update, delete] = ["update", "delete"]
+        .map(|operation| with.remove(&format!("validate-required-own-pods-{operation}.pillion.dev")));
+    let entry = |policy: &str, rule: &str| {
+        let namespaces = ["bank", "shop"].map(str::to_owned).to_vec();
+        Some((policy.to_owned(), namespaces, vec![rule.to_owned()]))
+    };
+    assert_eq!(update, entry("Fail", "pods UPDATE"));
+    assert_eq!(delete, entry("Ignore", "pods DELETE"));
+    // In both levels the same; the creation of pods is already called for.
+    assert_eq!(with.len(), 8);
+    assert!(with.values().all(|(_, namespaces, _)| namespaces == &["bank", "shop"]), "{with:?}");
+}
+
+#[test]
+fn deletion_is_never_refused_without_replicas() {
+    let all = validated_by(&ProfileSet::new([validating_profile(&ProfileName::cluster("a"), &all_of_pods())]));
+    let of = |name: &str| {
+        let (policy, _, rules) = all.get(name).unwrap();
+        (policy.clone(), rules.join("; "))
+    };
+    let told = |policy: &str, rules: &str| (policy.to_owned(), rules.to_owned());
+    let expected = told("Fail", "pods CREATE,UPDATE; pods/resize CREATE,UPDATE");
+    assert_eq!(of("validate-required.pillion.dev"), expected);
+    assert_eq!(of("validate-required-delete.pillion.dev"), told("Ignore", "pods DELETE; pods/resize DELETE"));
+}
+
+#[test]
+fn calls_for_tenants_are_bounded_in_order_of_namespaces() {
+    let pods = serde_json::json!({"version": "v1", "resources": ["pods"]});
+    let own = |number: usize| validating_profile(&ProfileName::namespaced(format!("team-{number:04}"), "own"), &pods);
+    let rules = Rules::of(&ProfileSet::new((0..=MAXIMUM_OWN_CALLS).rev().map(own)));
+    let called: usize = rules.validated.own.values().map(BTreeSet::len).sum();
+    assert_eq!(called, MAXIMUM_OWN_CALLS);
+    assert_eq!(rules.left_out, BTreeSet::from([format!("team-{MAXIMUM_OWN_CALLS:04}")]));
+    let target = Target::new(settings_of(&release()), rules, pem(&[1]), 1);
+    let size = serde_json::to_string(&target.desired(&release(), now()).validating).unwrap().len();
+    assert!(size < 200_000, "{size} bytes of 1.5 MB");
 }
 
 #[test]
@@ -192,7 +280,7 @@ fn where_nothing_validates_there_is_no_validating_configuration() {
     quiet.settings.canary = false;
     let live = after(&quiet);
     quiet.settings.validates_profiles = false;
-    quiet.rules.validating.clear();
+    quiet.rules.validated = Validated::default();
     let drifts = differences(&live, &quiet.desired(&release(), now()), now());
     assert_eq!(Drifts(&drifts).to_string(), "validating:unwanted");
     assert_eq!(after(&quiet).validating, None);

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::ticks::Ticks;
 use crate::config::ControllerPolicy;
@@ -296,6 +296,7 @@ async fn follow_rules(
         seen = Some(Arc::clone(&now));
         // Where it cannot be told, what was told last stays.
         let Ok(fresh) = guarded(&"what profiles are for", || Rules::of(now.profiles())) else { continue };
+        tell_left_out(rules.borrow().as_ref(), &fresh);
         let fresh = Some(fresh);
         rules.send_if_modified(|known| {
             let differs = *known != fresh;
@@ -304,6 +305,19 @@ async fn follow_rules(
             }
             differs
         });
+    }
+}
+
+/// Warns of namespaces whose own profiles validate what is not called for, when they are others than before.
+fn tell_left_out(before: Option<&Rules>, now: &Rules) {
+    let is_news = before.is_none_or(|before| before.left_out != now.left_out);
+    if let (true, Some(first)) = (is_news, now.left_out.first()) {
+        warn!(
+            namespaces = now.left_out.len(),
+            first = %first,
+            "profiles of too many namespaces validate what no cluster profile does: for these namespaces the API server \
+             does not call; write a cluster profile with a validation for the same resources and operations, or delete profiles"
+        );
     }
 }
 

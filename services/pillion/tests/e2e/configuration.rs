@@ -15,6 +15,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use pillion_api::held;
+use pillion_api::profile::Operation;
+use pillion_api::webhook_configuration::Validated;
 use pillion_control::configuration::{
     self, Live, Rules, Settings, Target, WriteError, claim, managers, observe, settings_of, write,
 };
@@ -51,7 +53,10 @@ fn target(release: &Release, authority: &TestCa, epoch: u64) -> Target {
     let settings =
         pillion_api::webhook_configuration::Settings { canary: true, validates_profiles: true, ..settings_of(release) };
     let rules = Rules::default();
-    let rules = Rules { validating: rules.mutating.clone(), ..rules };
+    // The longest name of an entry that namespaces' own profiles cause, and one that is never refused.
+    let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
+    let own = calls.map(|(resource, operation)| ((resource.to_owned(), operation), ["team-a".to_owned()].into()));
+    let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own: own.into() }, ..rules };
     Target::new(settings, rules, authority.bundle_pem().into_bytes(), epoch)
 }
 
@@ -237,7 +242,7 @@ fn who_is_behind_loses_by_conflict() {
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
         let mut quiet = target(&release, &authority, 10);
         (quiet.settings.validates_profiles, quiet.settings.canary) = (false, false);
-        quiet.rules.validating.clear();
+        quiet.rules.validated = Validated::default();
         let read = observe(&client, &release, false).await?;
         let written = write(&client, &release, &read, &quiet).await?;
         ensure!(written.validating.is_none() && observe(&client, &release, false).await?.validating.is_none());

@@ -6,7 +6,7 @@ use axum::http::Request;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use kube::api::{Api, PostParams};
 use pillion_api::ProfileSpec;
-use pillion_api::webhook_configuration::{Settings, validating, validating_rules};
+use pillion_api::webhook_configuration::{Settings, Validated, validating, validating_rules};
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{eventually, isolated};
 use serde_json::{Value as Json, json};
@@ -45,7 +45,8 @@ async fn start() -> Result<Rig> {
     let first = there.webhooks.into_iter().flatten().next().context("an entry")?;
     let bundle = first.client_config.ca_bundle.context("a bundle")?.0;
     let specs: [ProfileSpec; 2] = [serde_json::from_value(deny_env())?, serde_json::from_value(logger())?];
-    let configuration = validating(&Settings::new(NAMESPACE, bundle), &validating_rules(&specs)).context("rules")?;
+    let validated = Validated { everywhere: validating_rules(&specs), ..Validated::default() };
+    let configuration = validating(&Settings::new(NAMESPACE, bundle), &validated).context("rules")?;
     Api::<ValidatingWebhookConfiguration>::all(client).create(&PostParams::default(), &configuration).await?;
     eventually(SOON, "the API server asks, and the sidecar is there", async || {
         ensure!(

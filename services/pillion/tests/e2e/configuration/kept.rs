@@ -85,7 +85,7 @@ impl Kept {
     pub(super) async fn is_as(&self, target: &Target) -> Result<()> {
         let live = self.live().await?;
         let wanted = pillion_api::webhook_configuration::mutating_with(&target.settings, &target.rules.mutating);
-        let validating = pillion_api::webhook_configuration::validating(&target.settings, &target.rules.validating);
+        let validating = pillion_api::webhook_configuration::validating(&target.settings, &target.rules.validated);
         let entries = serde_json::to_value(live.mutating.and_then(|there| there.webhooks))?;
         ensure!(without_empty(entries) == without_empty(serde_json::to_value(wanted.webhooks)?), "mutating");
         let entries = serde_json::to_value(live.validating.and_then(|there| there.webhooks))?;
