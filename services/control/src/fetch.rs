@@ -169,14 +169,20 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> Outcome {
 #[cfg(test)]
 mod tests {
     use kube::client::Body;
-    use pillion_engine::profile::ProfileName;
+    use pillion_engine::profile::{ProfileName, compile};
     use serde_json::json;
     use tower::service_fn;
 
     use super::*;
 
+    fn spec() -> serde_json::Value {
+        json!({"activation": "Never", "template": {"metadata": {"labels": {"a": "b"}}}})
+    }
+
     fn key(profile: &str) -> RevisionKey {
-        RevisionKey { profile: ProfileName::cluster(profile), revision: "ab".into() }
+        let profile = ProfileName::cluster(profile);
+        let compiled = compile(&profile, &serde_json::from_value(spec()).unwrap()).unwrap();
+        RevisionKey { revision: compiled.revision().into(), profile }
     }
 
     /// An API server that answers so, by the path that it is asked for.
@@ -191,12 +197,12 @@ mod tests {
 
     /// A revision whose object is padded as the API server pads one by its escapes.
     fn object(bytes: usize) -> String {
-        let text = json!({"activation": "Never", "template": {"metadata": {"labels": {"a": "b"}}}}).to_string();
+        let (text, revision) = (spec().to_string(), key("big").revision);
         let description = "\\u003c".repeat(bytes / 6);
         format!(
             r#"{{"apiVersion":"pillion.dev/v1alpha1","kind":"ClusterProfileRevision",
-                "metadata":{{"name":"big-ab","annotations":{{"a":"{description}"}}}},
-                "spec":{{"profile":"big","revision":"ab","generation":1,"bounds":"Platform","text":{}}}}}"#,
+                "metadata":{{"name":"big-{revision}","annotations":{{"a":"{description}"}}}},
+                "spec":{{"profile":"big","revision":"{revision}","generation":1,"bounds":"Platform","text":{}}}}}"#,
             json!(text)
         )
     }

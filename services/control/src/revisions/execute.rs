@@ -186,7 +186,12 @@ pub(super) fn decide(
                 whole.map(|(whole, source)| whole.to_revision(name, profile.generation, Some(&source)))
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
-                Ok(kept) => Some(RevisionSpec { revision: accepted.into(), ..kept }),
+                Ok(kept) if *kept.revision != *accepted => {
+                    // Another build wrote the revision that is gone, and this one writes its text otherwise.
+                    world.forget_alias(name);
+                    return decide(world, name, profile, keep);
+                }
+                Ok(kept) => Some(kept),
                 Err(fault) => {
                     world.refuse(name.clone(), accepted, fault);
                     // It is told in the status, for which nothing is made.

@@ -192,6 +192,11 @@ impl World {
         self.index.seed(name, uid, spec.source.as_deref().unwrap_or(&spec.text));
     }
 
+    /// Calls a text that another build accepted as this build does.
+    pub(super) fn forget_alias(&mut self, name: &ProfileName) {
+        self.aliases.remove(name);
+    }
+
     /// Takes what a watch says.
     pub(super) fn take(&mut self, seen: Seen) {
         match seen {

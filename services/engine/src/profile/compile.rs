@@ -109,7 +109,7 @@ pub(super) fn compile_text(
     for validation in &validations {
         validation.each_expression(&mut |expression| needs.add(expression));
     }
-    let revision = whole::hash(spec, limits, &[], &[]);
+    let revision = serde_json::to_string(spec).ok().and_then(|text| whole::hash(&text, limits, &[], &[]));
     match revision {
         Some(revision) if faults.is_empty() => {
             let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);

@@ -5,6 +5,7 @@
 
 use pillion_api::profile::ProfileSpec;
 use pillion_api::revision::{MAX_TEXT_BYTES, RevisionBounds, RevisionSpec};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::compile::{compile_text, refuse_cluster_only};
@@ -48,7 +49,7 @@ impl Whole {
     /// Which text it is: a hash of all of it except `rollout`, which says who gets it and not what they get.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
-        hash(&self.spec, self.limits, &self.ancestors, &self.set_by_namespace)
+        hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
     }
 
     /// As it is kept in the cluster. `source` is the author's own text, where it extends another one.
@@ -88,7 +89,7 @@ impl Whole {
     /// From what is kept in the cluster.
     ///
     /// # Errors
-    /// This build does not understand it, or it is not of this profile.
+    /// This build does not understand it, it is not of this profile, or its hash is not that of its content.
     pub fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
         if *revision.profile != *name.name {
             return Err(Diagnostic::new("spec.profile", format!("the revision is of {:?}", revision.profile)));
@@ -103,12 +104,18 @@ impl Whole {
             Diagnostic::new("spec.text", error.to_string())
                 .with_help("it may be written for a newer version of Pillion: upgrade this one")
         })?;
-        Ok(Self {
-            spec: ProfileSpec { extends: None, ..spec },
-            limits,
-            ancestors: revision.ancestors.iter().map(|name| name.as_str().into()).collect(),
-            set_by_namespace: revision.set_by_namespace.clone(),
-        })
+        let ancestors: Vec<_> = revision.ancestors.iter().map(|name| name.as_str().into()).collect();
+        // Of the text as it is stored: another build may write the same profile otherwise.
+        let hash = hash(&revision.text, limits, &ancestors, &revision.set_by_namespace);
+        if hash.as_deref() != Some(&*revision.revision) {
+            let hash = hash.as_deref().unwrap_or("none");
+            let message =
+                format!("the revision is called {}, and the hash of its content is {hash}", revision.revision);
+            let help = "only the controller writes revisions: delete this one, and it is made again";
+            return Err(Diagnostic::new("spec.revision", message).with_help(help));
+        }
+        let spec = ProfileSpec { extends: None, ..spec };
+        Ok(Self { spec, limits, ancestors, set_by_namespace: revision.set_by_namespace.clone() })
     }
 
     /// Compiles it.
@@ -122,7 +129,7 @@ impl Whole {
     }
 }
 
-/// Compiles a revision as it is kept in the cluster. It is called as it says: another build may have hashed it otherwise.
+/// Compiles a revision as it is kept in the cluster. It is called as it says: this build may write its text otherwise.
 ///
 /// # Errors
 /// This build does not understand it, or it does not compile any more.
@@ -133,8 +140,9 @@ pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<C
 }
 
 /// A hash of a text and of what bounds it, with the keys of all objects in order.
-pub(super) fn hash(spec: &ProfileSpec, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    let mut json = serde_json::to_value(spec).ok()?;
+pub(super) fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
+    // It is read as a stored revision is: a number may be another one when it is read again.
+    let mut json: Value = serde_json::from_str(text).ok()?;
     json.as_object_mut()?.remove("rollout");
     if !ancestors.is_empty() {
         let bounds = format!("{limits:?}");
@@ -205,6 +213,56 @@ mod tests {
         let own = Whole::new(&name, &inherited.spec, &library()).unwrap();
         assert_eq!((inherited.limits, own.limits), (Limits::Parent, Limits::Tenant));
         assert_ne!(inherited.revision(), own.revision());
+    }
+
+    #[test]
+    fn revision_with_another_content_than_its_name_says_is_refused() {
+        let name = ProfileName::namespaced("shop", "child");
+        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let forged = [
+            RevisionSpec { text: kept.text.replace("debug", "trace"), ..kept.clone() },
+            RevisionSpec { ancestors: vec!["privileged".to_owned()], ..kept.clone() },
+            RevisionSpec { set_by_namespace: Vec::new(), ..kept.clone() },
+            RevisionSpec { bounds: RevisionBounds::Tenant, ..kept.clone() },
+            RevisionSpec { revision: "0123456789".to_owned(), ..kept.clone() },
+        ];
+        for forged in forged {
+            let [fault] = compile_revision(&name, &forged).unwrap_err().try_into().unwrap();
+            assert!(fault.message.contains("the hash of its content is"), "{fault}");
+        }
+        // A newer build writes the same text with another order of fields, and it stays the same.
+        let Json::Object(fields) = serde_json::from_str(&kept.text).unwrap() else { panic!() };
+        let text = Json::Object(fields.into_iter().rev().collect()).to_string();
+        assert_ne!(text, kept.text);
+        assert!(compile_revision(&name, &RevisionSpec { text, ..kept }).is_ok());
+    }
+
+    #[test]
+    fn revision_with_bounds_of_tenants_has_limits_of_tenants() {
+        let name = ProfileName::namespaced("shop", "own");
+        let lookups = json!([{"name": "others", "version": "v1", "resource": "configmaps", "objectName": "settings", "namespace": "other"}]);
+        let template = json!({"metadata": {"labels": {"a": "${lookups.?others.?data.?a.orValue('')}"}}});
+        for limits in [Limits::Tenant, Limits::Platform] {
+            let spec = spec(json!({"lookups": lookups, "template": template}));
+            let forged = Whole { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new() };
+            let forged = forged.to_revision(&name, None, None).unwrap();
+            let faults = compile_revision(&name, &forged).unwrap_err();
+            let expected =
+                if limits == Limits::Tenant { "lookups are for cluster profiles" } else { "cannot have Platform" };
+            assert!(faults.iter().any(|fault| fault.message.contains(expected)), "{faults:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_have_the_same_hash_when_read_again() {
+        let name = ProfileName::cluster("p");
+        for number in 1..2_000_u32 {
+            let number = f64::from(number).sqrt() * 1e-7;
+            let spec = spec(json!({"template": {"spec": {"x": number}}}));
+            let whole = Whole { spec, limits: Limits::Platform, ancestors: Vec::new(), set_by_namespace: Vec::new() };
+            let kept = whole.to_revision(&name, None, None).unwrap();
+            assert!(Whole::from_revision(&name, &kept).is_ok(), "{number}");
+        }
     }
 
     #[test]

@@ -82,16 +82,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::profile::{Library, Whole};
 
     #[test]
     fn who_comes_takes_the_place_of_what_nobody_has_asked_for_the_longest() {
         let (kept, name) = (Kept::default(), ProfileName::cluster("proxy"));
-        let revision = |number: usize| format!("{number:04x}");
+        let spec = |number: usize| {
+            let spec = json!({"template": {"metadata": {"labels": {"a": number.to_string()}}}});
+            let whole = Whole::new(&name, &serde_json::from_value(spec).unwrap(), &Library::new([])).unwrap();
+            whole.to_revision(&name, Some(1), None).unwrap()
+        };
+        let revision = |number: usize| spec(number).revision;
         let add = |number: usize| {
-            let text = json!({"template": {"metadata": {"labels": {"a": "b"}}}}).to_string();
-            let spec = json!({"profile": "proxy", "revision": revision(number), "generation": 1, "bounds": "Platform",
-                              "text": text});
-            let object = OwnedTape::parse(json!({"spec": spec}).to_string()).unwrap();
+            let object = OwnedTape::parse(json!({"spec": spec(number)}).to_string()).unwrap();
             assert!(kept.compile(&name, &revision(number), &object).is_some());
         };
         let is_kept = |number: usize| kept.get(&name, &revision(number)).is_some();

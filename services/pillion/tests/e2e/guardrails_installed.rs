@@ -1,10 +1,14 @@
-//! The policy that goes by records, as helm puts it into a cluster: for each label that opts in, and over a release that had none.
+//! The policies that keep records and revisions from being forged, as helm puts them into a cluster: for each label that opts
+//! in, and over a release that had none.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use pillion_api::{InjectionProfile, ProfileRevision};
+use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
 use serde_json::{Value as Json, json};
@@ -52,6 +56,75 @@ fn each_label_that_opts_in_as_required_has_a_binding() {
             r#""pillion-records-example-com-mesh-v1-75576c1d": "example.com/Mesh_v1" "In" ["a","b"], "pillion.dev/injection" "DoesNotExist" null, "istio-injection" "DoesNotExist" null"#,
         ];
         ensure!(found == expected.map(str::to_owned).into(), "{found:#?}");
+        Ok(())
+    });
+}
+
+/// What a tenant has whose role allows everything in a namespace.
+const EVERYTHING: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: everything, namespace: team-a}
+rules: [{apiGroups: ['*'], resources: ['*'], verbs: ['*']}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: everything, namespace: team-a}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: everything}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: tenant}]
+---
+apiVersion: pillion.dev/v1alpha1
+kind: InjectionProfile
+metadata: {name: own, namespace: team-a}
+spec: {template: {metadata: {labels: {a: b}}}}
+";
+
+/// Writes, without storing it, a revision of a profile and the status that publishes it.
+async fn writes(client: &Client, revision: &ProfileRevision) -> [kube::Result<()>; 2] {
+    let revisions: Api<ProfileRevision> = Api::namespaced(client.clone(), "team-a");
+    let profiles: Api<InjectionProfile> = Api::namespaced(client.clone(), "team-a");
+    let status = Patch::Merge(json!({"status": {"revision": revision.spec.revision}}));
+    let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
+    [
+        revisions.create(&dry_run(), revision).await.map(drop),
+        profiles.patch_status("own", &parameters, &status).await.map(drop),
+    ]
+}
+
+#[test]
+fn only_the_controller_writes_revisions_and_status() {
+    isolated(|| async {
+        let control_plane = installed(&json!({})).await?;
+        control_plane.create_namespace("team-a", &[]).await?;
+        control_plane.apply_yaml(EVERYTHING).await?;
+        let forged: ProfileRevision = serde_json::from_value(json!({
+            "apiVersion": "pillion.dev/v1alpha1", "kind": "ProfileRevision",
+            "metadata": {"name": "own-0123456789", "namespace": "team-a"},
+            "spec": {"profile": "own", "revision": "0123456789", "bounds": "Parent", "ancestors": ["guard"], "text": "{}"},
+        }))?;
+        let tenant = client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?;
+        eventually(SOON, "the policy is at work", async || {
+            for written in writes(&tenant, &forged).await {
+                let error = written.err().context("the tenant wrote it")?.to_string();
+                ensure!(error.contains("only the controller of Pillion writes"), "{error}");
+            }
+            Ok(())
+        })
+        .await?;
+        let controller = format!("system:serviceaccount:{NAMESPACE}:pillion-controller");
+        let controller = client_of(&control_plane.kubeconfig_as(&controller, &["system:authenticated"])?).await?;
+        for written in writes(&controller, &forged).await {
+            written.context("the controller")?;
+        }
+        // What other controllers write into a revision's metadata is no matter, and its labels are.
+        let stored: Api<ProfileRevision> = Api::namespaced(control_plane.client(), "team-a");
+        stored.create(&PostParams::default(), &forged).await?;
+        let revisions: Api<ProfileRevision> = Api::namespaced(tenant, "team-a");
+        for (field, is_allowed) in [("annotations", true), ("labels", false)] {
+            let patch = Patch::Merge(json!({"metadata": {field: {"a": "b"}}}));
+            let patched = revisions.patch("own-0123456789", &PatchParams::default(), &patch).await;
+            ensure!(patched.is_ok() == is_allowed, "{field}: {patched:?}");
+        }
         Ok(())
     });
 }

@@ -137,3 +137,30 @@ fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_i
     let (plan, revision) = decide(&mut world, &name, &profile, 10).expect("a revision is to be made");
     assert!(plan.create && revision.is_some());
 }
+
+#[test]
+fn revision_that_another_build_wrote_is_made_again_under_the_hash_of_this_build() {
+    let name = ProfileName::cluster("proxy");
+    let (mut world, again) = (World::new(), seen("1", 1, "a"));
+    // The other build wrote a field that this one leaves out.
+    let text = json!({"parameters": [], "template": {"metadata": {"labels": {"a": "a"}}}}).to_string();
+    let stored = json!({"profile": "proxy", "revision": "0000", "generation": 1, "bounds": "Platform", "text": text});
+    let mut stored: RevisionSpec = serde_json::from_value(stored).unwrap();
+    let fault = Whole::from_revision(&name, &stored).unwrap_err();
+    let hash = fault.message.rsplit(' ').next().unwrap();
+    stored.revision = hash.to_owned();
+    world.accept(name.clone(), "1".into(), &stored);
+    for change in [Change::Restarted, Change::Listed(again), Change::ListComplete] {
+        world.take(Seen::Profile(change, true));
+    }
+    let accepted = |world: &World| {
+        let profile = &world.profiles[&name];
+        world.observe(&name, profile, &world.existing(&name, "1"), 0)?.accepted.map(|accepted| accepted.revision)
+    };
+    assert_eq!(accepted(&world).as_deref(), Some(hash), "while it is there it keeps its name");
+    let profile = world.profiles[&name].clone();
+    let (_, made) = decide(&mut world, &name, &profile, 10).expect("it is gone");
+    let made = made.expect("a revision is to be made");
+    assert_ne!(made.revision, hash);
+    assert!(Whole::from_revision(&name, &made).is_ok(), "replicas would refuse it: {made:?}");
+}

@@ -205,10 +205,10 @@ fn a_pin_is_a_part_of_a_revision() {
         let object = pod("web", &json!({"pillion.dev/profiles": word}));
         let first = inject(&snapshot, &object, level, LookedUp::default());
         let found = first.wanted.iter().map(|query| {
-            let kept = whole(&name, &labelled("old"));
-            let kept = kept.to_revision(&name, None, None).unwrap();
-            let mut object = json!({"spec": kept});
-            object["spec"]["revision"] = json!(old.revision());
+            let mut kept = labelled("old");
+            kept["activation"] = json!("Requested");
+            let kept = whole(&name, &kept).to_revision(&name, None, None).unwrap();
+            let object = json!({"spec": kept});
             (query.clone(), Answer::Found(Arc::new(OwnedTape::parse(object.to_string()).unwrap())))
         });
         let looked_up = LookedUp { objects: found.collect(), ..LookedUp::default() };
