@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::FieldsV1;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_api::{InjectionProfile, ProfileRevision};
@@ -125,6 +126,61 @@ fn only_the_controller_writes_revisions_and_status() {
             let patched = revisions.patch("own-0123456789", &PatchParams::default(), &patch).await;
             ensure!(patched.is_ok() == is_allowed, "{field}: {patched:?}");
         }
+        Ok(())
+    });
+}
+
+/// The record of a container that its author wrote.
+const FORGED: &str =
+    r#"{"version":1,"profiles":[{"profile":"sidecar","revision":"0123456789","added":["/spec/containers/app"]}]}"#;
+
+/// Whether any owner of a field is noted down, and whether the record has one.
+fn owners(pod: &Pod) -> (bool, bool) {
+    let entries = pod.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
+    let is_record = |fields: &FieldsV1| fields.0.pointer("/f:metadata/f:annotations/f:pillion.dev~1injected").is_some();
+    (entries.clone().next().is_some(), entries.into_iter().any(is_record))
+}
+
+#[test]
+fn record_of_a_stored_pod_is_not_forged_in_required_namespaces() {
+    Isolation::new().own_network(AS_NEW).run(|| async {
+        let control_plane = installed(&json!({"crds": {"upgrade": false}})).await?;
+        control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
+        control_plane.create_namespace("team-a", &[]).await?;
+        let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
+        let pod: Pod = serde_json::from_value(plain())?;
+        pods.create(&PostParams::default(), &pod).await?;
+        let record = |text: &str| Patch::Merge(json!({"metadata": {"annotations": {"pillion.dev/injected": text}}}));
+        // A client that updates an object writes its managedFields too: a record that the author wrote has no owner any more.
+        let forged = pods.patch("plain", &PatchParams::default(), &record(FORGED)).await?;
+        ensure!(owners(&forged) == (true, true), "{forged:?}");
+        let mut stripped = forged;
+        let entries = stripped.metadata.managed_fields.iter_mut().flatten();
+        for fields in entries.filter_map(|entry| entry.fields_v1.as_mut()) {
+            if let Some(metadata) = fields.0.pointer_mut("/f:metadata").and_then(Json::as_object_mut) {
+                metadata.remove("f:annotations");
+            }
+        }
+        let stripped = pods.replace("plain", &PostParams::default(), &stripped).await?;
+        ensure!(owners(&stripped) == (true, false), "it can be seen who wrote the record: {stripped:?}");
+
+        let required = ["label", "namespace", "team-a", "pillion.dev/injection=required"];
+        control_plane.kubectl_ok(&required).await?;
+        let changed = FORGED.replace("app", "other");
+        eventually(SOON, "the policy is at work", async || {
+            let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
+            let error = pods.patch("plain", &parameters, &record(&changed)).await.err();
+            let error = error.context("a record was forged")?.to_string();
+            ensure!(error.contains("is written by Pillion alone"), "{error}");
+            Ok(())
+        })
+        .await?;
+        let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+        pods.patch("plain", &PatchParams::default(), &label).await.context("the record stays as it is")?;
+        let removed = Patch::Merge(json!({"metadata": {"annotations": {"pillion.dev/injected": null}}}));
+        pods.patch("plain", &PatchParams::default(), &removed).await.context("the record is removed")?;
+        let again = pods.patch("plain", &PatchParams::default(), &record(FORGED)).await;
+        ensure!(again.is_err(), "{again:?}");
         Ok(())
     });
 }
