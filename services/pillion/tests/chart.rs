@@ -303,6 +303,16 @@ fn on_the_nodes_network_a_rollout_waits_for_ports_and_not_for_ever() {
 }
 
 #[test]
+fn network_policy_admits_only_api_servers_and_the_controller() {
+    let rendered = rendered(&json!({"networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"]}}));
+    let reviews = &named(&rendered, "NetworkPolicy", "pillion-webhook")["spec"]["ingress"][0];
+    let from = reviews["from"].as_array().unwrap();
+    assert_eq!(from[0], json!({"ipBlock": {"cidr": "10.0.0.0/8"}}));
+    assert_eq!(from[1]["podSelector"]["matchLabels"]["app.kubernetes.io/component"], "controller");
+    assert_eq!(from.len(), 2);
+}
+
+#[test]
 fn every_pod_is_pulled_with_the_same_secrets_and_by_the_same_digest() {
     let digest = format!("sha256:{}", "a".repeat(64));
     let values = json!({

@@ -6,16 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::{App, review_text};
+use crate::support::{self, Answer as Response, App, Authority, ClientTls, Running, review_text};
 use axum::Router;
 use axum::body::Body;
+use base64::Engine;
 use futures::FutureExt;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::Answer;
+use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::router::LookUps;
+use pillion_webhook::serve::ServerSettings;
+use pillion_webhook::tls::PemText;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
@@ -26,6 +31,33 @@ const DENIED: &str = "pillion_decisions_total{outcome=\"denied\",reason=\"lookup
 fn profile(expression: &str) -> Value {
     json!({"activation": "Always", "template": {"metadata": {"labels": {"x": "y"}}},
         "matchConditions": [{"name": "c", "expression": expression}]})
+}
+
+/// SECURITY.md says what any client learns, and docs/mtls.md how to keep it from that.
+#[tokio::test]
+async fn client_learns_look_ups_unless_a_certificate_is_asked_for() {
+    let expression = "serviceAccount.annotations.role.orValue('none')";
+    let spec = json!({"activation": "Always", "template": {"metadata": {"annotations": {"role": format!("${{{expression}}}")}}}});
+    for asks_for_certificate in [false, true] {
+        let (look_ups, asked) = accounts();
+        let app = App::with_profile(&spec, Some(look_ups));
+        let authority = Authority::new("authority of the API servers").pem();
+        let clients = PemText { source: "clients.crt", text: authority.as_bytes() };
+        let clients = ClientCertificates::new(clients, std::iter::empty()).unwrap();
+        let clients = asks_for_certificate.then_some(clients);
+        let server = Running::start_for(app.router.clone(), ServerSettings::default(), clients).await;
+        let mut stream = ClientTls::new(&server.root).connect(server.tcp().await).await.unwrap();
+        stream.write_all(support::post("/mutate", &review_text()).as_bytes()).await.unwrap();
+        let answer = Response::read(&mut stream).await;
+        let (status, looked_up) = if asks_for_certificate { (401, 0) } else { (200, 1) };
+        assert_eq!((answer.status, asked.load(Ordering::SeqCst)), (status, looked_up), "{answer:?}");
+        if !asks_for_certificate {
+            let response: Value = serde_json::from_str(&answer.body).unwrap();
+            let patch = response["response"]["patch"].as_str().unwrap();
+            let patch = base64::prelude::BASE64_STANDARD.decode(patch).unwrap();
+            assert!(String::from_utf8(patch).unwrap().contains("reader"), "{response}");
+        }
+    }
 }
 
 /// The answer to the review of a pod.
@@ -43,7 +75,7 @@ fn accounts() -> (LookUps, Arc<AtomicUsize>) {
     let counter = Arc::clone(&asked);
     let look_ups: LookUps = Arc::new(move |wanted, _| {
         counter.fetch_add(1, Ordering::SeqCst);
-        assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (crate::support::KNOWN, Some("default")));
+        assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (support::KNOWN, Some("default")));
         let object = OwnedTape::parse(r#"{"metadata":{"annotations":{"role":"reader"}}}"#).unwrap();
         async move { wanted.answered(&Answer::Found(Arc::new(object))) }.boxed()
     });

@@ -198,6 +198,17 @@ mod tests {
         }
     }
 
+    /// Tenants read their revisions, so docs/tenancy.md says that they can read what they extend.
+    #[test]
+    fn revision_of_tenants_child_has_the_text_of_its_parent() {
+        let name = ProfileName::namespaced("shop", "child");
+        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let text: Json = serde_json::from_str(&kept.text).unwrap();
+        assert_eq!(text["template"]["metadata"]["labels"]["level"], "${params.level}");
+        let page = include_str!("../../../../docs/tenancy.md").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(page.contains("the revision of a child holds the whole text of its parents"));
+    }
+
     #[test]
     fn who_gets_it_is_no_part_of_it_and_what_bounds_it_is() {
         let name = ProfileName::cluster("p");
