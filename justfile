@@ -113,6 +113,16 @@ load script="smoke":
 rotate count="100":
     PILLION_ROTATIONS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rotation::rotations_lose_no_pod
 
+# Runs the attacks that once crashed, starved or bypassed Pillion; the last line is one JSON object
+attacks:
+    #!/usr/bin/env bash
+    set -uo pipefail
+    result=$(services/testkit/tools/result.sh --workspace -E 'test(/^attacks::/)')
+    status=$?
+    [[ $result =~ \"passed\":([0-9]+),\"failed\":([0-9]+) ]]
+    echo "{\"attacks\":$((BASH_REMATCH[1] + BASH_REMATCH[2])),\"failed\":${BASH_REMATCH[2]}}"
+    exit "$status"
+
 # COUNT rolling restarts of all replicas while pods are created; the last line is one JSON object
 restart count="20":
     PILLION_RATE=200 PILLION_ROLLS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rolling::rolling_restarts_lose_no_pod

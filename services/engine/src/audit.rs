@@ -11,6 +11,7 @@ use std::sync::Arc;
 use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
 
 use crate::compute::{Arena, World};
+use crate::expression::Allowances;
 use crate::inject::{Record, is_genuine, without_record};
 use crate::json::{OwnedTape, Value, write_string};
 use crate::lookup::{LookedUp, Wanted};
@@ -166,7 +167,16 @@ pub fn of_object(
     let candidates = snapshot.candidates(name, namespace);
     let candidates = snapshot.chosen(candidates, subject(name, namespace, pod), looked_up);
     let arena = Arena::new();
-    let world = World { object: pod, request: request.root(), namespace_name: name, namespace, uid: "", looked_up };
+    let allowances = Allowances::until(None);
+    let world = World {
+        object: pod,
+        request: request.root(),
+        namespace_name: name,
+        namespace,
+        uid: "",
+        looked_up,
+        allowances: &allowances,
+    };
     let selection = select::select(&candidates, Action::CREATE_POD, level, world, &arena);
     let profiles = selection.profiles.into_iter().map(|selected| selected.decision);
     let expected =

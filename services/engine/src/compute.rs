@@ -6,11 +6,14 @@
 
 use std::cell::{OnceCell, RefCell};
 
-use crate::expression::{Bindings, Budget, EvaluationError, Expression, Key, Map, Scope, TextValue, Value};
+use crate::expression::{
+    Allowances, Bindings, EvaluationError, Expression, Key, ListBuilder, MapBuilder, Meter, Owner, Purpose, Scope,
+    TextValue, Value,
+};
 use crate::json::{self, OwnedTape};
 use crate::lookup::{self, LookedUp};
 use crate::profile::CompiledProfile;
-use crate::snapshot::{Namespace, Pairs};
+use crate::snapshot::Namespace;
 
 /// The names that every expression of a profile may use, beside its variables.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
@@ -52,6 +55,8 @@ pub(crate) struct World<'v> {
     pub(crate) namespace: &'v Namespace,
     pub(crate) uid: &'v str,
     pub(crate) looked_up: &'v LookedUp,
+    /// What the profiles may use together.
+    pub(crate) allowances: &'v Allowances,
 }
 
 /// What is made while a request is answered and is borrowed until it is.
@@ -97,13 +102,25 @@ pub(crate) fn without_pod(scope: Scope) -> Scope {
 }
 
 /// A container as expressions see it.
-pub(crate) fn container<'v>(container: Value<'v>, kind: &'static str) -> Value<'v> {
-    Value::extended(container, [Some(("type", Value::text(kind))), None])
+pub(crate) fn container<'v>(
+    container: json::Value<'v>,
+    kind: &'static str,
+    meter: &mut Meter,
+) -> Result<Value<'v>, EvaluationError> {
+    Value::extended(Value::read(container, meter)?, [Some(("type", Value::text(kind))), None], meter)
 }
 
 /// What kind of container one of `initContainers` is.
 pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
     if container.get("restartPolicy").is_some_and(|policy| policy.is("Always")) { "Sidecar" } else { "Init" }
+}
+
+impl World<'_> {
+    /// A meter for a profile, which grants no more than is left for the profiles of its owner.
+    pub(crate) fn meter(&self, profile: &CompiledProfile, purpose: Purpose, steps: usize) -> Meter {
+        let owner = if profile.name().namespace.is_none() { Owner::Platform } else { Owner::Namespace };
+        self.allowances.meter(owner, purpose, steps)
+    }
 }
 
 impl Arena {
@@ -134,6 +151,11 @@ impl<'v> Computation<'v> {
     pub(crate) fn with_ours(mut self, names: &'v [Box<str>]) -> Self {
         self.ours = Some(names);
         self
+    }
+
+    /// A meter for its profile.
+    pub(crate) fn meter(&self, purpose: Purpose, steps: usize) -> Meter {
+        self.world.meter(self.profile, purpose, steps)
     }
 
     /// The values of the profile's parameters.
@@ -203,35 +225,39 @@ impl<'v> Computation<'v> {
             && container.get("name").is_some_and(|name| own.iter().any(|own| name.is(own)))
     }
 
-    fn containers(&self) -> impl Iterator<Item = Value<'v>> {
+    fn containers(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let [init, app, ephemeral] = self.lists();
         let init = init.map(|container| (container, init_kind(container)));
         let app = app.map(|container| (container, "App"));
         let ephemeral = ephemeral.map(|container| (container, "Ephemeral"));
-        let all = init.chain(app).chain(ephemeral).filter(|(container, _)| !self.is_overlay(*container));
-        all.map(|(value, kind)| {
+        let mut containers = ListBuilder::new();
+        for (value, kind) in init.chain(app).chain(ephemeral).filter(|(container, _)| !self.is_overlay(*container)) {
             let ours = self.ours.map(|ours| {
                 // Nobody injects an ephemeral container, whatever it is called.
                 let is_ours = kind != "Ephemeral"
                     && value.get("name").is_some_and(|name| ours.iter().any(|injected| name.is(injected)));
                 ("ours", Value::Bool(is_ours))
             });
-            Value::extended(Value::from(value), [Some(("type", Value::text(kind))), ours])
-        })
+            let value = Value::read(value, meter)?;
+            containers.push(Value::extended(value, [Some(("type", Value::text(kind))), ours], meter)?, meter)?;
+        }
+        containers.finish(meter)
     }
 
-    fn overlays(&self) -> Value<'v> {
+    fn overlays(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let [init, app, _] = self.lists();
-        let overlays = init.chain(app).filter(|container| self.is_overlay(*container));
-        let named = overlays.filter_map(|container| {
-            let name = container.get("name").and_then(json::Value::as_str)?;
-            Some((Key::String(TextValue::from(name)), Value::from(container)))
-        });
-        Value::map(named.collect())
+        let mut overlays = MapBuilder::new();
+        for container in init.chain(app).filter(|container| self.is_overlay(*container)) {
+            if let Some(name) = container.get("name").filter(|name| name.as_str().is_some()) {
+                let key = Key::String(TextValue::read(name, meter)?);
+                overlays.insert(key, Value::read(container, meter)?, meter)?;
+            }
+        }
+        overlays.finish(meter)
     }
 
     /// The container that people mean: the one that the pod names, else the first.
-    fn primary(&self) -> Result<Value<'v>, EvaluationError> {
+    fn primary(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let annotation = self.world.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);
         let items = || {
@@ -243,20 +269,18 @@ impl<'v> Computation<'v> {
         };
         let primary = items().find(is_named).or_else(|| items().next());
         let primary = primary.ok_or_else(|| EvaluationError::new("the pod has no containers"))?;
-        Ok(container(Value::from(primary), "App"))
+        container(primary, "App", meter)
     }
 
-    fn namespace(&self) -> Value<'v> {
+    fn namespace(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let text = |text: &'v str| Key::String(TextValue::Borrowed(text));
-        let pairs = |pairs: Pairs<'v>| Value::map(pairs.map(|(key, value)| (text(key), Value::text(value))).collect());
-        let metadata: Map<'v> = [
-            (text("name"), Value::text(self.world.namespace_name)),
-            (text("labels"), pairs(self.world.namespace.labels())),
-            (text("annotations"), pairs(self.world.namespace.annotations())),
-        ]
-        .into_iter()
-        .collect();
-        Value::map([(text("metadata"), Value::map(metadata))].into_iter().collect())
+        let entry = |(key, value): (&'v str, &'v str)| (text(key), Value::text(value));
+        let labels = Value::map(self.world.namespace.labels().map(entry), meter)?;
+        let annotations = Value::map(self.world.namespace.annotations().map(entry), meter)?;
+        let name = Value::text(self.world.namespace_name);
+        let metadata = [(text("name"), name), (text("labels"), labels), (text("annotations"), annotations)];
+        let metadata = Value::map(metadata, meter)?;
+        Value::map([(text("metadata"), metadata)], meter)
     }
 
     fn local(&self, name: &str) -> Option<Value<'v>> {
@@ -265,29 +289,37 @@ impl<'v> Computation<'v> {
 }
 
 impl<'v> Bindings<'v> for Computation<'v> {
-    fn value(&self, name: &str, budget: &mut Budget) -> Result<Value<'v>, EvaluationError> {
+    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         if let "containers" | "primary" | "overlays" = name {
             // What is made of them takes time in proportion to the pod, and is mostly made anew each time.
-            budget.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
+            meter.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
         }
         match name {
-            "object" => Ok(Value::from(self.world.object)),
-            "oldObject" => Ok(self.world.request.get("oldObject").map_or(Value::Null, Value::from)),
-            "request" => Ok(Value::from(self.world.request)),
-            "namespaceObject" => Ok(self.namespace()),
-            "containers" => Ok(self.containers.get_or_init(|| Value::list(self.containers().collect())).clone()),
-            "primary" => self.primary(),
-            "overlays" => Ok(self.overlays()),
+            "object" => Value::read(self.world.object, meter),
+            "oldObject" => {
+                self.world.request.get("oldObject").map_or(Ok(Value::Null), |object| Value::read(object, meter))
+            }
+            "request" => Value::read(self.world.request, meter),
+            "namespaceObject" => self.namespace(meter),
+            "containers" => match self.containers.get() {
+                Some(containers) => Ok(containers.clone()),
+                None => {
+                    let containers = self.containers(meter)?;
+                    Ok(self.containers.get_or_init(|| containers).clone())
+                }
+            },
+            "primary" => self.primary(meter),
+            "overlays" => self.overlays(meter),
             _ => match self.local(name) {
                 Some(value) => Ok(value),
-                None => lookup::value(&self.world, name)
+                None => lookup::value(&self.world, name, meter)
                     .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not known here")))),
             },
         }
     }
 
-    fn member(&self, name: &str, member: &str, budget: &mut Budget) -> Result<Option<Value<'v>>, EvaluationError> {
-        if let Some(found) = self.parameters.member(name, member) {
+    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError> {
+        if let Some(found) = self.parameters.member(name, member, meter) {
             return found;
         }
         let variables = &self.profile.variables;
@@ -296,7 +328,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
             return value.map(Some);
         }
         let Some(variable) = variables.get(place) else { return Ok(None) };
-        let value = variable.expression.evaluate(self, budget);
+        let value = variable.expression.evaluate(self, meter);
         if let Some(slot) = self.values.borrow_mut().get_mut(place) {
             *slot = Some(value.clone());
         }

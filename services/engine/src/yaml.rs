@@ -2,6 +2,9 @@
 
 use serde_json::Value as Json;
 
+/// Values that a text may have, with those that its aliases repeat.
+pub(crate) const MAXIMUM_NODES: usize = 20_000;
+
 /// Reads a text.
 ///
 /// # Errors
@@ -21,7 +24,7 @@ fn options() -> serde_saphyr::Options {
         budget: serde_saphyr::budget! {
             max_documents: 1,
             max_events: 40_000,
-            max_nodes: 20_000,
+            max_nodes: MAXIMUM_NODES,
             max_depth: 64,
             max_recorded_anchor_events: 40_000,
         },

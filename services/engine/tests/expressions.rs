@@ -17,7 +17,7 @@ mod profiles;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use pillion_engine::expression::{Bindings, Budget, EvaluationError, Expression, Outcome, Part, Scope, Text, Value};
+use pillion_engine::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Text, Value};
 use serde_json::Value as Json;
 
 /// Names whose members are asked for one by one.
@@ -64,13 +64,13 @@ impl World {
     }
 
     fn run(&self, source: &str) -> Result<Outcome, EvaluationError> {
-        self.run_within(source, &mut Budget::new())
+        self.run_within(source, &mut Meter::new())
     }
 
-    fn run_within(&self, source: &str, budget: &mut Budget) -> Result<Outcome, EvaluationError> {
+    fn run_within(&self, source: &str, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
         let expression =
             Expression::compile(source, &self.scope()).unwrap_or_else(|error| panic!("{source}: {error:?}"));
-        expression.evaluate_outcome(&Borrowed { world: self }, budget)
+        expression.evaluate_outcome(&Borrowed { world: self }, meter)
     }
 
     fn value(&self, source: &str) -> Json {
@@ -89,7 +89,7 @@ impl World {
         let scope = self.scope();
         let evaluate = |source: &str| {
             let expression = Expression::compile(source, &scope).unwrap();
-            expression.evaluate_text(&Borrowed { world: self }, &mut Budget::new()).unwrap()
+            expression.evaluate_text(&Borrowed { world: self }, &mut Meter::new()).unwrap()
         };
         match Text::parse(text).unwrap() {
             Text::Literal(text) => text,
@@ -110,20 +110,20 @@ struct Borrowed<'w> {
 }
 
 impl<'w> Bindings<'w> for Borrowed<'w> {
-    fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'w>, EvaluationError> {
+    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'w>, EvaluationError> {
         self.world.read.borrow_mut().push(name.to_owned());
         let value = self.world.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} is not there")))?;
         Ok(match value {
             Json::Null if OPTIONALS.contains(&name) => Value::none(),
-            value if OPTIONALS.contains(&name) => Value::some(value.into()),
+            value if OPTIONALS.contains(&name) => Value::some(value.into(), meter)?,
             value => value.into(),
         })
     }
 
-    fn member(&self, name: &str, member: &str, budget: &mut Budget) -> Result<Option<Value<'w>>, EvaluationError> {
+    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'w>>, EvaluationError> {
         if name == "variables" {
             let expression = &self.world.variables[member];
-            return expression.evaluate(self, budget).map(Some);
+            return expression.evaluate(self, meter).map(Some);
         }
         Ok(self.world.values[name].get(member).map(Value::from))
     }

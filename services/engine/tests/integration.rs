@@ -1,7 +1,9 @@
 //! The engine through its public interface.
 
 mod allocations;
+mod attacks;
 mod between;
+mod bombs;
 mod captured;
 mod cases;
 mod common;

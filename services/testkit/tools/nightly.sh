@@ -21,6 +21,7 @@ part leader env PILLION_THOROUGH=1 "$here/result.sh" --workspace --test e2e cloc
 part rotation-states env PILLION_THOROUGH=1 PILLION_ROTATION_STATES=1000000 "$here/result.sh" --release --workspace --test integration rotation_model::
 part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace --test e2e cold_start::
 part oracle env PILLION_ORACLE_CASES=10000 "$here/result.sh" --workspace --test integration oracle::
+part bombs env PILLION_BOMBS=10000000 "$here/result.sh" --release --workspace --test integration bombs::
 part properties env PROPTEST_CASES=20000 PILLION_MUTATIONS=100000 "$here/result.sh" --release --workspace --test integration fuzz:: properties:: directives:: untouched::
 part load env PILLION_LOAD=full "$here/result.sh" --workspace --test integration load_tests::
 part soak env PILLION_SOAK_SECONDS=600 "$here/result.sh" --workspace --test integration soak::

@@ -55,6 +55,8 @@ pub(crate) struct Case<'c> {
     pub(crate) span: &'c RequestSpan,
     /// Whose it is, for who counts that.
     pub(crate) tenant: &'c Tenant,
+    /// When it has to be answered.
+    pub(crate) deadline: Deadline,
 }
 
 /// On whose behalf something is looked up, and until when.
@@ -78,7 +80,7 @@ impl Admission {
         known: &mut Known,
         resolve: &mut Span,
     ) -> Result<Next, Refusal> {
-        let Case { endpoint, snapshot, span, tenant } = *case;
+        let Case { endpoint, snapshot, span, tenant, deadline } = *case;
         if self.switch.is_off() {
             *resolve = Span::none();
             let decided = Decided { decision: Decision::skipped(Reason::SwitchedOff), patch: None };
@@ -104,7 +106,12 @@ impl Admission {
             (None, _) => None,
         };
         let policy = self.policy.load();
-        let mut facts = Facts { namespace, guardrails: policy.guardrails.clone(), ..Facts::default() };
+        let mut facts = Facts {
+            namespace,
+            guardrails: policy.guardrails.clone(),
+            deadline: Some(deadline.0.into_std()),
+            ..Facts::default()
+        };
         if let Some(looked_up) = known.looked_up.take() {
             facts.looked_up = looked_up;
         } else {

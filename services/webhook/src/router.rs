@@ -245,8 +245,12 @@ impl Service {
         let mut known = Known::default();
         loop {
             let mut resolve = span.resolve();
-            let next =
-                self.admission.next(&Case { endpoint, snapshot, span, tenant }, &review, &mut known, &mut resolve)?;
+            let next = self.admission.next(
+                &Case { endpoint, snapshot, span, tenant, deadline: terms.deadline },
+                &review,
+                &mut known,
+                &mut resolve,
+            )?;
             // Others compute while this one waits for a look-up.
             drop(turn);
             let answered = self.admission.fetch(next, &mut known, terms).instrument(resolve.clone()).await;
@@ -273,7 +277,8 @@ impl Service {
                 let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review);
                 let next = review.and_then(|review| {
                     span.review(&review);
-                    let case = Case { endpoint, snapshot: &snapshot, span: &span, tenant: &tenant };
+                    let case =
+                        Case { endpoint, snapshot: &snapshot, span: &span, tenant: &tenant, deadline: terms.deadline };
                     service.admission.next(&case, &review, &mut known, &mut resolve)
                 });
                 (body, known, next, resolve)

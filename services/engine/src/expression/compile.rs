@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::MAXIMUM_LOOPS;
 use super::error::{ExpressionError, Span};
 use super::functions::{self, Style};
 use super::parse::parse;
 use super::program::{Access, Element, Index, Invocation, Loop, LoopKind, Member, Node, NodeKind, Select};
 use super::scope::{Scope, closest};
 use super::syntax::{Ast, AstKind, Literal, Operator};
-use super::{MAXIMUM_LOOPS, functions::regex as patterns};
 
 /// A compiled expression. It is immutable and can be evaluated by any number of threads.
 #[derive(Clone, Debug)]
@@ -45,8 +45,10 @@ impl Expression {
     /// The first thing that is wrong with it: its syntax, its size, a name or function that there is not.
     pub fn compile(source: &str, scope: &Scope) -> Result<Self, ExpressionError> {
         let ast = parse(source)?;
-        let mut compiler = Compiler { scope, locals: Vec::new(), loops: 0, paths: BTreeSet::new() };
+        let span = ast.span;
+        let mut compiler = Compiler { scope, locals: Vec::new(), loops: 0, nodes: 0, paths: BTreeSet::new() };
         let root = compiler.node(ast)?;
+        scope.add_nodes(compiler.nodes).map_err(|message| ExpressionError::at(span, message))?;
         let paths = compiler.paths.into_iter().collect();
         Ok(Self { shared: Arc::new(Shared { source: source.into(), root, paths }) })
     }
@@ -90,6 +92,7 @@ struct Compiler<'s> {
     scope: &'s Scope,
     locals: Vec<String>,
     loops: usize,
+    nodes: usize,
     paths: BTreeSet<Path>,
 }
 
@@ -102,6 +105,7 @@ impl Compiler<'_> {
     /// A node whose path is recorded already, as a part of a longer one.
     fn part(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         let span = ast.span;
+        self.nodes += 1;
         let kind = match ast.kind {
             AstKind::Literal(literal) => NodeKind::Literal(literal),
             AstKind::Name(name) => self.name(name, span)?,
@@ -321,7 +325,7 @@ impl Compiler<'_> {
         };
         let pattern = match function.pattern.and_then(|place| arguments.get(place)) {
             Some(Ast { kind: AstKind::Literal(Literal::String(pattern)), span, .. }) => {
-                Some(patterns::compile(pattern).map_err(|message| ExpressionError::at(*span, message))?)
+                Some(self.scope.pattern(pattern).map_err(|message| ExpressionError::at(*span, message))?)
             }
             _ => None,
         };

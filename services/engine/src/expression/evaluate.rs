@@ -3,26 +3,26 @@
 mod loops;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
-use super::budget::Budget;
 use super::compile::Expression;
 use super::error::{EvaluationError, Span};
-use super::functions::Call;
+use super::functions::{Call, shown};
+use super::meter::Meter;
 use super::operators::{arithmetic, equal, mismatch, negate, order, whole};
 use super::output::Outcome;
 use super::program::{Access, Element, Index, Invocation, Member, Node, NodeKind, Select};
+use super::scope::{LONGEST_NAME, closest};
 use super::syntax::{Literal, Operator};
-use super::value::{Map, Text, Value};
+use super::value::{ListBuilder, MapBuilder, Value};
 
 /// What the names of a scope stand for in one evaluation. Each is asked for only when an expression reaches it.
 pub trait Bindings<'v> {
     /// The value of a name that was added with [`Scope::with`](super::Scope::with).
-    fn value(&self, name: &str, budget: &mut Budget) -> Result<Value<'v>, EvaluationError>;
+    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError>;
 
     /// A member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if it is
-    /// absent. What this evaluates is charged to the same budget.
-    fn member(&self, name: &str, member: &str, budget: &mut Budget) -> Result<Option<Value<'v>>, EvaluationError>;
+    /// absent. What this evaluates is charged to the same meter.
+    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError>;
 
     /// What the `jitter` of this evaluation is computed from: the UID of the request.
     fn seed(&self) -> &str;
@@ -32,17 +32,20 @@ impl Expression {
     /// Evaluates it. Of what it is given, it reads only what it reaches.
     ///
     /// # Errors
-    /// A value that is absent or of the wrong kind, and more work than the budget has.
+    /// A value that is absent or of the wrong kind, and more work than the meter has.
     pub fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
-        budget: &mut Budget,
+        meter: &mut Meter,
     ) -> Result<Value<'v>, EvaluationError> {
-        budget.enter()?;
-        let mut evaluation = Evaluation { bindings, budget, locals: Vec::new() };
+        meter.enter()?;
+        let mut evaluation = Evaluation { bindings, meter, locals: Vec::new() };
         let result = evaluation.value(self.root());
-        budget.leave();
-        result
+        meter.leave();
+        let value = result?;
+        // Nothing goes on after a limit that was reached, whatever became of its error.
+        meter.charge(0)?;
+        Ok(value)
     }
 
     /// Evaluates it as a condition.
@@ -52,9 +55,9 @@ impl Expression {
     pub fn evaluate_bool<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
-        budget: &mut Budget,
+        meter: &mut Meter,
     ) -> Result<bool, EvaluationError> {
-        self.evaluate(bindings, budget)?.to_bool().map_err(|error| error.within(self.root().span))
+        self.evaluate(bindings, meter)?.to_bool().map_err(|error| error.within(self.root().span))
     }
 
     /// Evaluates it as a part of a longer text.
@@ -64,9 +67,10 @@ impl Expression {
     pub fn evaluate_text<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
-        budget: &mut Budget,
+        meter: &mut Meter,
     ) -> Result<String, EvaluationError> {
-        let value = self.evaluate(bindings, budget)?;
+        let value = self.evaluate(bindings, meter)?;
+        meter.charge_bytes(value.as_str().map_or(0, str::len))?;
         value.to_text().map(Cow::into_owned).map_err(|error| error.within(self.root().span))
     }
 
@@ -77,9 +81,10 @@ impl Expression {
     pub fn evaluate_outcome<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
-        budget: &mut Budget,
+        meter: &mut Meter,
     ) -> Result<Outcome, EvaluationError> {
-        self.evaluate(bindings, budget)?.to_outcome().map_err(|error| error.within(self.root().span))
+        let value = self.evaluate(bindings, meter)?;
+        value.to_outcome(meter).map_err(|error| error.within(self.root().span))
     }
 }
 
@@ -88,7 +93,7 @@ const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {
     bindings: &'a dyn Bindings<'v>,
-    budget: &'a mut Budget,
+    meter: &'a mut Meter,
     locals: Vec<Value<'v>>,
 }
 
@@ -97,11 +102,11 @@ type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 impl<'v> Evaluation<'_, 'v> {
     /// What takes much room on the stack is in functions of its own, because this one is in itself up to 32 times.
     fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
-        self.budget.charge(1)?;
+        self.meter.charge(1)?;
         match &node.kind {
-            NodeKind::Literal(literal) => Ok(constant(literal)),
+            NodeKind::Literal(literal) => self.constant(literal),
             NodeKind::Type(name) => Ok(Value::Type(name)),
-            NodeKind::Name(name) => self.bindings.value(name, self.budget).map_err(|error| elsewhere(error, node.span)),
+            NodeKind::Name(name) => self.bindings.value(name, self.meter).map_err(|error| elsewhere(error, node.span)),
             NodeKind::Member(member) => self.member(member, node.span),
             NodeKind::Local(place) => Ok(self.locals.get(*place).cloned().unwrap_or(Value::Null)),
             NodeKind::Select(select) => self.select(select, node.span),
@@ -148,7 +153,7 @@ impl<'v> Evaluation<'_, 'v> {
     fn member(&mut self, member: &'v Member, span: Span) -> Evaluated<'v> {
         let found = self
             .bindings
-            .member(&member.of, &member.name, self.budget)
+            .member(&member.of, &member.name, self.meter)
             .map_err(|error| elsewhere(error, span))?
             .filter(|value| !matches!(value, Value::Optional(None)) || member.access == Access::Plain);
         match (member.access, found) {
@@ -156,10 +161,10 @@ impl<'v> Evaluation<'_, 'v> {
             (Access::Plain, None) => Err(EvaluationError::new(format!("{}.{} is not set", member.of, member.name))
                 .with_help(format!("say what counts then: {}.?{}.orValue(...)", member.of, member.name))
                 .within(span)),
-            (Access::Optional, Some(value)) => Ok(match value {
-                Value::Null => Value::some(Value::Null),
-                value => value.unwrapped().map_or(Value::none(), Value::some),
-            }),
+            (Access::Optional, Some(value)) => match value {
+                Value::Optional(_) => Ok(value),
+                value => Value::some(value, self.meter),
+            },
             (Access::Optional, None) => Ok(Value::none()),
             (Access::Has, found) => Ok(Value::Bool(found.is_some())),
         }
@@ -168,45 +173,41 @@ impl<'v> Evaluation<'_, 'v> {
     #[inline(never)]
     fn select(&mut self, select: &'v Select, span: Span) -> Evaluated<'v> {
         let operand = self.value(&select.operand)?;
-        self.budget.charge(operand.lookup_cost())?;
         let field = &*select.field;
-        match operand {
-            Value::Optional(None) => Ok(Value::none()),
-            // A field of an optional is optional.
-            Value::Optional(Some(value)) => Ok(value.member(field).map_or(Value::none(), Value::some)),
-            value => match value.member(field) {
-                Some(Value::Optional(inner)) if select.optional => Ok(Value::Optional(inner)),
-                Some(found) if select.optional => Ok(Value::some(found)),
-                Some(found) => Ok(found),
-                None if select.optional => Ok(Value::none()),
-                None => {
-                    self.budget.charge(FAILURE)?;
-                    Err(no_field(&value, field).within(span))
-                }
-            },
+        // A field of an optional is optional.
+        let (operand, optional) = match &operand {
+            Value::Optional(None) => return Ok(Value::none()),
+            Value::Optional(Some(present)) => (present.value(), true),
+            value => (value, select.optional),
+        };
+        match operand.member(field, self.meter)? {
+            Some(found @ Value::Optional(_)) if select.optional => Ok(found),
+            Some(found) if optional => Value::some(found, self.meter),
+            Some(found) => Ok(found),
+            None if optional => Ok(Value::none()),
+            None => Err(self.no_field(operand, field)?.within(span)),
         }
     }
 
     #[inline(never)]
     fn has(&mut self, select: &'v Select, span: Span) -> Evaluated<'v> {
         let operand = self.value(&select.operand)?;
-        self.budget.charge(operand.lookup_cost())?;
-        match operand {
-            Value::Optional(None) => Ok(Value::Bool(false)),
-            Value::Optional(Some(value)) => Ok(Value::Bool(value.member(&select.field).is_some())),
-            value if value.is_map() => Ok(Value::Bool(value.member(&select.field).is_some())),
-            value => Err(no_field(&value, &select.field).within(span)),
-        }
+        let operand = match &operand {
+            Value::Optional(None) => return Ok(Value::Bool(false)),
+            Value::Optional(Some(present)) => present.value(),
+            value if value.is_map() => value,
+            value => return Err(self.no_field(value, &select.field)?.within(span)),
+        };
+        Ok(Value::Bool(operand.member(&select.field, self.meter)?.is_some()))
     }
 
     #[inline(never)]
     fn index(&mut self, index: &'v Index, span: Span) -> Evaluated<'v> {
         let operand = self.value(&index.operand)?;
         let key = self.value(&index.key)?;
-        self.budget.charge(operand.lookup_cost())?;
-        let (operand, optional) = match operand {
+        let (operand, optional) = match &operand {
             Value::Optional(None) => return Ok(Value::none()),
-            Value::Optional(Some(value)) => ((*value).clone(), true),
+            Value::Optional(Some(present)) => (present.value(), true),
             value => (value, index.optional),
         };
         let found = if operand.is_list() {
@@ -223,16 +224,16 @@ impl<'v> Evaluation<'_, 'v> {
                     .within(span));
                 }
             };
-            place.and_then(|place| operand.item(place))
+            place.map(|place| operand.item(place, self.meter)).transpose()?.flatten()
         } else {
-            key.to_key().and_then(|key| operand.entry(&key))
+            key.to_key().map(|key| operand.entry(&key, self.meter)).transpose()?.flatten()
         };
         match found {
-            Some(Value::Optional(inner)) if optional => Ok(Value::Optional(inner)),
-            Some(found) if optional => Ok(Value::some(found)),
+            Some(found @ Value::Optional(_)) if optional => Ok(found),
+            Some(found) if optional => Value::some(found, self.meter),
             Some(found) => Ok(found),
             None if optional => Ok(Value::none()),
-            None => Err(no_index(&operand, &key).within(span)),
+            None => Err(no_index(operand, &key, self.meter)?.within(span)),
         }
     }
 
@@ -241,8 +242,8 @@ impl<'v> Evaluation<'_, 'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
             Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
-            Err(error) if error.is_exhausted() => return Err(error),
-            left => left,
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.meter.go_on_after(error)?),
         };
         match (left, self.bool(right)?) {
             (_, right) if right == decisive => Ok(Value::Bool(decisive)),
@@ -260,7 +261,7 @@ impl<'v> Evaluation<'_, 'v> {
     }
 
     fn operate(&mut self, operator: Operator, left: &Value<'v>, right: &Value<'v>) -> Evaluated<'v> {
-        let ordered = |wanted: fn(std::cmp::Ordering) -> bool| match order(left, right) {
+        let mut ordered = |wanted: fn(std::cmp::Ordering) -> bool| match order(left, right, self.meter)? {
             Some(found) => Ok(Value::Bool(wanted(found))),
             None => Err(mismatch(operator, left, right)),
         };
@@ -270,33 +271,31 @@ impl<'v> Evaluation<'_, 'v> {
                 if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
                     return Err(mismatch(operator, left, right));
                 }
-                Ok(Value::Bool(equal(left, right, self.budget)? == (operator == Operator::Equal)))
+                Ok(Value::Bool(equal(left, right, self.meter)? == (operator == Operator::Equal)))
             }
             Operator::Less => ordered(std::cmp::Ordering::is_lt),
             Operator::LessOrEqual => ordered(std::cmp::Ordering::is_le),
             Operator::Greater => ordered(std::cmp::Ordering::is_gt),
             Operator::GreaterOrEqual => ordered(std::cmp::Ordering::is_ge),
             Operator::In => self.contains(left, right),
-            _ => arithmetic(operator, left, right, self.budget),
+            _ => arithmetic(operator, left, right, self.meter),
         }
     }
 
     fn contains(&mut self, value: &Value<'v>, container: &Value<'v>) -> Evaluated<'v> {
-        if let Some(items) = container.items() {
-            self.budget.charge(items.len())?;
+        if let Some(items) = container.items(self.meter)? {
             for item in items.iter() {
-                if equal(item, value, self.budget)? {
+                if equal(item, value, self.meter)? {
                     return Ok(Value::Bool(true));
                 }
             }
             return Ok(Value::Bool(false));
         }
-        self.budget.charge(container.lookup_cost())?;
         if !container.is_map() {
             return Err(mismatch(Operator::In, value, container));
         }
         match value.to_key() {
-            Some(key) => Ok(Value::Bool(container.entry(&key).is_some())),
+            Some(key) => Ok(Value::Bool(container.entry(&key, self.meter)?.is_some())),
             // A key, if it were a whole number.
             None if matches!(value, Value::Double(_)) => Ok(Value::Bool(false)),
             None => Err(mismatch(Operator::In, value, container)),
@@ -322,28 +321,27 @@ impl<'v> Evaluation<'_, 'v> {
             arguments,
             pattern: invocation.pattern.as_ref(),
             seed: self.bindings.seed(),
-            budget: self.budget,
+            meter: self.meter,
         };
         (function.run)(&mut call).map_err(|error| error.within(span))
     }
 
     #[inline(never)]
     fn list(&mut self, elements: &'v [Element]) -> Evaluated<'v> {
-        let mut items = Vec::with_capacity(elements.len());
+        let mut list = ListBuilder::with_capacity(elements.len(), self.meter)?;
         for element in elements {
             let value = self.value(&element.value)?;
-            if element.optional {
-                items.extend(value.unwrapped());
-            } else {
-                items.push(value);
+            let value = if element.optional { value.unwrapped() } else { Some(value) };
+            if let Some(value) = value {
+                list.push(value, self.meter)?;
             }
         }
-        Ok(Value::list(items))
+        list.finish(self.meter)
     }
 
     #[inline(never)]
     fn map(&mut self, entries: &'v [(Node, Element)]) -> Evaluated<'v> {
-        let mut map = Map::with_capacity(entries.len());
+        let mut map = MapBuilder::new();
         for (key_node, element) in entries {
             let key = self.value(key_node)?;
             let key = key.to_key().ok_or_else(|| {
@@ -352,29 +350,55 @@ impl<'v> Evaluation<'_, 'v> {
             let value = self.value(&element.value)?;
             let value = if element.optional { value.unwrapped() } else { Some(value) };
             if let Some(value) = value
-                && let Some(_earlier) = map.insert(key, value)
+                && let Some(_earlier) = map.insert(key, value, self.meter)?
             {
                 return Err(EvaluationError::new("this key stands in the map already").within(key_node.span));
             }
         }
-        Ok(Value::map(map))
+        map.finish(self.meter)
+    }
+
+    fn constant(&mut self, literal: &'v Literal) -> Evaluated<'v> {
+        Ok(match literal {
+            Literal::Null => Value::Null,
+            Literal::Bool(value) => Value::Bool(*value),
+            Literal::Int(number) => Value::Int(*number),
+            Literal::UInt(number) => Value::UInt(*number),
+            Literal::Double(number) => Value::Double(*number),
+            Literal::String(text) => Value::text(text),
+            Literal::Bytes(bytes) => Value::bytes(bytes, self.meter)?,
+        })
+    }
+
+    /// The error of a field that is not there, which has to look for the field that was meant.
+    #[cold]
+    fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
+        if !value.is_map() {
+            let found = value.described();
+            return Ok(EvaluationError::new(format!("{found} has no fields; `{field}` was asked for")));
+        }
+        let error = EvaluationError::new(format!("there is no field `{field}`"));
+        // Among many names it is not looked for: the error may be one of many in a loop.
+        let is_small = value.lookup_cost() <= FEW_STEPS && value.count(self.meter)?.is_some_and(|count| count <= 32);
+        let names = if is_small { value.entries(self.meter)?.unwrap_or_default() } else { Vec::new() };
+        let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).collect();
+        // Each letter is compared with each letter of each name.
+        let letters: usize = names.iter().map(|name| name.len().min(LONGEST_NAME)).sum();
+        self.meter.charge(field.len() * letters / LETTERS)?;
+        Ok(match closest(field, names.iter().map(|name| &**name)) {
+            Some(meant) => {
+                error.with_help(format!("did you mean `{meant}`? If it may be absent: .?{field}.orValue(...)"))
+            }
+            None => error.with_help(format!("if it may be absent: .?{field}.orValue(...), or has(...)")),
+        })
     }
 }
 
-/// What making the error of a field that is not there costs.
-const FAILURE: usize = 100;
+/// Pairs of letters that are compared in a step.
+const LETTERS: usize = 8;
 
-fn constant(literal: &Literal) -> Value<'_> {
-    match literal {
-        Literal::Null => Value::Null,
-        Literal::Bool(value) => Value::Bool(*value),
-        Literal::Int(number) => Value::Int(*number),
-        Literal::UInt(number) => Value::UInt(*number),
-        Literal::Double(number) => Value::Double(*number),
-        Literal::String(text) => Value::String(Text::Borrowed(text)),
-        Literal::Bytes(bytes) => Value::Bytes(Arc::from(&**bytes)),
-    }
-}
+/// Steps for a lookup in a map that is small.
+const FEW_STEPS: usize = 16;
 
 #[cold]
 fn elsewhere(error: EvaluationError, span: Span) -> EvaluationError {
@@ -382,31 +406,18 @@ fn elsewhere(error: EvaluationError, span: Span) -> EvaluationError {
 }
 
 #[cold]
-fn no_field(value: &Value<'_>, field: &str) -> EvaluationError {
-    if !value.is_map() {
-        return EvaluationError::new(format!("{} has no fields; `{field}` was asked for", value.described()));
-    }
-    let error = EvaluationError::new(format!("there is no field `{field}`"));
-    // An error may be one of many in a loop, so its help is not looked for among many names.
-    let names = if value.lookup_cost() == 0 { value.entries().unwrap_or_default() } else { Vec::new() };
-    let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).take(32).collect();
-    match super::scope::closest(field, names.iter().map(|name| &**name)) {
-        Some(meant) => error.with_help(format!("did you mean `{meant}`? If it may be absent: .?{field}.orValue(...)")),
-        None => error.with_help(format!("if it may be absent: .?{field}.orValue(...), or has(...)")),
-    }
-}
-
-#[cold]
-fn no_index(operand: &Value<'_>, key: &Value<'_>) -> EvaluationError {
+fn no_index(operand: &Value<'_>, key: &Value<'_>, meter: &mut Meter) -> Result<EvaluationError, EvaluationError> {
     let wanted = key.to_text().unwrap_or_else(|_| Cow::Borrowed(key.described()));
+    let wanted = shown(&wanted);
     if operand.is_list() {
-        let count = operand.count().unwrap_or(0);
-        return EvaluationError::new(format!("there is no item {wanted} in a list of {count}"))
-            .with_help(format!("if it may be absent: [?{wanted}].orValue(...)"));
+        let count = operand.count(meter)?.unwrap_or(0);
+        return Ok(EvaluationError::new(format!("there is no item {wanted} in a list of {count}"))
+            .with_help(format!("if it may be absent: [?{wanted}].orValue(...)")));
     }
     if operand.is_map() {
-        return EvaluationError::new(format!("there is no key {wanted:?}"))
-            .with_help(format!("if it may be absent: [?{wanted:?}].orValue(...)"));
+        return Ok(EvaluationError::new(format!("there is no key {wanted:?}"))
+            .with_help(format!("if it may be absent: [?{wanted:?}].orValue(...)")));
     }
-    EvaluationError::new(format!("{} is neither a list nor a map and cannot be indexed", operand.described()))
+    let found = operand.described();
+    Ok(EvaluationError::new(format!("{found} is neither a list nor a map and cannot be indexed")))
 }

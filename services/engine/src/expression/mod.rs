@@ -7,16 +7,16 @@
 //! 2. [`Expression::compile`] checks an expression once, when a profile is stored: its size before anything else, so that
 //!    no text can exhaust the stack; then its names and functions against a [`Scope`].
 //! 3. [`Expression::evaluate`] asks [`Bindings`] for what the expression reaches, and for nothing else, and stops when a
-//!    [`Budget`] of work is used up.
+//!    [`Meter`] grants no more.
 //!
 //! Values borrow from what they were read from, see [`Value`]: reading a field of a pod copies nothing.
 
-mod budget;
 mod compile;
 mod error;
 mod evaluate;
 mod functions;
 mod lexer;
+mod meter;
 mod native;
 mod operators;
 mod output;
@@ -28,17 +28,18 @@ mod syntax;
 mod text;
 mod value;
 
-pub use budget::Budget;
 pub use compile::{Expression, Path};
 pub use error::{EvaluationError, ExpressionError};
 pub use evaluate::Bindings;
 pub use functions::quantity::Quantity;
 pub use functions::signatures;
+pub(crate) use meter::{Allowances, Owner, Purpose};
+pub use meter::{Limit, Meter};
 pub use output::Outcome;
-pub use scope::Scope;
 pub(crate) use scope::closest;
+pub use scope::{MAXIMUM_PATTERN_MEMORY, MAXIMUM_PROFILE_NODES, Scope};
 pub use text::{Part, Source, Text};
-pub use value::{Extended, Key, Map, Text as TextValue, Value};
+pub use value::{Extended, Key, ListBuilder, Map, MapBuilder, Text as TextValue, TextBuilder, Value};
 
 /// Bytes that the text of an expression may have.
 pub const MAXIMUM_SOURCE: usize = 1024;

@@ -1,13 +1,11 @@
 //! Arithmetic, equality and order of values, as CEL has them.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
 
-use super::MAXIMUM_RESULT;
-use super::budget::Budget;
 use super::error::EvaluationError;
+use super::meter::Meter;
 use super::syntax::Operator;
-use super::value::{Text, Value};
+use super::value::{ListBuilder, TextBuilder, Value};
 
 /// The integer that a double is; `None` if it has a fraction or is too large to be sure.
 #[expect(
@@ -47,48 +45,51 @@ pub(super) fn double_text(number: f64) -> String {
 
 /// Whether two values are equal. Numbers are compared by what they are worth, lists and maps by what is in them, and
 /// values of different kinds are never equal.
-pub(super) fn equal(left: &Value<'_>, right: &Value<'_>, budget: &mut Budget) -> Result<bool, EvaluationError> {
+pub(super) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,
         (Value::Bool(left), Value::Bool(right)) => left == right,
         (Value::String(left), Value::String(right)) => {
-            budget.charge_bytes(left.len().min(right.len()))?;
+            meter.charge_bytes(left.len().min(right.len()))?;
             **left == **right
         }
-        (Value::Bytes(left), Value::Bytes(right)) => left == right,
+        (Value::Bytes(left), Value::Bytes(right)) => {
+            meter.charge_bytes(left.len().min(right.len()))?;
+            **left == **right
+        }
         (Value::Duration(left), Value::Duration(right)) => left == right,
         (Value::Quantity(left), Value::Quantity(right)) => left.worth() == right.worth(),
         (Value::Type(left), Value::Type(right)) => left == right,
         (Value::Optional(left), Value::Optional(right)) => match (left, right) {
-            (Some(left), Some(right)) => equal(left, right, budget)?,
+            (Some(left), Some(right)) => equal(left.value(), right.value(), meter)?,
             (left, right) => left.is_none() && right.is_none(),
         },
         (Value::Int(_) | Value::UInt(_) | Value::Double(_), Value::Int(_) | Value::UInt(_) | Value::Double(_)) => {
             number_order(left, right) == Some(Ordering::Equal)
         }
         _ if left.is_list() && right.is_list() => {
-            let (Some(left), Some(right)) = (left.items(), right.items()) else { return Ok(false) };
+            let (Some(left), Some(right)) = (left.items(meter)?, right.items(meter)?) else { return Ok(false) };
             if left.len() != right.len() {
                 return Ok(false);
             }
-            budget.charge(left.len())?;
             for (left, right) in left.iter().zip(right.iter()) {
-                if !equal(left, right, budget)? {
+                meter.charge(1)?;
+                if !equal(left, right, meter)? {
                     return Ok(false);
                 }
             }
             true
         }
         _ if left.is_map() && right.is_map() => {
-            let Some(entries) = left.entries() else { return Ok(false) };
-            let right = right.searchable();
-            if Some(entries.len()) != right.count() {
+            let Some(entries) = left.entries(meter)? else { return Ok(false) };
+            let right = right.searchable(meter)?;
+            if Some(entries.len()) != right.count(meter)? {
                 return Ok(false);
             }
-            budget.charge(2 * entries.len())?;
             for (key, value) in entries {
-                match right.entry(&key) {
-                    Some(other) if equal(&value, &other, budget)? => {}
+                meter.charge(1)?;
+                match right.entry(&key, meter)? {
+                    Some(other) if equal(&value, &other, meter)? => {}
                     _ => return Ok(false),
                 }
             }
@@ -99,11 +100,24 @@ pub(super) fn equal(left: &Value<'_>, right: &Value<'_>, budget: &mut Budget) ->
 }
 
 /// How two values are ordered; `None` if they are not.
-pub(super) fn order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
+///
+/// # Errors
+/// The meter does not grant the comparison.
+pub(super) fn order(
+    left: &Value<'_>,
+    right: &Value<'_>,
+    meter: &mut Meter,
+) -> Result<Option<Ordering>, EvaluationError> {
+    meter.charge_bytes(left.length().min(right.length()))?;
+    Ok(granted_order(left, right))
+}
+
+/// The same where the meter has granted the comparison.
+pub(super) fn granted_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     match (left, right) {
         (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
         (Value::String(left), Value::String(right)) => Some((**left).cmp(&**right)),
-        (Value::Bytes(left), Value::Bytes(right)) => Some(left.cmp(right)),
+        (Value::Bytes(left), Value::Bytes(right)) => Some((**left).cmp(&**right)),
         (Value::Duration(left), Value::Duration(right)) => Some(left.cmp(right)),
         (Value::Quantity(left), Value::Quantity(right)) => Some(left.worth().cmp(&right.worth())),
         _ => number_order(left, right),
@@ -140,7 +154,7 @@ pub(super) fn arithmetic<'v>(
     operator: Operator,
     left: &Value<'v>,
     right: &Value<'v>,
-    budget: &mut Budget,
+    meter: &mut Meter,
 ) -> Result<Value<'v>, EvaluationError> {
     match (left, right) {
         (Value::Int(left), Value::Int(right)) => integers(operator, *left, *right),
@@ -161,22 +175,24 @@ pub(super) fn arithmetic<'v>(
             super::functions::quantity::arithmetic(operator, left, right)
         }
         (Value::String(left), Value::String(right)) if operator == Operator::Add => {
-            joined_length(left.len(), right.len(), budget)?;
-            let mut text = String::with_capacity(left.len() + right.len());
-            text.push_str(left);
-            text.push_str(right);
-            Ok(Value::String(Text::Shared(text.into())))
+            let mut text = TextBuilder::with_capacity(left.len() + right.len(), meter)?;
+            text.push(left, meter)?;
+            text.push(right, meter)?;
+            text.finish(meter)
         }
         (Value::Bytes(left), Value::Bytes(right)) if operator == Operator::Add => {
-            joined_length(left.len(), right.len(), budget)?;
-            Ok(Value::Bytes(Arc::from([&**left, &**right].concat())))
+            meter.charge_text(left.len() + right.len())?;
+            Value::bytes(&[&**left, &**right].concat(), meter)
         }
         _ if operator == Operator::Add && left.is_list() && right.is_list() => {
-            let (Some(left), Some(right)) = (left.items(), right.items()) else {
+            let (Some(left), Some(right)) = (left.items(meter)?, right.items(meter)?) else {
                 return Err(mismatch(operator, left, right));
             };
-            budget.charge(left.len() + right.len())?;
-            Ok(Value::list(left.iter().chain(right.iter()).cloned().collect()))
+            let mut list = ListBuilder::with_capacity(left.len() + right.len(), meter)?;
+            for item in left.iter().chain(right.iter()) {
+                list.push(item.clone(), meter)?;
+            }
+            list.finish(meter)
         }
         _ => Err(mismatch(operator, left, right)),
     }
@@ -204,23 +220,6 @@ fn unsigned<'v>(operator: Operator, left: u64, right: u64) -> Result<Value<'v>, 
         _ => left.checked_rem(right),
     };
     result.map(Value::UInt).ok_or_else(overflow)
-}
-
-/// Charges for a text that is made of two, and refuses one that is too long.
-fn joined_length(left: usize, right: usize, budget: &mut Budget) -> Result<(), EvaluationError> {
-    check_length(left + right)?;
-    budget.charge_bytes(left + right)
-}
-
-/// Refuses a text that is too long to be made.
-pub(super) fn check_length(bytes: usize) -> Result<(), EvaluationError> {
-    if bytes > MAXIMUM_RESULT {
-        return Err(EvaluationError::new(format!(
-            "a text of {bytes} bytes is longer than {} KiB",
-            MAXIMUM_RESULT / 1024
-        )));
-    }
-    Ok(())
 }
 
 #[cold]

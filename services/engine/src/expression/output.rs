@@ -6,6 +6,7 @@ use serde_json::{Map, Number};
 
 use super::error::EvaluationError;
 use super::functions::{duration, quantity};
+use super::meter::Meter;
 use super::value::Value;
 use super::{MAXIMUM_RESULT, operators};
 use crate::json;
@@ -23,10 +24,10 @@ impl Value<'_> {
     /// The value for a field or element. Empty optionals inside of it are left out.
     ///
     /// # Errors
-    /// What has no form in JSON (bytes, types, a double that is not a number), and what is larger than
-    /// [`MAXIMUM_RESULT`].
-    pub fn to_outcome(&self) -> Result<Outcome, EvaluationError> {
-        Ok(match self.to_json()? {
+    /// A value without a form in JSON (bytes, types, a double that is not a number), one that is larger than
+    /// [`MAXIMUM_RESULT`], and one that the meter does not grant.
+    pub fn to_outcome(&self, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
+        Ok(match self.to_json(meter)? {
             Some(serde_json::Value::Null) | None => Outcome::Absent,
             Some(value) => Outcome::Value(value),
         })
@@ -36,14 +37,13 @@ impl Value<'_> {
     ///
     /// # Errors
     /// As [`Value::to_outcome`].
-    pub fn to_json(&self) -> Result<Option<serde_json::Value>, EvaluationError> {
-        let mut room = MAXIMUM_RESULT;
-        self.json_within(&mut room)
+    pub fn to_json(&self, meter: &mut Meter) -> Result<Option<serde_json::Value>, EvaluationError> {
+        self.write_json(&mut Output { left: MAXIMUM_RESULT, meter })
     }
 
-    fn json_within(&self, room: &mut usize) -> Result<Option<serde_json::Value>, EvaluationError> {
-        // What a value takes besides its text is counted too, so that a list of a million nulls is not small.
-        take(room, 4)?;
+    /// Walks the value: it nests no deeper than [`Meter::charge_depth`] and the JSON parsers allow.
+    fn write_json(&self, output: &mut Output<'_>) -> Result<Option<serde_json::Value>, EvaluationError> {
+        output.take(SCALAR, VALUE)?;
         let value = match self {
             Self::Null => serde_json::Value::Null,
             Self::Bool(value) => (*value).into(),
@@ -51,21 +51,21 @@ impl Value<'_> {
             Self::UInt(number) => (*number).into(),
             Self::Double(number) => double(*number)?,
             Self::String(text) => {
-                take(room, text.len())?;
+                output.take(text.len(), text.len())?;
                 (**text).into()
             }
             Self::Tape(value) => {
-                take(room, value.raw().len())?;
-                from_tape(*value)
+                output.take(value.raw().len(), value.raw().len())?;
+                from_tape(*value, output.meter)?
             }
             Self::Json(value) => {
-                take_json(value, room)?;
+                output.take_json(value)?;
                 (*value).clone()
             }
             Self::Duration(nanoseconds) => duration::to_text(*nanoseconds).into(),
             Self::Quantity(quantity) => quantity::to_text(quantity).into(),
             Self::Optional(None) => return Ok(None),
-            Self::Optional(Some(value)) => return value.json_within(room),
+            Self::Optional(Some(present)) => return present.value().write_json(output),
             Self::Bytes(_) | Self::Type(_) => {
                 let help = if matches!(self, Self::Bytes(_)) {
                     "use base64.encode(...) or string(...)"
@@ -76,19 +76,19 @@ impl Value<'_> {
                     EvaluationError::new(format!("{} cannot stand in an object", self.described())).with_help(help)
                 );
             }
-            Self::List(items) => {
-                let mut list = Vec::with_capacity(items.len());
-                for item in items.iter() {
-                    list.extend(item.json_within(room)?);
+            Self::List(_) => {
+                let mut list = Vec::new();
+                for item in self.items(output.meter)?.iter().flat_map(|items| items.iter()) {
+                    list.extend(item.write_json(output)?);
                 }
                 list.into()
             }
             Self::Map(_) | Self::Extended(_) => {
                 let mut members = Map::new();
-                for (key, value) in self.entries().unwrap_or_default() {
+                for (key, value) in self.entries(output.meter)?.unwrap_or_default() {
                     let key = key.to_text();
-                    take(room, key.len())?;
-                    if let Some(value) = value.json_within(room)? {
+                    output.take(key.len(), MEMBER + key.len())?;
+                    if let Some(value) = value.write_json(output)? {
                         members.insert(key.into_owned(), value);
                     }
                 }
@@ -140,38 +140,62 @@ impl Value<'_> {
     }
 }
 
-fn take(room: &mut usize, bytes: usize) -> Result<(), EvaluationError> {
-    *room = room.checked_sub(bytes).ok_or_else(|| {
-        EvaluationError::new(format!("the result is larger than {} KiB", MAXIMUM_RESULT / 1024))
-            .with_help("large contents belong into a ConfigMap")
-    })?;
-    Ok(())
+/// JSON that is being written: the bytes that it may still have, and the meter that grants them.
+struct Output<'m> {
+    left: usize,
+    meter: &'m mut Meter,
 }
 
-fn take_json(value: &serde_json::Value, room: &mut usize) -> Result<(), EvaluationError> {
-    take(room, 4)?;
-    match value {
-        serde_json::Value::String(text) => take(room, text.len()),
-        serde_json::Value::Array(items) => items.iter().try_for_each(|item| take_json(item, room)),
-        serde_json::Value::Object(members) => members.iter().try_for_each(|(key, value)| {
-            take(room, key.len())?;
-            take_json(value, room)
-        }),
-        _ => Ok(()),
+/// Bytes that a value counts for besides its text, so that a list of a million nulls is not small.
+const SCALAR: usize = 4;
+
+/// Bytes of memory of a value, besides its text.
+const VALUE: usize = 48;
+
+/// Bytes of memory of a member of an object, besides its key and value.
+const MEMBER: usize = 96;
+
+impl Output<'_> {
+    fn take(&mut self, bytes: usize, memory: usize) -> Result<(), EvaluationError> {
+        self.meter.charge_memory(memory)?;
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            EvaluationError::new(format!("the result is larger than {} KiB", MAXIMUM_RESULT / 1024))
+                .with_help("large contents belong into a ConfigMap")
+        })?;
+        Ok(())
+    }
+
+    fn take_json(&mut self, value: &serde_json::Value) -> Result<(), EvaluationError> {
+        self.take(SCALAR, VALUE)?;
+        match value {
+            serde_json::Value::String(text) => self.take(text.len(), text.len()),
+            serde_json::Value::Array(items) => items.iter().try_for_each(|item| self.take_json(item)),
+            serde_json::Value::Object(members) => members.iter().try_for_each(|(key, value)| {
+                self.take(key.len(), MEMBER + key.len())?;
+                self.take_json(value)
+            }),
+            _ => Ok(()),
+        }
     }
 }
 
-fn from_tape(value: json::Value<'_>) -> serde_json::Value {
-    match value.kind() {
-        json::Kind::Array => value.items().map(from_tape).collect::<Vec<_>>().into(),
-        json::Kind::Object => value
-            .members()
-            .map(|(key, value)| (key.text().into_owned(), from_tape(value)))
-            .collect::<Map<_, _>>()
-            .into(),
+fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Value, EvaluationError> {
+    meter.charge_memory(VALUE)?;
+    Ok(match value.kind() {
+        json::Kind::Array => {
+            serde_json::Value::Array(value.items().map(|item| from_tape(item, meter)).collect::<Result<_, _>>()?)
+        }
+        json::Kind::Object => {
+            let mut members = Map::new();
+            for (key, value) in value.members() {
+                meter.charge_memory(MEMBER)?;
+                members.insert(key.text().into_owned(), from_tape(value, meter)?);
+            }
+            members.into()
+        }
         // A number stays what it was, also if it is none that an expression could compute with.
         _ => serde_json::from_str(value.raw()).unwrap_or_default(),
-    }
+    })
 }
 
 /// A double is written as Kubernetes writes it: without a fraction if it has none.

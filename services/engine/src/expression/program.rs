@@ -1,9 +1,8 @@
 //! A compiled expression: the tree that is evaluated.
 
-use regex::Regex;
-
 use super::error::Span;
 use super::functions::Function;
+use super::functions::regex::Pattern;
 use super::syntax::{Literal, Operator};
 
 #[derive(Debug)]
@@ -80,7 +79,7 @@ pub(super) struct Invocation {
     pub(super) function: &'static Function,
     pub(super) arguments: Box<[Node]>,
     /// The regular expression, where it is a literal.
-    pub(super) pattern: Option<Regex>,
+    pub(super) pattern: Option<Pattern>,
 }
 
 #[derive(Debug)]

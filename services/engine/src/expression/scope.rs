@@ -1,11 +1,16 @@
 //! The names that an expression may use, and the one that was meant where it uses another.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is in scope where an expression stands.
+use super::functions::regex::Pattern;
+
+/// What is in scope where an expression stands, and what the expressions of its profile may take together.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     names: BTreeMap<String, Contents>,
+    /// Shared by all scopes of a profile.
+    compiled: Arc<Mutex<Compiled>>,
     /// Names that are in scope elsewhere, and why not here.
     absent: BTreeMap<&'static str, &'static str>,
 }
@@ -19,11 +24,71 @@ enum Contents {
     Members(Option<BTreeSet<String>>),
 }
 
+/// What was compiled for one profile.
+#[derive(Debug, Default)]
+struct Compiled {
+    nodes: usize,
+    /// Bytes of memory of the patterns.
+    memory: usize,
+    /// Equal patterns are compiled once.
+    patterns: HashMap<Box<str>, Pattern>,
+}
+
+/// Parts that the expressions of one profile may have together.
+pub const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
+
+/// Bytes of memory that the regular expressions of one profile may take together, with what searches keep.
+pub const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
+
 impl Scope {
     /// A scope with no names.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Counts what it compiles with what another scope has compiled: both are of one profile.
+    #[must_use]
+    pub fn of_the_profile_of(mut self, other: &Self) -> Self {
+        self.compiled = Arc::clone(&other.compiled);
+        self
+    }
+
+    /// Counts the parts of an expression.
+    ///
+    /// # Errors
+    /// All expressions of the profile together have too many.
+    pub(super) fn add_nodes(&self, count: usize) -> Result<(), String> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        compiled.nodes += count;
+        if compiled.nodes > MAXIMUM_PROFILE_NODES {
+            return Err(format!(
+                "the expressions of this profile have more than {MAXIMUM_PROFILE_NODES} parts together; \
+                 divide it into several profiles"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Compiles a pattern, or shares one that was compiled for the same profile.
+    ///
+    /// # Errors
+    /// What is wrong with it, or all patterns of the profile together take too much memory.
+    pub(super) fn pattern(&self, text: &str) -> Result<Pattern, String> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pattern) = compiled.patterns.get(text) {
+            return Ok(pattern.clone());
+        }
+        if compiled.memory > MAXIMUM_PATTERN_MEMORY {
+            return Err(too_many_patterns());
+        }
+        let pattern = Pattern::compile(text)?;
+        compiled.memory += pattern.memory();
+        if compiled.memory > MAXIMUM_PATTERN_MEMORY {
+            return Err(too_many_patterns());
+        }
+        compiled.patterns.insert(text.into(), pattern.clone());
+        Ok(pattern)
     }
 
     /// Adds a name for a value, such as `object`.
@@ -86,8 +151,16 @@ impl Scope {
     }
 }
 
-/// How long a name may be for others to be likened to it, in bytes: the work grows with its length, and none is longer.
-const LONGEST_NAME: usize = 100;
+fn too_many_patterns() -> String {
+    format!(
+        "the regular expressions of this profile take more than {} MiB of memory together; use fewer or simpler ones: \
+         classes such as \\pL and large repetitions take most",
+        MAXIMUM_PATTERN_MEMORY >> 20
+    )
+}
+
+/// How long names may be that are compared, in bytes: the work grows with their length.
+pub(super) const LONGEST_NAME: usize = 100;
 
 /// The candidate that is most like a name, if one is like it at all.
 pub(crate) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
@@ -97,6 +170,7 @@ pub(crate) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c s
     let allowed = (name.chars().count() / 3).max(1);
     candidates
         .into_iter()
+        .filter(|candidate| candidate.len() <= LONGEST_NAME)
         .map(|candidate| (distance(&name.to_ascii_lowercase(), &candidate.to_ascii_lowercase()), candidate))
         .filter(|(distance, _)| *distance <= allowed)
         .min()

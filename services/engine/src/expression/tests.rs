@@ -1,23 +1,24 @@
 //! What of a tape is read by an expression; `tests/expressions` has the tests of the language.
 
-use super::{Bindings, Budget, EvaluationError, Expression, Outcome, Scope, Value};
+use super::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
 use crate::json::{OwnedTape, Value as Tape};
 
 struct Root<'v>(Tape<'v>);
 
 impl<'v> Bindings<'v> for Root<'v> {
-    fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'v>, EvaluationError> {
-        let value = self.0.get(name).map(Value::from);
-        let value = value.ok_or_else(|| EvaluationError::new("it is not there"))?;
-        Ok(match name {
+    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+        let value = self.0.get(name).ok_or_else(|| EvaluationError::new("it is not there"))?;
+        let value = Value::read(value, meter)?;
+        match name {
             "extended" => {
-                Value::extended(value, [Some(("type", Value::text("App"))), Some(("hidden", Value::Bool(true)))])
+                let members = [Some(("type", Value::text("App"))), Some(("hidden", Value::Bool(true)))];
+                Value::extended(value, members, meter)
             }
-            _ => value,
-        })
+            _ => Ok(value),
+        }
     }
 
-    fn member(&self, _: &str, _: &str, _: &mut Budget) -> Result<Option<Value<'v>>, EvaluationError> {
+    fn member(&self, _: &str, _: &str, _: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError> {
         Ok(None)
     }
 
@@ -30,7 +31,7 @@ fn run(text: &str, source: &str) -> Result<serde_json::Value, EvaluationError> {
     let tape = OwnedTape::parse(text).unwrap();
     let scope = ["o", "l", "extended"].into_iter().fold(Scope::new(), Scope::with).with_any_members("params");
     let expression = Expression::compile(source, &scope).unwrap();
-    let outcome = expression.evaluate_outcome(&Root(tape.root()), &mut Budget::new());
+    let outcome = expression.evaluate_outcome(&Root(tape.root()), &mut Meter::new());
     outcome.map(|outcome| match outcome {
         Outcome::Value(value) => value,
         Outcome::Absent => serde_json::Value::Null,

@@ -2,7 +2,11 @@
 //!
 //! Values borrow: an object of a request stays a place in its tape, and only what an expression reaches becomes a value
 //! of its own. Cloning a value is cheap, whatever is in it.
+//!
+//! Lists, maps, texts and optionals that were computed have private fields: the builders in [`build`] make them, and ask
+//! the [`Meter`] for every part. Each knows how deep it nests, so that no walk over a value exhausts the stack.
 
+mod build;
 mod from_json;
 
 use std::borrow::Cow;
@@ -12,7 +16,10 @@ use std::sync::Arc;
 
 use indexmap::{Equivalent, IndexMap};
 
+pub use self::build::{ListBuilder, MapBuilder, TextBuilder};
+use super::error::EvaluationError;
 use super::functions::quantity::Quantity;
+use super::meter::Meter;
 use crate::json;
 
 /// A value of an expression. `'v` is how long what it borrows from lives: the request, the snapshot, the program.
@@ -31,11 +38,11 @@ pub enum Value<'v> {
     /// Text.
     String(Text<'v>),
     /// Bytes.
-    Bytes(Arc<[u8]>),
+    Bytes(SharedBytes),
     /// A list that was computed.
-    List(Arc<Vec<Self>>),
+    List(Arc<List<'v>>),
     /// A map that was computed, in the order in which it was written.
-    Map(Arc<Map<'v>>),
+    Map(Arc<Mapping<'v>>),
     /// An object or list in a tape; scalars of a tape are values of their own.
     Tape(json::Value<'v>),
     /// An object or list of `serde_json`; its scalars are values of their own.
@@ -47,7 +54,7 @@ pub enum Value<'v> {
     /// A quantity of Kubernetes.
     Quantity(Quantity),
     /// An optional value, present or absent.
-    Optional(Option<Arc<Self>>),
+    Optional(Option<Arc<Present<'v>>>),
     /// The type of a value, by its name.
     Type(&'static str),
 }
@@ -58,7 +65,36 @@ pub enum Text<'v> {
     /// It stands somewhere else.
     Borrowed(&'v str),
     /// It was computed.
-    Shared(Arc<str>),
+    Shared(SharedText),
+}
+
+/// Text that was computed.
+#[derive(Clone, Debug)]
+pub struct SharedText(Arc<str>);
+
+/// Bytes that were computed.
+#[derive(Clone, Debug)]
+pub struct SharedBytes(Arc<[u8]>);
+
+/// A list that was computed.
+#[derive(Debug)]
+pub struct List<'v> {
+    items: Vec<Value<'v>>,
+    depth: u8,
+}
+
+/// A map that was computed.
+#[derive(Debug)]
+pub struct Mapping<'v> {
+    entries: Map<'v>,
+    depth: u8,
+}
+
+/// What an optional holds.
+#[derive(Debug)]
+pub struct Present<'v> {
+    value: Value<'v>,
+    depth: u8,
 }
 
 /// The entries of a map in the order in which they were added.
@@ -82,11 +118,12 @@ pub enum Key<'v> {
 pub struct Extended<'v> {
     base: Value<'v>,
     members: [Option<(&'static str, Value<'v>)>; 2],
+    depth: u8,
 }
 
 /// The items of a list.
-pub(super) enum Items<'v> {
-    Shared(Arc<Vec<Value<'v>>>),
+pub(crate) enum Items<'v> {
+    Shared(Arc<List<'v>>),
     Own(Vec<Value<'v>>),
 }
 
@@ -104,40 +141,21 @@ impl<'v> Value<'v> {
         Self::String(Text::Borrowed(text))
     }
 
-    /// Text that was computed.
-    #[must_use]
-    pub fn owned(text: impl Into<Arc<str>>) -> Self {
-        Self::String(Text::Shared(text.into()))
-    }
-
-    /// A list.
-    #[must_use]
-    pub fn list(items: Vec<Self>) -> Self {
-        Self::List(Arc::new(items))
-    }
-
-    /// A map.
-    #[must_use]
-    pub fn map(entries: Map<'v>) -> Self {
-        Self::Map(Arc::new(entries))
-    }
-
-    /// An optional that holds a value.
-    #[must_use]
-    pub fn some(value: Self) -> Self {
-        Self::Optional(Some(Arc::new(value)))
-    }
-
     /// An optional that holds none.
     #[must_use]
     pub const fn none() -> Self {
         Self::Optional(None)
     }
 
-    /// An object with members laid over it; a member of the object that has the same name is hidden.
-    #[must_use]
-    pub fn extended(base: Self, members: [Option<(&'static str, Self)>; 2]) -> Self {
-        Self::Extended(Arc::new(Extended { base, members }))
+    /// How deep it nests. What was parsed from JSON counts as flat: the parsers bound it.
+    fn depth(&self) -> u8 {
+        match self {
+            Self::List(list) => list.depth,
+            Self::Map(map) => map.depth,
+            Self::Optional(Some(present)) => present.depth,
+            Self::Extended(extended) => extended.depth,
+            _ => 0,
+        }
     }
 
     /// What it is, as `type(x)` tells it.
@@ -192,6 +210,15 @@ impl<'v> Value<'v> {
         }
     }
 
+    /// Bytes of a text or of bytes; 0 of anything else.
+    pub(super) fn length(&self) -> usize {
+        match self {
+            Self::String(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            _ => 0,
+        }
+    }
+
     pub(super) fn is_map(&self) -> bool {
         self.type_name() == "map"
     }
@@ -201,144 +228,210 @@ impl<'v> Value<'v> {
     }
 
     /// The member of a map by a name; `None` if it has no such member, or is no map.
-    pub(super) fn member(&self, name: &str) -> Option<Self> {
+    ///
+    /// # Errors
+    /// The meter does not grant the search.
+    pub(super) fn member(&self, name: &str, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
-            Self::Map(map) => map.get(&Name(name)).cloned(),
-            Self::Tape(value) => value.get(name).map(Self::from),
-            Self::Json(value) => value.get(name).map(Self::from),
+            Self::Map(map) => {
+                meter.charge_bytes(name.len())?;
+                Ok(map.entries.get(&Name(name)).cloned())
+            }
+            Self::Tape(value) => {
+                meter.charge(self.lookup_cost())?;
+                value.get(name).map(|value| Self::read(value, meter)).transpose()
+            }
+            Self::Json(value) => {
+                meter.charge_bytes(name.len())?;
+                Ok(value.get(name).map(Self::from))
+            }
             Self::Extended(extended) => match extended.members.iter().flatten().find(|(member, _)| *member == name) {
-                Some((_, value)) => Some(value.clone()),
-                None => extended.base.member(name),
+                Some((_, value)) => Ok(Some(value.clone())),
+                None => extended.base.member(name, meter),
             },
-            _ => None,
+            _ => Ok(None),
         }
     }
 
     /// The value of a map by any key.
-    pub(super) fn entry(&self, key: &Key<'_>) -> Option<Self> {
+    ///
+    /// # Errors
+    /// The meter does not grant the search.
+    pub(super) fn entry(&self, key: &Key<'_>, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match (self, key) {
-            (_, Key::String(name)) => self.member(name),
+            (_, Key::String(name)) => self.member(name, meter),
             // Keys of other kinds are never found in objects.
-            (Self::Map(map), _) => map.iter().find(|(candidate, _)| *candidate == key).map(|(_, value)| value.clone()),
-            _ => None,
+            (Self::Map(map), _) => {
+                let found = place_of(&map.entries, key).and_then(|place| map.entries.get_index(place));
+                Ok(found.map(|(_, value)| value.clone()))
+            }
+            _ => Ok(None),
         }
     }
 
     /// The item of a list by its place.
-    pub(super) fn item(&self, place: usize) -> Option<Self> {
+    ///
+    /// # Errors
+    /// The meter does not grant the search.
+    pub(super) fn item(&self, place: usize, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
-            Self::List(items) => items.get(place).cloned(),
-            Self::Tape(value) => value.items().nth(place).map(Self::from),
-            Self::Json(value) => value.get(place).map(Self::from),
-            _ => None,
+            Self::List(list) => Ok(list.items.get(place).cloned()),
+            Self::Tape(value) => {
+                meter.charge(self.lookup_cost())?;
+                value.items().nth(place).map(|value| Self::read(value, meter)).transpose()
+            }
+            Self::Json(value) => Ok(value.get(place).map(Self::from)),
+            _ => Ok(None),
         }
     }
 
-    /// The items of a list.
-    pub(super) fn items(&self) -> Option<Items<'v>> {
+    /// The items of a list; `None` if it is none.
+    ///
+    /// # Errors
+    /// The meter does not grant them.
+    pub(crate) fn items(&self, meter: &mut Meter) -> Result<Option<Items<'v>>, EvaluationError> {
+        let mut own = Vec::new();
         match self {
-            Self::List(items) => Some(Items::Shared(Arc::clone(items))),
-            Self::Tape(value) if value.kind() == json::Kind::Array => {
-                Some(Items::Own(value.items().map(Self::from).collect()))
+            Self::List(list) => {
+                meter.charge(list.items.len())?;
+                return Ok(Some(Items::Shared(Arc::clone(list))));
             }
-            Self::Json(serde_json::Value::Array(items)) => Some(Items::Own(items.iter().map(Self::from).collect())),
-            _ => None,
+            Self::Tape(value) if value.kind() == json::Kind::Array => {
+                for item in value.items() {
+                    meter.charge_items(1)?;
+                    own.push(Self::read(item, meter)?);
+                }
+            }
+            Self::Json(serde_json::Value::Array(items)) => {
+                meter.charge_items(items.len())?;
+                own.extend(items.iter().map(Self::from));
+            }
+            _ => return Ok(None),
         }
+        Ok(Some(Items::Own(own)))
     }
 
     /// Whether it is null or an empty optional: a result that leaves out what it stands for.
     pub(crate) fn is_absent(&self) -> bool {
         match self {
             Self::Null | Self::Optional(None) => true,
-            Self::Optional(Some(value)) => value.is_absent(),
+            Self::Optional(Some(present)) => present.value.is_absent(),
             Self::Tape(value) => value.is_null(),
             _ => false,
         }
     }
 
-    /// The items of a list; `None` if it is none.
-    pub(crate) fn list_items(&self) -> Option<Vec<Self>> {
-        self.items().map(|items| items.to_vec())
-    }
-
     /// The entries of a map in the order of their keys; `None` if it is none.
-    pub(crate) fn map_entries(&self) -> Option<Vec<(Self, Self)>> {
-        let mut entries = self.entries()?;
+    ///
+    /// # Errors
+    /// The meter does not grant them.
+    pub(crate) fn sorted_entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Self, Self)>>, EvaluationError> {
+        let Some(mut entries) = self.entries(meter)? else { return Ok(None) };
+        let longest = entries.iter().map(|(key, _)| key.length()).max().unwrap_or(0);
+        meter.charge_sort(entries.len(), longest)?;
         entries.sort_by(|(left, _), (right, _)| left.to_text().cmp(&right.to_text()));
-        Some(entries.into_iter().map(|(key, value)| (key.to_value(), value)).collect())
+        Ok(Some(entries.into_iter().map(|(key, value)| (key.to_value(), value)).collect()))
     }
 
-    /// The entries of a map.
-    pub(super) fn entries(&self) -> Option<Vec<(Key<'v>, Self)>> {
+    /// The entries of a map; `None` if it is none.
+    ///
+    /// # Errors
+    /// The meter does not grant them.
+    pub(super) fn entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Key<'v>, Self)>>, EvaluationError> {
+        let grant = |count: usize, meter: &mut Meter| meter.charge_items(count.saturating_mul(2));
         match self {
-            Self::Map(map) => Some(map.iter().map(|(key, value)| (key.clone(), value.clone())).collect()),
+            Self::Map(map) => {
+                grant(map.entries.len(), meter)?;
+                Ok(Some(map.entries.iter().map(|(key, value)| (key.clone(), value.clone())).collect()))
+            }
             Self::Tape(value) if value.kind() == json::Kind::Object => {
                 let mut entries: Map<'v> = Map::new();
                 // Of two with the same key the last one counts, as everywhere in Kubernetes.
                 for (key, value) in value.members() {
-                    entries.insert(Key::String(Text::from(key.text())), Self::from(value));
+                    meter.charge(1)?;
+                    grant(1, meter)?;
+                    let key = Key::String(Text::read_key(key, meter)?);
+                    entries.insert(key, Self::read(value, meter)?);
                 }
-                Some(entries.into_iter().collect())
+                Ok(Some(entries.into_iter().collect()))
             }
             Self::Json(serde_json::Value::Object(members)) => {
-                Some(members.iter().map(|(key, value)| (Key::String(Text::Borrowed(key)), Self::from(value))).collect())
+                grant(members.len(), meter)?;
+                let entry = |(key, value): (&'v String, &'v serde_json::Value)| {
+                    (Key::String(Text::Borrowed(key)), Self::from(value))
+                };
+                Ok(Some(members.iter().map(entry).collect()))
             }
             Self::Extended(extended) => {
-                let mut entries = extended.base.entries()?;
+                let Some(mut entries) = extended.base.entries(meter)? else { return Ok(None) };
                 let laid_over = |key: &Key<'_>| extended.members.iter().flatten().any(|(name, _)| key.is(name));
                 entries.retain(|(key, _)| !laid_over(key));
                 let members = extended.members.iter().flatten();
                 entries.extend(members.map(|(name, value)| (Key::String(Text::Borrowed(name)), value.clone())));
-                Some(entries)
+                Ok(Some(entries))
             }
-            _ => None,
+            _ => Ok(None),
         }
     }
 
-    /// The same map in a form in which finding an entry does not mean to go through all.
-    pub(super) fn searchable(&self) -> Self {
+    /// The same map in a form in which an entry is found without visiting all.
+    ///
+    /// # Errors
+    /// The meter does not grant it.
+    pub(super) fn searchable(&self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         match self {
-            Self::Tape(_) | Self::Extended(_) if self.lookup_cost() > 0 => {
-                self.entries().map_or(Self::Null, |entries| Self::map(entries.into_iter().collect()))
-            }
-            _ => self.clone(),
+            Self::Tape(_) | Self::Extended(_) if self.lookup_cost() > 1 => match self.entries(meter)? {
+                Some(entries) => Self::map(entries, meter),
+                None => Ok(Self::Null),
+            },
+            _ => Ok(self.clone()),
         }
     }
 
-    /// How many items or entries there are.
-    pub(super) fn count(&self) -> Option<usize> {
-        match self {
-            Self::List(items) => Some(items.len()),
-            Self::Map(map) => Some(map.len()),
+    /// How many items or entries there are; `None` of what has none.
+    ///
+    /// # Errors
+    /// The meter does not grant the counting.
+    pub(super) fn count(&self, meter: &mut Meter) -> Result<Option<usize>, EvaluationError> {
+        Ok(match self {
+            Self::List(list) => Some(list.items.len()),
+            Self::Map(map) => Some(map.entries.len()),
             Self::Json(serde_json::Value::Array(items)) => Some(items.len()),
             Self::Json(serde_json::Value::Object(members)) => Some(members.len()),
-            Self::Tape(value) if value.kind() == json::Kind::Array => Some(value.items().count()),
-            Self::Tape(_) | Self::Extended(_) => self.entries().map(|entries| entries.len()),
+            Self::Tape(value) if value.kind() == json::Kind::Array => {
+                meter.charge(self.lookup_cost())?;
+                Some(value.items().count())
+            }
+            Self::Tape(_) | Self::Extended(_) => self.entries(meter)?.map(|entries| entries.len()),
             _ => None,
-        }
+        })
     }
 
     /// Whether it is null, an empty optional, or a text, list or map that has nothing in it.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Self::Null | Self::Optional(None) => true,
-            Self::Optional(Some(value)) => value.is_empty(),
+            Self::Optional(Some(present)) => present.value.is_empty(),
             Self::String(text) => text.is_empty(),
             Self::Bytes(bytes) => bytes.is_empty(),
+            Self::List(list) => list.items.is_empty(),
+            Self::Map(map) => map.entries.is_empty(),
             Self::Tape(value) => value.items().next().is_none() && value.members().next().is_none(),
-            _ => self.count() == Some(0),
+            Self::Json(serde_json::Value::Array(items)) => items.is_empty(),
+            Self::Json(serde_json::Value::Object(members)) => members.is_empty(),
+            // It has members laid over it, or is a scalar.
+            _ => false,
         }
     }
 
-    /// What it costs to look for something directly in it: objects and lists of a tape are gone through one by one.
+    /// Steps for finding something directly in it: objects and lists of a tape are searched one by one.
     pub(super) fn lookup_cost(&self) -> usize {
-        const LOOKED_AT_FOR_ONE_UNIT: usize = 16;
+        const VISITED_IN_A_STEP: usize = 8;
         match self {
-            // The text is a bound of how many there are, which nobody has to count.
-            Self::Tape(value) if value.raw().len() < SHORT => 0,
-            Self::Tape(value) => (value.items().count() + value.members().count()) / LOOKED_AT_FOR_ONE_UNIT,
+            // The length of the text bounds how many there are, and need not be counted.
+            Self::Tape(value) if value.raw().len() < SHORT => value.raw().len() / 128,
+            Self::Tape(value) => (value.items().count() + value.members().count()) / VISITED_IN_A_STEP,
             Self::Extended(extended) => extended.base.lookup_cost(),
-            Self::Optional(Some(value)) => value.lookup_cost(),
             _ => 0,
         }
     }
@@ -346,7 +439,7 @@ impl<'v> Value<'v> {
     /// What an optional holds, or else the value itself; `None` for an empty optional.
     pub(super) fn unwrapped(self) -> Option<Self> {
         match self {
-            Self::Optional(value) => value.map(|value| (*value).clone()),
+            Self::Optional(present) => present.map(|present| present.value.clone()),
             value => Some(value),
         }
     }
@@ -364,13 +457,25 @@ impl<'v> Value<'v> {
     }
 }
 
-impl<'v> From<Cow<'v, str>> for Text<'v> {
-    fn from(text: Cow<'v, str>) -> Self {
-        match text {
-            Cow::Borrowed(text) => Self::Borrowed(text),
-            Cow::Owned(text) => Self::Shared(text.into()),
-        }
+impl<'v> Present<'v> {
+    /// What the optional holds.
+    #[must_use]
+    pub const fn value(&self) -> &Value<'v> {
+        &self.value
     }
+}
+
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The place of a key among a map's entries.
+fn place_of<'s>(map: &Map<'s>, key: &Key<'s>) -> Option<usize> {
+    map.get_index_of(key)
 }
 
 impl Deref for Text<'_> {
@@ -379,7 +484,7 @@ impl Deref for Text<'_> {
     fn deref(&self) -> &str {
         match self {
             Self::Borrowed(text) => text,
-            Self::Shared(text) => text,
+            Self::Shared(text) => &text.0,
         }
     }
 }
@@ -403,6 +508,14 @@ impl<'v> Key<'v> {
             Self::Int(number) => Value::Int(*number),
             Self::UInt(number) => Value::UInt(*number),
             Self::Bool(value) => Value::Bool(*value),
+        }
+    }
+
+    /// Bytes of its text.
+    fn length(&self) -> usize {
+        match self {
+            Self::String(text) => text.len(),
+            _ => 0,
         }
     }
 
@@ -440,7 +553,7 @@ impl<'v> Deref for Items<'v> {
 
     fn deref(&self) -> &[Value<'v>] {
         match self {
-            Self::Shared(items) => items,
+            Self::Shared(list) => &list.items,
             Self::Own(items) => items,
         }
     }

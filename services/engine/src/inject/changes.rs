@@ -1,7 +1,7 @@
 //! Elements and entries that are there, changed or removed: `$each` and `$prune`.
 
-use crate::expression::{Expression, Value as Computed};
-use crate::json::{Content, Document, SlotId, State};
+use crate::expression::{Expression, TextValue as ComputedText, Value as Computed};
+use crate::json::{self, Content, Document, SlotId, State};
 use crate::profile::template::{Kind, Node};
 use crate::schema::{self, KeyedList};
 
@@ -103,7 +103,7 @@ impl<'a> Merge<'_, 'a> {
             }
             let item = if keyed.is_some() { self.element_before(slot, element)? } else { item };
             self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
-            self.computation.know("item", Computed::from(item));
+            self.know_item(item)?;
             let result = if rule.prunes {
                 self.prune_element(list, slot, rule, keyed.map(|keyed| (keyed, previous)))
             } else {
@@ -216,8 +216,9 @@ impl<'a> Merge<'_, 'a> {
                 Original::Was(original) => original,
                 Original::Unchanged | Original::Nothing => self.current(slot)?,
             };
-            self.computation.know("key", Computed::String(text.into()));
-            self.computation.know("item", Computed::from(item));
+            let key = ComputedText::read_key(key, &mut self.meter).map_err(|error| self.failed(&error))?;
+            self.computation.know("key", Computed::String(key));
+            self.know_item(item)?;
             let is_others = !self.is_below_ours() && !self.is_later();
             let result = self.truth(condition).map(|prunes| {
                 if prunes && is_others {
@@ -229,6 +230,14 @@ impl<'a> Merge<'_, 'a> {
             self.pointer.truncate(length);
             result?;
         }
+        Ok(())
+    }
+}
+
+impl<'a> Merge<'_, 'a> {
+    fn know_item(&mut self, item: json::Value<'a>) -> Result<(), Fault> {
+        let item = Computed::read(item, &mut self.meter).map_err(|error| self.failed(&error))?;
+        self.computation.know("item", item);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::expression::{EvaluationError, Value as Computed};
+use crate::expression::{EvaluationError, Meter, Value as Computed};
 use crate::json::{Content, Kind as JsonKind, SlotId};
 use crate::profile::template::{ConflictRule, Kind, Node, Position, Rules};
 use crate::report::Reason;
@@ -87,7 +87,8 @@ impl<'a> Merge<'_, 'a> {
             if list.is_absent() {
                 continue;
             }
-            let items = pairs(&list).ok_or_else(|| {
+            let pairs = pairs(&list, &mut self.meter).map_err(|error| self.failed(&error))?;
+            let items = pairs.ok_or_else(|| {
                 self.failed(&EvaluationError::new("$forEach goes over a list or a map, and this is neither"))
             })?;
             for (index, (key, item)) in items.into_iter().enumerate() {
@@ -447,12 +448,15 @@ impl Part<'_> {
 pub(super) const ITEM_COST: usize = 256;
 
 /// The items of a list, or the entries of a map by their keys.
-fn pairs<'v>(list: &Computed<'v>) -> Option<Vec<(Computed<'v>, Computed<'v>)>> {
-    if let Computed::Optional(Some(list)) = list {
-        return pairs(list);
+fn pairs<'v>(
+    list: &Computed<'v>,
+    meter: &mut Meter,
+) -> Result<Option<Vec<(Computed<'v>, Computed<'v>)>>, EvaluationError> {
+    if let Computed::Optional(Some(present)) = list {
+        return pairs(present.value(), meter);
     }
-    if let Some(items) = list.list_items() {
-        return Some(items.into_iter().map(|item| (Computed::Null, item)).collect());
+    match list.items(meter)? {
+        Some(items) => Ok(Some(items.iter().map(|item| (Computed::Null, item.clone())).collect())),
+        None => list.sorted_entries(meter),
     }
-    list.map_entries()
 }

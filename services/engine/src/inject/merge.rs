@@ -8,7 +8,7 @@
 //! written `Replace`.
 
 use crate::compute::{Arena, Computation};
-use crate::expression::Budget;
+use crate::expression::{Meter, Purpose};
 use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, Value, needs_escape, split_at_escape};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::report::Reason;
@@ -107,9 +107,9 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) document: &'d mut Document<'a>,
     pub(super) computation: &'d Computation<'a>,
     pub(super) arena: &'a Arena,
-    pub(super) budget: Budget,
+    pub(super) meter: Meter,
     /// For finding out what an earlier pass did.
-    pub(super) again: Budget,
+    pub(super) again: Meter,
     pub(super) authors: Authors<'a>,
     /// What is known of the whole object.
     pub(super) type_: &'static Type,
@@ -169,8 +169,8 @@ impl<'d, 'a> Merge<'d, 'a> {
             document,
             computation,
             arena,
-            budget: Budget::of(Budget::PROFILE),
-            again: Budget::of(Budget::PROFILE),
+            meter: computation.meter(Purpose::Decide, Meter::PROFILE),
+            again: computation.meter(Purpose::Recognize, Meter::PROFILE),
             authors,
             type_,
             earlier,

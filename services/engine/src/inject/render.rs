@@ -181,9 +181,9 @@ impl<'a> Merge<'_, 'a> {
         let mut merge = Merge::new(surroundings, &earlier);
         merge.pointer.clone_from(&self.pointer);
         merge.manner.within_added = true;
-        std::mem::swap(&mut merge.budget, &mut self.budget);
+        std::mem::swap(&mut merge.meter, &mut self.meter);
         let result = work(&mut merge);
-        std::mem::swap(&mut merge.budget, &mut self.budget);
+        std::mem::swap(&mut merge.meter, &mut self.meter);
         result?;
         let mut out = String::with_capacity(value.raw().len() + 128);
         copy.write(Document::ROOT, &mut out);
@@ -318,11 +318,11 @@ impl<'a> Merge<'_, 'a> {
     }
 
     pub(super) fn truth(&mut self, expression: &'a Expression) -> Result<bool, Fault> {
-        expression.evaluate_bool(self.computation, &mut self.budget).map_err(|error| self.failed(&error))
+        expression.evaluate_bool(self.computation, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
     pub(super) fn evaluate(&mut self, expression: &'a Expression) -> Result<Computed<'a>, Fault> {
-        expression.evaluate(self.computation, &mut self.budget).map_err(|error| self.failed(&error))
+        expression.evaluate(self.computation, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
     /// A computed value as JSON; `None` if it is absent.
@@ -334,7 +334,7 @@ impl<'a> Merge<'_, 'a> {
             self.charge(text.len())?;
             return Ok(Some(self.arena.keep(OwnedTape::of_string(text))));
         }
-        match value.to_outcome().map_err(|error| self.failed(&error))? {
+        match value.to_outcome(&mut self.meter).map_err(|error| self.failed(&error))? {
             Outcome::Absent => Ok(None),
             Outcome::Value(value) => self.keep(&value.to_string()).map(Some),
         }
@@ -347,10 +347,13 @@ impl<'a> Merge<'_, 'a> {
         }
         // A second pass sees what the first one saw.
         let value = match (self.original(), existing) {
-            (Original::Was(value), _) => Computed::some(Computed::from(value)),
-            (Original::Unchanged, Some(slot)) => Computed::some(Computed::from(self.seen(slot)?)),
-            (Original::Nothing, _) | (Original::Unchanged, None) => Computed::none(),
+            (Original::Was(value), _) => Some(value),
+            (Original::Unchanged, Some(slot)) => Some(self.seen(slot)?),
+            (Original::Nothing, _) | (Original::Unchanged, None) => None,
         };
+        let meter = &mut self.meter;
+        let value = value.map(|value| Computed::read(value, meter)).transpose();
+        let value = value.and_then(|value| Computed::optional(value, meter)).map_err(|error| self.failed(&error))?;
         self.computation.know(EXISTING, value);
         Ok(())
     }
@@ -394,7 +397,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     pub(super) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
-        self.budget.charge_bytes(bytes).map_err(|error| self.failed(&error))
+        self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
     /// Charges going over so many members or elements in search of one; ends where the record has no room anyway, so that

@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use pillion_api::profile::{ContainerType, Otherwise};
 
 use crate::compute;
-use crate::expression::Value as Computed;
 use crate::json::{Document, SlotId, Value};
 use crate::profile::rules::ContainerRule;
 use crate::report::Reason;
@@ -159,7 +158,8 @@ impl<'a> Merge<'_, 'a> {
             ContainerType::Sidecar => "Sidecar",
             ContainerType::Injected => "Injected",
         };
-        self.computation.know("container", compute::container(Computed::from(target.value), kind));
+        let container = compute::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
+        self.computation.know("container", container);
         if let Some(condition) = &rule.condition
             && !self.truth(condition)?
         {
@@ -169,7 +169,7 @@ impl<'a> Merge<'_, 'a> {
             if self.truth(&condition.expression)? {
                 continue;
             }
-            let message = condition.told(self.computation, &mut self.budget);
+            let message = condition.told(self.computation, &mut self.meter);
             let place = format!("{}: rule {}: {message}", self.pointer, rule.name);
             match condition.otherwise {
                 Otherwise::NotMatched => {}

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use crate::expression::Budget;
+use crate::expression::Meter;
 use crate::json::{Document, Kind, SlotId, Value, write_string};
 
 use super::merge::{Fault, Manner, Merge, Part};
@@ -43,10 +43,10 @@ impl<'a> Merge<'_, 'a> {
         part: Option<Part<'a>>,
         work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
     ) -> Result<Option<Settled<'a>>, Fault> {
-        // It has a budget of its own, or a profile might be applied once and be too much work when it is asked for again.
-        std::mem::swap(&mut self.budget, &mut self.again);
+        // It has a meter of its own, or a profile might be applied once and be too much work when it is asked for again.
+        std::mem::swap(&mut self.meter, &mut self.again);
         let left = self.find_left(part, work);
-        std::mem::swap(&mut self.budget, &mut self.again);
+        std::mem::swap(&mut self.meter, &mut self.again);
         left
     }
 
@@ -108,7 +108,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Charges looking an item up, or remembering it.
     pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), Fault> {
-        self.charge(Budget::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
+        self.charge(Meter::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
     }
 }
 

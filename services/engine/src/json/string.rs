@@ -64,7 +64,11 @@ impl<'t> Key<'t> {
     #[inline]
     #[must_use]
     pub fn is(self, text: &str) -> bool {
-        if self.has_escapes { unescape(self.escaped) == text } else { self.escaped == text }
+        if self.has_escapes {
+            may_stand_for(self.escaped, text) && unescape(self.escaped) == text
+        } else {
+            self.escaped == text
+        }
     }
 }
 
@@ -72,6 +76,12 @@ impl fmt::Debug for Key<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.escaped)
     }
+}
+
+/// Whether an escaped text is short enough to stand for a text: an escape of six bytes is one byte at least. What is
+/// longer need not be read, so that a comparison takes no longer than the text is long.
+pub(super) const fn may_stand_for(escaped: &str, text: &str) -> bool {
+    escaped.len() <= text.len().saturating_mul(6)
 }
 
 /// The first key that stands behind another that is the same. Keys are compared only where they share bits, so this is for

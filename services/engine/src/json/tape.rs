@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::parse::{self, Limits, SyntaxError};
-use super::string::{Key, unescape, write_string};
+use super::string::{Key, may_stand_for, unescape, write_string};
 
 /// What a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +190,7 @@ impl<'t> Value<'t> {
     pub fn is(self, text: &str) -> bool {
         match self.kind() {
             Kind::String => self.raw_len() == text.len() + 2 && self.inner().as_bytes() == text.as_bytes(),
-            Kind::EscapedString => unescape(self.inner()) == text,
+            Kind::EscapedString => may_stand_for(self.inner(), text) && unescape(self.inner()) == text,
             _ => false,
         }
     }

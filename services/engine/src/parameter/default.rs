@@ -4,7 +4,7 @@ use pillion_api::parameter::Source;
 use serde_json::Value as Json;
 
 use super::{Kind, Parameter};
-use crate::expression::{Bindings, Budget, EvaluationError, Expression, Outcome, Part, Scope, Source as Piece, Text};
+use crate::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Source as Piece, Text};
 use crate::lookup::Needs;
 use crate::profile::Diagnostic;
 
@@ -63,13 +63,13 @@ impl Parameter {
     pub(crate) fn default_value<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
-        budget: &mut Budget,
+        meter: &mut Meter,
     ) -> Result<Option<Json>, EvaluationError> {
         match &self.default {
             None => Ok(None),
             Some(Default::Value(value)) => Ok(Some(value.clone())),
             Some(Default::Computed(node)) => {
-                let Some(value) = node.evaluate(bindings, budget)? else { return Ok(None) };
+                let Some(value) = node.evaluate(bindings, meter)? else { return Ok(None) };
                 self.kind
                     .check(value)
                     .map(Some)
@@ -163,14 +163,10 @@ impl Node {
     }
 
     /// The value; `None` if it is left out, as an empty optional is.
-    fn evaluate<'v>(
-        &'v self,
-        bindings: &dyn Bindings<'v>,
-        budget: &mut Budget,
-    ) -> Result<Option<Json>, EvaluationError> {
+    fn evaluate<'v>(&'v self, bindings: &dyn Bindings<'v>, meter: &mut Meter) -> Result<Option<Json>, EvaluationError> {
         Ok(Some(match self {
             Self::Literal(value) => value.clone(),
-            Self::Whole(expression) => match expression.evaluate_outcome(bindings, budget)? {
+            Self::Whole(expression) => match expression.evaluate_outcome(bindings, meter)? {
                 Outcome::Value(value) => value,
                 Outcome::Absent => return Ok(None),
             },
@@ -180,7 +176,7 @@ impl Node {
                     match part {
                         MixedPart::Text(part) => text.push_str(part),
                         MixedPart::Expression(expression) => {
-                            text.push_str(&expression.evaluate_text(bindings, budget)?);
+                            text.push_str(&expression.evaluate_text(bindings, meter)?);
                         }
                     }
                 }
@@ -189,14 +185,14 @@ impl Node {
             Self::List(nodes) => {
                 let mut items = Vec::with_capacity(nodes.len());
                 for node in nodes {
-                    items.extend(node.evaluate(bindings, budget)?);
+                    items.extend(node.evaluate(bindings, meter)?);
                 }
                 items.into()
             }
             Self::Map(nodes) => {
                 let mut members = serde_json::Map::new();
                 for (key, node) in nodes {
-                    if let Some(value) = node.evaluate(bindings, budget)? {
+                    if let Some(value) = node.evaluate(bindings, meter)? {
                         members.insert(key.to_string(), value);
                     }
                 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use crate::expression::{EvaluationError, Value};
+use crate::expression::{EvaluationError, Meter, Value};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, Declared, LookedUp};
 
@@ -41,7 +41,12 @@ impl Values {
     }
 
     /// A member of `params` or `lookups`; `None` for another name.
-    pub(crate) fn member(&self, name: &str, member: &str) -> Option<Result<Option<Value<'_>>, EvaluationError>> {
+    pub(crate) fn member(
+        &self,
+        name: &str,
+        member: &str,
+        meter: &mut Meter,
+    ) -> Option<Result<Option<Value<'_>>, EvaluationError>> {
         match name {
             "params" => {
                 let value = self.parameters.iter().find(|(name, _)| **name == *member).map(|(_, value)| value);
@@ -50,7 +55,7 @@ impl Values {
             "lookups" => {
                 let answer = self.lookups.iter().find(|(name, _)| **name == *member).map(|(_, answer)| answer);
                 let known = answer.map_or(Ok(None), |answer| answer.known(&format!("lookups.{member}")));
-                Some(known.map(|found| found.map(|object| Value::from(object.root()))))
+                Some(known.and_then(|found| found.map(|object| Value::read(object.root(), meter)).transpose()))
             }
             _ => None,
         }

@@ -8,7 +8,7 @@ use super::Diagnostic;
 use super::template::{Choice, Compiler, LocalNames};
 use super::validations::{self, Validation};
 use crate::compute::{self, Computation, Variable};
-use crate::expression::{Budget, Expression, Scope};
+use crate::expression::{Expression, Meter, Scope};
 use crate::parameter::{self, Parameter};
 
 /// A condition that was found to be right.
@@ -23,12 +23,12 @@ pub(crate) struct Condition {
 
 impl Condition {
     /// What is said where it does not hold. A message that cannot be made is no reason to say nothing.
-    pub(crate) fn told<'v>(&'v self, computation: &Computation<'v>, budget: &mut Budget) -> Box<str> {
+    pub(crate) fn told<'v>(&'v self, computation: &Computation<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
             Some(Choice::Known(text)) => text.clone(),
             Some(Choice::Found(text)) => {
-                let made = text.evaluate(computation, budget).ok().filter(|text| !text.trim().is_empty());
+                let made = text.evaluate(computation, meter).ok().filter(|text| !text.trim().is_empty());
                 made.map_or_else(|| self.name.clone(), |text| one_line(&text).into())
             }
         }
@@ -67,13 +67,14 @@ pub(super) struct Computed {
 pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
     let mut parameters: Vec<Parameter> = Vec::new();
+    let whole = Scope::new();
     let lookups = || spec.lookups.iter().map(|lookup| lookup.name.as_str());
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         check_name(&path, &text.name, &mut names, faults);
         // A default may use the parameters that stand before it, and no variables: those may use parameters.
         let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
-        let scope = compute::scope(earlier, []).with_members("lookups", lookups());
+        let scope = compute::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
         match parameter::compile(&path, text, &scope) {
             Ok(parameter) => parameters.push(parameter),
             Err(wrong) => faults.extend(wrong),
@@ -83,6 +84,7 @@ pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Di
         spec.parameters.iter().map(|parameter| parameter.name.as_str()),
         spec.variables.iter().map(|variable| variable.name.as_str()),
     )
+    .of_the_profile_of(&whole)
     .with_members("lookups", lookups());
     let scope = if is_for_pods { scope } else { compute::without_pod(scope) };
     let mut names = HashMap::new();

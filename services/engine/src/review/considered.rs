@@ -6,6 +6,7 @@ use super::decide::{FoundRecord, level};
 use super::envelope::object_of;
 use super::{Endpoint, Facts, Review};
 use crate::compute::World;
+use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::schema;
 use crate::select::considered::{self, Considered};
@@ -30,6 +31,7 @@ impl Review<'_> {
         let subject =
             Subject { namespace_name: &envelope.namespace, namespace: &namespace, object, record: found.genuine() };
         let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
+        let allowances = Allowances::until(facts.deadline);
         let world = World {
             object,
             request: self.tape.root().get("request").unwrap_or(object),
@@ -37,6 +39,7 @@ impl Review<'_> {
             namespace: &namespace,
             uid: &envelope.uid,
             looked_up: &facts.looked_up,
+            allowances: &allowances,
         };
         considered::considered(snapshot.profiles(), &candidates, action, level, world)
     }

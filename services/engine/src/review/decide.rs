@@ -8,6 +8,7 @@ use pillion_api::profile::{OnError, Operation};
 use super::envelope::{Envelope, object_of};
 use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, mark, validating};
 use crate::compute::{Arena, World};
+use crate::expression::Allowances;
 use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
 use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
 use crate::limits::Bounds;
@@ -68,6 +69,7 @@ pub(super) fn decide(
     observer.begins(Step::Match);
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let arena = Arena::new();
+    let allowances = Allowances::until(facts.deadline);
     let found = FoundRecord::find(object, facts.record_trust);
     let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
     let is_marked = guardrails.record_decisions && level == InjectionLevel::Required && action.is_pod();
@@ -88,6 +90,7 @@ pub(super) fn decide(
             namespace: &namespace,
             uid: &envelope.uid,
             looked_up: &facts.looked_up,
+            allowances: &allowances,
         };
         let bounds = Bounds { namespace: &namespace, guardrails };
         let selection = select(&candidates, action, level, world, &arena);

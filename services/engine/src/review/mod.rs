@@ -16,6 +16,7 @@ mod validating;
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use pillion_api::names::{InjectionLevel, MUTATE_PATH, VALIDATE_PATH};
 use pillion_api::profile::Operation;
@@ -108,6 +109,9 @@ pub struct Facts {
     /// What the platform allows tenants' profiles to do, where that changes while the snapshot stays; `None`: what the
     /// snapshot says.
     pub guardrails: Option<Arc<Guardrails>>,
+    /// When the request has to be answered. Expressions end there, also where they have steps left; `None`: only their
+    /// steps end them.
+    pub deadline: Option<Instant>,
 }
 
 /// Which records of an earlier injection are believed.

@@ -10,6 +10,7 @@ use super::decide::{FoundRecord, level};
 use super::envelope::{Envelope, object_of, old_object_of};
 use super::{Endpoint, Facts, Observer, RecordTrust, Step};
 use crate::compute::{Arena, World};
+use crate::expression::Allowances;
 use crate::inject::Record;
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::profile::target::Action;
@@ -54,6 +55,7 @@ pub(super) fn decide(
     };
     // Of something that is deleted there is no final object: `object` is null, as in Kubernetes' own policies.
     let object = request.get("object").unwrap_or(meant);
+    let allowances = Allowances::until(facts.deadline);
     let authors = World {
         object: authors.as_ref().filter(|_| action.operation != Operation::Delete).map_or(object, OwnedTape::root),
         request,
@@ -61,6 +63,7 @@ pub(super) fn decide(
         namespace: &namespace,
         uid: &envelope.uid,
         looked_up: &facts.looked_up,
+        allowances: &allowances,
     };
     let last = World { object, ..authors };
     // Of what is stored already, all that is at work now is asked for.

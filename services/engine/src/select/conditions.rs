@@ -7,7 +7,7 @@ use pillion_api::profile::{OnError, Otherwise};
 use super::Refusal;
 use super::parameters;
 use crate::compute::{Arena, Computation, World};
-use crate::expression::Budget;
+use crate::expression::{Meter, Purpose};
 use crate::lookup;
 use crate::parameter;
 use crate::profile::CompiledProfile;
@@ -29,10 +29,10 @@ pub(super) fn check<'v>(
         (arena.keep_parameters(parameters), invalid)
     };
     let computation = Computation::new(world, parameters, profile);
-    let mut budget = Budget::new();
+    let mut meter = world.meter(profile, Purpose::Decide, Meter::EXPRESSION);
     let mut refusals: Vec<Refusal> = Vec::new();
     for condition in &profile.conditions {
-        let refusal = match condition.expression.evaluate_bool(&computation, &mut budget) {
+        let refusal = match condition.expression.evaluate_bool(&computation, &mut meter) {
             Ok(true) => continue,
             Ok(false) => Refusal {
                 outcome: match condition.otherwise {
@@ -41,7 +41,7 @@ pub(super) fn check<'v>(
                     Otherwise::Deny => ProfileOutcome::Denied,
                 },
                 reason: Reason::MatchCondition,
-                detail: Some(condition.told(&computation, &mut budget)),
+                detail: Some(condition.told(&computation, &mut meter)),
             },
             // It reads what is not allowed, which is told by itself.
             Err(_) if invalid.is_some() => continue,

@@ -8,6 +8,7 @@ use serde_json::{Value as Json, json};
 use super::candidates::Candidates;
 use super::{Selection, select};
 use crate::compute::{Arena, World};
+use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
 use crate::profile::target::Action;
@@ -65,6 +66,7 @@ impl Case {
             namespace: &self.namespace,
             uid: "u",
             looked_up: &LookedUp::default(),
+            allowances: &Allowances::until(None),
         };
         let arena = Arena::new();
         let Selection { profiles, notices, denied, reason } =
@@ -453,6 +455,7 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
             namespace: &namespace,
             uid: "u",
             looked_up: &LookedUp::default(),
+            allowances: &Allowances::until(None),
         };
         let arena = Arena::new();
         let decisions = select(&candidates, Action::CREATE_POD, InjectionLevel::Enabled, world, &arena).profiles;

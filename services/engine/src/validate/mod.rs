@@ -9,15 +9,12 @@ use std::sync::Arc;
 use pillion_api::profile::{OnError, ValidationAction};
 
 use crate::compute::{Computation, Parameters, World};
-use crate::expression::{Budget, EvaluationError};
+use crate::expression::{EvaluationError, Meter, Purpose};
 use crate::profile::template::Choice;
 use crate::profile::validations::Validation;
 use crate::profile::{CompiledProfile, one_line};
 use crate::report::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::select::Selected;
-
-/// How much work the validations of one profile may be together: that of so many expressions.
-const EXPRESSIONS: usize = 4;
 
 /// The objects that validations are about.
 #[derive(Clone, Copy)]
@@ -60,12 +57,12 @@ fn check_profile(
     failed: &mut Vec<ValidationDecision>,
 ) {
     let computation = Computation::new(objects.last, parameters, profile).with_ours(objects.ours);
-    let mut budget = Budget::of(EXPRESSIONS * Budget::EXPRESSION);
+    let mut meter = computation.meter(Purpose::Decide, Meter::PROFILE);
     for (index, validation) in profile.validations.iter().enumerate() {
-        let (outcome, reason, message) = match validation.expression.evaluate_bool(&computation, &mut budget) {
+        let (outcome, reason, message) = match validation.expression.evaluate_bool(&computation, &mut meter) {
             Ok(true) => continue,
             Ok(false) => {
-                let message = message(validation, &computation, &mut budget);
+                let message = message(validation, &computation, &mut meter);
                 (outcome_of(validation.action), Reason::ValidationFailed, message)
             }
             Err(error) => {
@@ -105,13 +102,13 @@ fn told(index: usize, error: &EvaluationError) -> String {
 
 /// What is said of an object for which a validation does not hold. A message that cannot be made is no reason to let the
 /// object pass.
-fn message<'v>(validation: &'v Validation, computation: &Computation<'v>, budget: &mut Budget) -> String {
+fn message<'v>(validation: &'v Validation, computation: &Computation<'v>, meter: &mut Meter) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {
         None => unsaid(),
         Some(Choice::Known(text)) => text.to_string(),
         Some(Choice::Found(text)) => {
-            let text = text.evaluate(computation, budget);
+            let text = text.evaluate(computation, meter);
             text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
         }
     }

@@ -201,7 +201,7 @@ fn only_texts_numbers_and_bools_are_put_into_a_text() {
         let expression = Expression::compile(source, &Scope::new().with("x")).unwrap();
         let error = expression.evaluate_text(
             &crate::expressions::Borrowed { world: &world },
-            &mut pillion_engine::expression::Budget::new(),
+            &mut pillion_engine::expression::Meter::new(),
         );
         let error = error.unwrap_err();
         assert!(error.message().ends_with("cannot be put into a text"), "{error:?}");

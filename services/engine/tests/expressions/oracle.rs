@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cel::{Context, Env, extensions};
-use pillion_engine::expression::{Budget, Expression};
+use pillion_engine::expression::{Expression, Meter};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -52,8 +52,8 @@ fn to_cel(value: serde_json::Value) -> cel::Value {
 fn ours(source: &str) -> Option<serde_json::Value> {
     let world = World::new(values());
     let expression = Expression::compile(source, &world.scope()).ok()?;
-    let value = expression.evaluate(&Borrowed { world: &world }, &mut Budget::new());
-    value.ok()?.to_json().ok()?
+    let value = expression.evaluate(&Borrowed { world: &world }, &mut Meter::new());
+    value.ok()?.to_json(&mut Meter::new()).ok()?
 }
 
 /// Numbers as doubles, because `1.0` is written in two ways.
@@ -257,7 +257,7 @@ proptest! {
         let world = World::new(values());
         // A name outside of its loop, or more loops than allowed, is refused before it is evaluated.
         let Ok(expression) = Expression::compile(&source, &world.scope()) else { return Ok(()) };
-        if let Err(error) = expression.evaluate(&Borrowed { world: &world }, &mut Budget::new())
+        if let Err(error) = expression.evaluate(&Borrowed { world: &world }, &mut Meter::new())
             // The other one adds the keys of a map to a list, which CEL does not have.
             && error.message() == "+ does not take a list and a map"
         {

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
 use pillion_api::profile::ProfileSpec;
-use pillion_engine::expression::{Bindings, Budget, EvaluationError, Expression, Scope, Text, Value};
+use pillion_engine::expression::{Bindings, EvaluationError, Expression, Meter, Scope, Text, Value};
 use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, advise, compile};
 use pillion_engine::report::Notice;
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
@@ -115,7 +115,7 @@ pub fn profile_and_pod(bytes: &[u8]) {
 /// The source of an expression.
 ///
 /// # Panics
-/// If it does more than its budget.
+/// If it does more than its meter.
 pub fn expression(bytes: &[u8]) {
     static WORLD: LazyLock<Json> = LazyLock::new(world);
     static SCOPE: LazyLock<Scope> = LazyLock::new(|| {
@@ -128,13 +128,13 @@ pub fn expression(bytes: &[u8]) {
     let Ok(source) = std::str::from_utf8(bytes) else { return };
     let _ = Text::parse(source);
     let Ok(expression) = Expression::compile(source, &SCOPE) else { return };
-    let mut budget = Budget::new();
-    let first = expression.evaluate_outcome(&Borrowed(&WORLD), &mut budget);
-    assert!(budget.left() <= Budget::EXPRESSION);
-    let second = expression.evaluate_outcome(&Borrowed(&WORLD), &mut Budget::new());
+    let mut meter = Meter::new();
+    let first = expression.evaluate_outcome(&Borrowed(&WORLD), &mut meter);
+    assert!(meter.left() <= Meter::EXPRESSION);
+    let second = expression.evaluate_outcome(&Borrowed(&WORLD), &mut Meter::new());
     assert_eq!(format!("{first:?}"), format!("{second:?}"), "the same expression has another value");
-    let _ = expression.evaluate_text(&Borrowed(&WORLD), &mut Budget::new());
-    let _ = expression.evaluate_bool(&Borrowed(&WORLD), &mut Budget::new());
+    let _ = expression.evaluate_text(&Borrowed(&WORLD), &mut Meter::new());
+    let _ = expression.evaluate_bool(&Borrowed(&WORLD), &mut Meter::new());
 }
 
 /// The text of a record, and what managedFields say.
@@ -299,12 +299,12 @@ fn world() -> Json {
 struct Borrowed<'w>(&'w Json);
 
 impl<'w> Bindings<'w> for Borrowed<'w> {
-    fn value(&self, name: &str, _: &mut Budget) -> Result<Value<'w>, EvaluationError> {
+    fn value(&self, name: &str, _: &mut Meter) -> Result<Value<'w>, EvaluationError> {
         let value = self.0.get(name).ok_or_else(|| EvaluationError::new(format!("{name} is not there")))?;
         Ok(value.into())
     }
 
-    fn member(&self, name: &str, member: &str, _: &mut Budget) -> Result<Option<Value<'w>>, EvaluationError> {
+    fn member(&self, name: &str, member: &str, _: &mut Meter) -> Result<Option<Value<'w>>, EvaluationError> {
         Ok(self.0[name].get(member).map(Value::from))
     }
 

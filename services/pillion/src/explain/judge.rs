@@ -164,6 +164,7 @@ fn decide(facts: &Surroundings, question: &Question, entries: &[EntryView]) -> (
         looked_up: question.looked_up.clone(),
         record_trust: trust,
         guardrails: None,
+        deadline: None,
     };
     let considered = review.considered(endpoint, &facts.snapshot, &asked);
     match review.decide(endpoint, &facts.snapshot, &asked) {

@@ -4,7 +4,7 @@ use super::{Evaluated, Evaluation};
 use crate::expression::error::EvaluationError;
 use crate::expression::functions::lists;
 use crate::expression::program::{Loop, LoopKind, Node};
-use crate::expression::value::{Items, Value};
+use crate::expression::value::{Items, ListBuilder, Value};
 
 impl<'v> Evaluation<'_, 'v> {
     #[inline(never)]
@@ -12,10 +12,10 @@ impl<'v> Evaluation<'_, 'v> {
         let [target, body] = parts;
         match self.value(target)? {
             Value::Optional(None) => Ok(Value::none()),
-            Value::Optional(Some(value)) => {
-                let result = self.with_local((*value).clone(), body)?;
+            Value::Optional(Some(present)) => {
+                let result = self.with_local(present.value().clone(), body)?;
                 match (flat, result) {
-                    (false, result) => Ok(Value::some(result)),
+                    (false, result) => Value::some(result, self.meter),
                     (true, result @ Value::Optional(_)) => Ok(result),
                     (true, result) => {
                         Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.described()))
@@ -32,9 +32,10 @@ impl<'v> Evaluation<'_, 'v> {
     #[inline(never)]
     pub(super) fn looped(&mut self, looped: &'v Loop) -> Evaluated<'v> {
         let range = self.value(&looped.range)?;
-        let items = if let Some(items) = range.items() {
+        let items = if let Some(items) = range.items(self.meter)? {
             items
-        } else if let Some(entries) = range.entries() {
+        } else if let Some(entries) = range.entries(self.meter)? {
+            self.meter.charge_items(entries.len())?;
             Items::Own(entries.iter().map(|(key, _)| key.to_value()).collect())
         } else {
             let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.described()));
@@ -44,7 +45,6 @@ impl<'v> Evaluation<'_, 'v> {
             };
             return Err(error.within(looped.range.span));
         };
-        self.budget.charge(items.len())?;
         match looped.kind {
             LoopKind::All => self.search(&items, &looped.body, false),
             LoopKind::Exists => self.search(&items, &looped.body, true),
@@ -56,33 +56,35 @@ impl<'v> Evaluation<'_, 'v> {
                 Ok(Value::Bool(found == 1))
             }
             LoopKind::Filter => {
-                let mut kept = Vec::new();
+                let mut kept = ListBuilder::new();
                 for item in items.iter() {
                     if self.test(item, &looped.body)? {
-                        kept.push(item.clone());
+                        kept.push(item.clone(), self.meter)?;
                     }
                 }
-                Ok(Value::list(kept))
+                kept.finish(self.meter)
             }
             LoopKind::Map => {
-                let mut mapped = Vec::with_capacity(items.len());
+                let mut mapped = ListBuilder::new();
                 for item in items.iter() {
                     if let Some(filter) = &looped.filter
                         && !self.test(item, filter)?
                     {
                         continue;
                     }
-                    mapped.push(self.with_local(item.clone(), &looped.body)?);
+                    let value = self.with_local(item.clone(), &looped.body)?;
+                    mapped.push(value, self.meter)?;
                 }
-                Ok(Value::list(mapped))
+                mapped.finish(self.meter)
             }
             LoopKind::SortBy => {
+                self.meter.charge_items(items.len().saturating_mul(2))?;
                 let mut keyed = Vec::with_capacity(items.len());
                 for item in items.iter() {
                     keyed.push((self.with_local(item.clone(), &looped.body)?, item.clone()));
                 }
-                lists::sort(&mut keyed, |(key, _)| key, self.budget).map_err(|error| error.within(looped.body.span))?;
-                Ok(Value::list(keyed.into_iter().map(|(_, item)| item).collect()))
+                lists::sort(&mut keyed, |(key, _)| key, self.meter).map_err(|error| error.within(looped.body.span))?;
+                Value::list(keyed.into_iter().map(|(_, item)| item), self.meter)
             }
         }
     }
@@ -102,8 +104,8 @@ impl<'v> Evaluation<'_, 'v> {
             match self.test(item, condition) {
                 Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
                 Ok(_) => {}
-                Err(error) if error.is_exhausted() => return Err(error),
                 Err(error) => {
+                    let error = self.meter.go_on_after(error)?;
                     failed.get_or_insert(error);
                 }
             }

@@ -1,8 +1,6 @@
 //! Makes values of one type into values of another.
 
-use std::sync::Arc;
-
-use super::{Call, Evaluated, Function, duration, global, maps, quantity};
+use super::{Call, Evaluated, Function, duration, global, quantity, shown};
 use crate::expression::operators::{double_text, nearest, whole};
 use crate::expression::value::Value;
 
@@ -17,6 +15,12 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("type", 1, 1, "type(value)", |call| Ok(Value::Type(call.value(0).type_name()))),
 ];
 
+/// A text that is short enough to be read as a number; else an empty one, which is none.
+fn number_text(text: &str) -> &str {
+    const LONGEST: usize = 1024;
+    if text.len() <= LONGEST { text } else { "" }
+}
+
 fn int<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let number = match call.value(0) {
         Value::Int(number) => Some(*number),
@@ -24,10 +28,10 @@ fn int<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         Value::Double(number) => whole(number.trunc()),
         Value::Quantity(quantity) => quantity.whole(),
         Value::String(text) => {
-            return text
+            return number_text(text)
                 .parse()
                 .map(Value::Int)
-                .map_err(|_| call.error(format!("{:?} is no whole number", maps::shown(text))));
+                .map_err(|_| call.error(format!("{:?} is no whole number", shown(text))));
         }
         _ => return Err(call.wrong(0, "a number or a string")),
     };
@@ -40,10 +44,10 @@ fn uint<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         Value::Int(number) => u64::try_from(*number).ok(),
         Value::Double(number) => whole(number.trunc()).and_then(|number| u64::try_from(number).ok()),
         Value::String(text) => {
-            return text
+            return number_text(text)
                 .parse()
                 .map(Value::UInt)
-                .map_err(|_| call.error(format!("{:?} is no whole number", maps::shown(text))));
+                .map_err(|_| call.error(format!("{:?} is no whole number", shown(text))));
         }
         _ => return Err(call.wrong(0, "a number or a string")),
     };
@@ -58,10 +62,10 @@ fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         Value::UInt(number) => *number as f64,
         Value::Quantity(quantity) => quantity.approximately(),
         Value::String(text) => {
-            return text
+            return number_text(text)
                 .parse()
                 .map(Value::Double)
-                .map_err(|_| call.error(format!("{:?} is no number", maps::shown(text))));
+                .map_err(|_| call.error(format!("{:?} is no number", shown(text))));
         }
         _ => return Err(call.wrong(0, "a number or a string")),
     }))
@@ -80,18 +84,23 @@ pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     })
 }
 
+/// Steps for writing a number.
+const NUMBER: usize = 8;
+
 fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     match call.value(0) {
         text @ Value::String(_) => Ok(text.clone()),
         Value::Bytes(bytes) => {
-            let text = std::str::from_utf8(bytes).map_err(|_| call.error("the bytes are no UTF-8 text"))?.to_owned();
-            call.made(text)
+            call.meter.charge_bytes(bytes.len())?;
+            let text = std::str::from_utf8(bytes).map_err(|_| call.error("the bytes are no UTF-8 text"))?;
+            Value::owned(text, call.meter)
         }
         Value::Null | Value::Type(_) => Err(call.wrong(0, "a bool, number, string, duration or quantity")),
         value => {
+            call.meter.charge(NUMBER)?;
             let text = text_of(value);
             let text = text.ok_or_else(|| call.wrong(0, "a bool, number, string, duration or quantity"))?;
-            call.made(text)
+            call.short(&text)
         }
     }
 }
@@ -102,7 +111,7 @@ fn bool<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         Value::String(text) => match &**text {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::Bool(true)),
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::Bool(false)),
-            _ => Err(call.error(format!("{:?} is neither true nor false", maps::shown(text)))),
+            _ => Err(call.error(format!("{:?} is neither true nor false", shown(text)))),
         },
         _ => Err(call.wrong(0, "a bool or a string")),
     }
@@ -111,10 +120,7 @@ fn bool<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 fn bytes<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     match call.value(0) {
         bytes @ Value::Bytes(_) => Ok(bytes.clone()),
-        Value::String(text) => {
-            call.budget.charge_bytes(text.len())?;
-            Ok(Value::Bytes(Arc::from(text.as_bytes())))
-        }
+        Value::String(text) => Value::bytes(text.as_bytes(), call.meter),
         _ => Err(call.wrong(0, "a string")),
     }
 }

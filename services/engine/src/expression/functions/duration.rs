@@ -1,6 +1,6 @@
 //! Spans of time, written as Go writes them: `1h30m`, `6s`, `250ms`.
 
-use super::{Call, Evaluated, Function, global, maps, member};
+use super::{Call, Evaluated, Function, global, member, shown};
 use crate::expression::error::EvaluationError;
 use crate::expression::value::Value;
 
@@ -8,7 +8,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("duration", 1, 1, "duration(text)", |call| match call.value(0) {
         span @ Value::Duration(_) => Ok(span.clone()),
         Value::String(text) => parse(text).map(Value::Duration).ok_or_else(|| {
-            call.error(format!("{:?} is no duration", maps::shown(text))).with_help("it is written 1h30m, 6s, 250ms")
+            call.error(format!("{:?} is no duration", shown(text))).with_help("it is written 1h30m, 6s, 250ms")
         }),
         _ => Err(call.wrong(0, "a string")),
     }),
@@ -17,6 +17,9 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("getSeconds", 0, 0, "duration.getSeconds()", |call| units(call, 1_000_000_000)),
     member("getMilliseconds", 0, 0, "duration.getMilliseconds()", |call| units(call, 1_000_000)),
 ];
+
+/// Bytes that a duration may have: each unit once, with all its digits, has fewer.
+const LONGEST: usize = 256;
 
 const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
@@ -37,6 +40,9 @@ fn units<'v>(call: &mut Call<'_, 'v>, unit: i64) -> Evaluated<'v> {
 }
 
 fn parse(text: &str) -> Option<i64> {
+    if text.len() > LONGEST {
+        return None;
+    }
     let (negative, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),

@@ -1,57 +1,59 @@
 //! Functions that write values as text and read them from it.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use sha2::{Digest, Sha256};
 
-use super::{Call, Function, global, maps};
+use super::{Call, Function, global, shown};
 use crate::expression::MAXIMUM_RESULT;
 use crate::expression::error::EvaluationError;
 use crate::expression::value::Value;
 
 pub(super) const FUNCTIONS: &[Function] = &[
     global("base64.encode", 1, 1, "base64.encode(bytes)", |call| {
-        let text = STANDARD.encode(bytes_of(call)?);
-        call.made(text)
+        let bytes = bytes_of(call)?;
+        call.meter.charge_text(bytes.len() / 3 * 4 + 4)?;
+        let text = STANDARD.encode(bytes);
+        call.short(&text)
     }),
     global("base64.decode", 1, 1, "base64.decode(text)", |call| {
         let text = call.text(0)?;
-        call.budget.charge_bytes(text.len())?;
+        call.meter.charge_memory(text.len())?;
         let engine = if text.ends_with('=') || text.len() % 4 == 0 { &STANDARD } else { &STANDARD_NO_PAD };
         let bytes = engine.decode(text.as_bytes());
-        let bytes = bytes.map_err(|_| call.error(format!("{:?} is not base64", maps::shown(text))))?;
-        Ok(Value::Bytes(Arc::from(bytes)))
+        let bytes = bytes.map_err(|_| call.error(format!("{:?} is not base64", shown(text))))?;
+        Value::bytes(&bytes, call.meter)
     }),
     global("sha256", 1, 1, "sha256(value)", |call| {
         let text = hexadecimal(&Sha256::digest(bytes_of(call)?));
-        call.made(text)
+        call.short(&text)
     }),
     global("toJson", 1, 1, "toJson(value)", |call| {
-        let json = call.value(0).to_json()?.unwrap_or_default().to_string();
-        call.made(json)
+        let json = call.value(0).to_json(call.meter)?.unwrap_or_default();
+        let mut length = Length(0);
+        serde_json::to_writer(&mut length, &json).map_err(|error| call.error(error))?;
+        call.meter.charge_text(length.0)?;
+        call.short(&json.to_string())
     }),
     global("parseJson", 1, 1, "parseJson(text)", |call| {
         let text = readable(call)?;
         let value: serde_json::Value =
             serde_json::from_str(text).map_err(|error| call.error(format!("the text is not JSON: {error}")))?;
-        counted(call, &value)?;
-        Ok(Value::from(value))
+        Value::from_json(value, call.meter)
     }),
     global("isJson", 1, 1, "isJson(text)", |call| {
-        let value = serde_json::from_str::<serde_json::Value>(readable(call)?);
-        value.iter().try_for_each(|value| counted(call, value))?;
-        Ok(Value::Bool(value.is_ok()))
+        let text = readable(call)?;
+        Ok(Value::Bool(serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()))
     }),
     global("parseYaml", 1, 1, "parseYaml(text)", |call| {
         let text = readable(call)?;
-        // It is read much more slowly than JSON.
-        call.budget.charge(text.len())?;
+        // It is read much more slowly than JSON, and an alias may repeat as much as the parser's limits allow.
+        call.meter.charge(text.len().saturating_mul(8))?;
+        call.meter.charge_memory(crate::yaml::MAXIMUM_NODES.min(text.len().saturating_mul(64)) * VALUE)?;
         let value = crate::yaml::parse(text).map_err(|message| call.error(message))?;
-        counted(call, &value)?;
-        Ok(Value::from(value))
+        Value::from_json(value, call.meter)
     }),
 ];
 
@@ -61,7 +63,7 @@ fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
         Value::String(text) => text.as_bytes(),
         _ => return Err(call.wrong(0, "a string or bytes")),
     };
-    call.budget.charge(bytes.len() / 4)?;
+    call.meter.charge(bytes.len() / 4)?;
     Ok(bytes)
 }
 
@@ -71,16 +73,28 @@ fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
     if text.len() > MAXIMUM_RESULT {
         return Err(call.error(format!("a text of {} bytes is too long to be read", text.len())));
     }
-    call.budget.charge(text.len() / 4)?;
+    call.meter.charge(text.len() / 4)?;
+    // A comma, a colon and an opening bracket are followed by a value each.
+    let values = 1 + text.bytes().filter(|byte| b",:[{".contains(byte)).count();
+    call.meter.charge(values)?;
+    call.meter.charge_memory(text.len() + values.saturating_mul(VALUE))?;
     Ok(text)
 }
 
-fn counted(call: &mut Call<'_, '_>, value: &serde_json::Value) -> Result<(), EvaluationError> {
-    call.budget.charge(1)?;
-    match value {
-        serde_json::Value::Array(items) => items.iter().try_for_each(|item| counted(call, item)),
-        serde_json::Value::Object(members) => members.values().try_for_each(|value| counted(call, value)),
-        _ => Ok(()),
+/// Bytes of memory of a value that was read, with its place in a list or map.
+const VALUE: usize = 96;
+
+/// Counts the bytes that are written to it.
+struct Length(usize);
+
+impl std::io::Write for Length {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

@@ -3,30 +3,40 @@
 use std::cmp::Ordering;
 
 use super::{Call, Evaluated, Function, count, global, member};
-use crate::expression::budget::Budget;
 use crate::expression::error::EvaluationError;
-use crate::expression::operators::{arithmetic, equal, order};
+use crate::expression::meter::Meter;
+use crate::expression::operators::{arithmetic, equal, granted_order, order};
 use crate::expression::syntax::Operator;
-use crate::expression::value::Value;
+use crate::expression::value::{ListBuilder, Value};
 
 pub(super) const FUNCTIONS: &[Function] = &[
     member("slice", 2, 2, "list.slice(start, end)", slice),
     member("flatten", 0, 1, "list.flatten(depth)", flatten),
     member("distinct", 0, 0, "list.distinct()", distinct),
     member("sort", 0, 0, "list.sort()", |call| {
-        let mut items = call.list(0)?.to_vec();
-        sort(&mut items, |item| item, call.budget)?;
-        Ok(Value::list(items))
+        let items = call.list(0)?;
+        call.meter.charge_items(items.len())?;
+        let mut items = items.to_vec();
+        sort(&mut items, |item| item, call.meter)?;
+        Value::list(items, call.meter)
     }),
     member("sum", 0, 0, "list.sum()", sum),
     member("min", 0, 0, "list.min()", |call| extreme(call, Ordering::Less)),
     member("max", 0, 0, "list.max()", |call| extreme(call, Ordering::Greater)),
-    member("first", 0, 0, "list.first()", |call| Ok(call.list(0)?.first().cloned().map_or(Value::none(), Value::some))),
-    member("last", 0, 0, "list.last()", |call| Ok(call.list(0)?.last().cloned().map_or(Value::none(), Value::some))),
+    member("first", 0, 0, "list.first()", |call| {
+        let first = call.list(0)?.first().cloned();
+        Value::optional(first, call.meter)
+    }),
+    member("last", 0, 0, "list.last()", |call| {
+        let last = call.list(0)?.last().cloned();
+        Value::optional(last, call.meter)
+    }),
     global("lists.range", 1, 1, "lists.range(number)", |call| {
-        let size = call.size(0)?;
-        call.budget.charge(size)?;
-        Ok(Value::list((0..size).map(count).collect()))
+        let mut list = ListBuilder::with_capacity(call.size(0)?, call.meter)?;
+        for number in 0..call.size(0)? {
+            list.push(count(number), call.meter)?;
+        }
+        list.finish(call.meter)
     }),
     global("firstOf", 1, 1, "firstOf(list)", first_of),
 ];
@@ -35,40 +45,43 @@ fn slice<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (items, start, end) = (call.list(0)?, call.size(1)?, call.size(2)?);
     let slice = items.get(start..end);
     let slice = slice.ok_or_else(|| call.error(format!("a list of {} has no items {start} to {end}", items.len())))?;
-    Ok(Value::list(slice.to_vec()))
+    Value::list(slice.iter().cloned(), call.meter)
 }
 
 fn flatten<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let depth = if call.given(1) { call.size(1)? } else { 1 };
-    let mut items = call.list(0)?.to_vec();
+    call.list(0)?;
+    let mut list = call.value(0).clone();
     for _ in 0..depth {
+        let Some(items) = list.items(call.meter)? else { break };
         if !items.iter().any(Value::is_list) {
             break;
         }
-        let mut flat = Vec::with_capacity(items.len());
-        for item in items {
-            match item.items() {
+        let mut flat = ListBuilder::new();
+        for item in items.iter() {
+            match item.items(call.meter)? {
                 Some(inner) => {
-                    // Before they are copied: one long list may stand in the other many times.
-                    call.budget.charge(inner.len())?;
-                    flat.extend(inner.iter().cloned());
+                    for item in inner.iter() {
+                        flat.push(item.clone(), call.meter)?;
+                    }
                 }
-                None => flat.push(item),
+                None => flat.push(item.clone(), call.meter)?,
             }
         }
-        items = flat;
+        list = flat.finish(call.meter)?;
     }
-    Ok(Value::list(items))
+    Ok(list)
 }
 
 fn distinct<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let items = call.list(0)?;
     let mut unique: Vec<Value<'v>> = Vec::new();
+    call.meter.charge_items(items.len())?;
     for item in items.iter() {
         let mut seen = false;
         for other in &unique {
-            call.budget.charge(1)?;
-            if equal(other, item, call.budget)? {
+            call.meter.charge(1)?;
+            if equal(other, item, call.meter)? {
                 seen = true;
                 break;
             }
@@ -77,21 +90,22 @@ fn distinct<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             unique.push(item.clone());
         }
     }
-    Ok(Value::list(unique))
+    Value::list(unique, call.meter)
 }
 
 /// Sorts by keys, which have to be of one kind that has an order. What is equal stays in its order.
 pub(in crate::expression) fn sort<'v, T>(
     items: &mut [T],
     key: impl Fn(&T) -> &Value<'v>,
-    budget: &mut Budget,
+    meter: &mut Meter,
 ) -> Result<(), EvaluationError> {
-    budget.charge(items.len().saturating_mul(8))?;
+    let longest = items.iter().map(|item| key(item).length()).max().unwrap_or(0);
+    meter.charge_sort(items.len(), longest)?;
     if let Some(first) = items.first().map(&key) {
         for item in items.iter() {
             let item = key(item);
             // Values of one kind that all compare with one of them compare with one another.
-            if item.type_name() != first.type_name() || order(first, item).is_none() {
+            if item.type_name() != first.type_name() || granted_order(first, item).is_none() {
                 return Err(EvaluationError::new(format!(
                     "a list is sorted by values of one kind; there are {} and {}",
                     first.described(),
@@ -100,7 +114,7 @@ pub(in crate::expression) fn sort<'v, T>(
             }
         }
     }
-    items.sort_by(|left, right| order(key(left), key(right)).unwrap_or(Ordering::Equal));
+    items.sort_by(|left, right| granted_order(key(left), key(right)).unwrap_or(Ordering::Equal));
     Ok(())
 }
 
@@ -114,7 +128,7 @@ fn sum<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if !addable(first) {
         return Err(call.error(format!("the list has {} in it, which cannot be summed", first.described())));
     }
-    items.try_fold(first.clone(), |sum, item| arithmetic(Operator::Add, &sum, item, call.budget))
+    items.try_fold(first.clone(), |sum, item| arithmetic(Operator::Add, &sum, item, call.meter))
 }
 
 fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
@@ -122,7 +136,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
     let Some(first) = items.first() else { return Err(call.error("the list is empty")) };
     let mut best = first;
     for item in items.iter() {
-        let found = order(item, best);
+        let found = order(item, best, call.meter)?;
         let found =
             found.ok_or_else(|| call.error(format!("{} and {} do not compare", item.described(), best.described())))?;
         if found == wanted {
@@ -140,7 +154,7 @@ pub(super) fn index_of<'v>(call: &mut Call<'_, 'v>, last: bool) -> Evaluated<'v>
     let items = call.list(0)?;
     let mut found = None;
     for (place, item) in items.iter().enumerate() {
-        if equal(item, call.value(1), call.budget)? {
+        if equal(item, call.value(1), call.meter)? {
             found = Some(place);
             if !last {
                 break;

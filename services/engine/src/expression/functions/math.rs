@@ -40,6 +40,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
     let numbers = if call.arguments.len() == 1 && call.value(0).is_list() {
         call.list(0)?
     } else {
+        call.meter.charge_items(call.arguments.len())?;
         Items::Own(call.arguments.to_vec())
     };
     let Some(mut best) = numbers.first() else { return Err(call.error("the list is empty")) };
@@ -48,7 +49,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
             number,
             Value::Int(_) | Value::UInt(_) | Value::Double(_) | Value::Quantity(_) | Value::Duration(_)
         );
-        let found = order(number, best).filter(|_| is_number);
+        let found = order(number, best, call.meter)?.filter(|_| is_number);
         let found =
             found.ok_or_else(|| call.error(format!("{} does not compare with numbers here", number.described())))?;
         if found == wanted {

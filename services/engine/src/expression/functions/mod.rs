@@ -14,11 +14,9 @@ pub(super) mod quantity;
 pub(super) mod regex;
 mod strings;
 
-use ::regex::Regex;
-
-use super::budget::Budget;
 use super::error::EvaluationError;
-use super::value::{Items, Key, Text, Value};
+use super::meter::Meter;
+use super::value::{Items, Key, Text, TextBuilder, Value};
 
 /// A function that expressions may call.
 #[derive(Debug)]
@@ -53,9 +51,9 @@ pub(super) struct Call<'a, 'v> {
     pub(super) function: &'static Function,
     pub(super) arguments: &'a [Value<'v>],
     /// The regular expression, if it stood there as a literal.
-    pub(super) pattern: Option<&'a Regex>,
+    pub(super) pattern: Option<&'a regex::Pattern>,
     pub(super) seed: &'a str,
-    pub(super) budget: &'a mut Budget,
+    pub(super) meter: &'a mut Meter,
 }
 
 const GROUPS: [&[Function]; 13] = [
@@ -130,8 +128,8 @@ impl<'a, 'v> Call<'a, 'v> {
     fn text(&mut self, place: usize) -> Result<&'a Text<'v>, EvaluationError> {
         match self.value(place) {
             Value::String(text) => {
-                // Whatever is done with it, it is looked at.
-                self.budget.charge(text.len() / 64)?;
+                // Whatever is done with it, it is read.
+                self.meter.charge(text.len() / 64)?;
                 Ok(text)
             }
             _ => Err(self.wrong(place, "a string")),
@@ -153,20 +151,19 @@ impl<'a, 'v> Call<'a, 'v> {
     }
 
     fn list(&mut self, place: usize) -> Result<Items<'v>, EvaluationError> {
-        let items = self.value(place).items().ok_or_else(|| self.wrong(place, "a list"))?;
-        self.budget.charge(items.len())?;
-        Ok(items)
+        let items = self.value(place).items(self.meter)?;
+        items.ok_or_else(|| self.wrong(place, "a list"))
     }
 
     fn map(&mut self, place: usize) -> Result<Vec<(Key<'v>, Value<'v>)>, EvaluationError> {
-        let entries = self.value(place).entries().ok_or_else(|| self.wrong(place, "a map"))?;
-        self.budget.charge(entries.len())?;
-        Ok(entries)
+        let entries = self.value(place).entries(self.meter)?;
+        entries.ok_or_else(|| self.wrong(place, "a map"))
     }
 
     /// A list of texts.
     fn texts(&mut self, place: usize) -> Result<Vec<Text<'v>>, EvaluationError> {
         let items = self.list(place)?;
+        self.meter.charge_items(items.len())?;
         items
             .iter()
             .map(|item| match item {
@@ -199,11 +196,16 @@ impl<'a, 'v> Call<'a, 'v> {
         EvaluationError::new(format!("`{}`: {message}", self.function.name))
     }
 
-    /// Text that was computed.
-    fn made(&mut self, text: String) -> Evaluated<'v> {
-        super::operators::check_length(text.len())?;
-        self.budget.charge_bytes(text.len())?;
-        Ok(Value::owned(text))
+    /// A text that is no longer than this number of bytes, which are granted before it is written.
+    fn written(&mut self, bytes: usize, write: impl FnOnce(&mut TextBuilder) -> std::fmt::Result) -> Evaluated<'v> {
+        let mut text = TextBuilder::with_capacity(bytes, self.meter)?;
+        write(&mut text).map_err(|_| self.error("the text is longer than it was said to be"))?;
+        text.finish(self.meter)
+    }
+
+    /// A copy of a short text, such as a number's.
+    fn short(&mut self, text: &str) -> Evaluated<'v> {
+        Value::owned(text, self.meter)
     }
 }
 
@@ -215,10 +217,13 @@ impl EvaluationError {
 }
 
 /// A part of a text, which borrows what the text borrows.
-fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>) -> Text<'v> {
+///
+/// # Errors
+/// The meter does not grant the copy of a part of a text that was computed.
+fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>, meter: &mut Meter) -> Result<Text<'v>, EvaluationError> {
     match text {
-        Text::Borrowed(text) => Text::Borrowed(text.get(range).unwrap_or_default()),
-        Text::Shared(text) => Text::Shared(text.get(range).unwrap_or_default().into()),
+        Text::Borrowed(text) => Ok(Text::Borrowed(text.get(range).unwrap_or_default())),
+        Text::Shared(_) => Text::owned(text.get(range).unwrap_or_default(), meter),
     }
 }
 
@@ -229,8 +234,16 @@ fn range_in(text: &str, inner: &str) -> std::ops::Range<usize> {
 }
 
 /// A part of a text as a value.
-fn part_of<'v>(text: &Text<'v>, inner: &str) -> Value<'v> {
-    Value::String(part(text, range_in(text, inner)))
+///
+/// # Errors
+/// As [`part`].
+fn part_of<'v>(text: &Text<'v>, inner: &str, meter: &mut Meter) -> Evaluated<'v> {
+    Ok(Value::String(part(text, range_in(text, inner), meter)?))
+}
+
+/// The beginning of a text, short enough for a message.
+pub(super) fn shown(text: &str) -> &str {
+    text.char_indices().nth(60).map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
 }
 
 /// A number of things as a value.

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::{Call, Evaluated, Function, global, part_of};
-use crate::expression::value::{Key, Map, Text, Value};
+use crate::expression::value::{Key, MapBuilder, Text, Value};
 
 pub(super) const FUNCTIONS: &[Function] = &[
     global("image", 1, 1, "image(text)", image),
@@ -12,15 +12,18 @@ pub(super) const FUNCTIONS: &[Function] = &[
         if length <= HASH {
             return Err(call.error(format!("the length has to be more than {HASH}")));
         }
+        call.meter.charge_memory(text.len())?;
         let text = short(text, length);
-        call.made(text)
+        Value::owned(&text, call.meter)
     }),
     global("dnsLabel", 1, 1, "dnsLabel(text)", |call| {
-        let text = dns_label(call.text(0)?);
+        let text = call.text(0)?;
+        call.meter.charge_memory(2 * text.len())?;
+        let text = dns_label(text);
         if text.is_empty() {
             return Err(call.error("the text has no letter or digit"));
         }
-        call.made(text)
+        call.short(&text)
     }),
     global("jitter", 2, 2, "jitter(minimum, maximum)", jitter),
 ];
@@ -45,10 +48,12 @@ fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         _ => ("", rest),
     };
     let parts = [("registry", registry), ("name", name), ("tag", tag), ("digest", digest)];
-    let entry = |(key, value)| {
-        (Key::String(Text::Borrowed(key)), if str::is_empty(value) { Value::text("") } else { part_of(text, value) })
-    };
-    Ok(Value::map(parts.into_iter().map(entry).collect::<Map<'v>>()))
+    let mut image = MapBuilder::new();
+    for (key, value) in parts {
+        let value = if value.is_empty() { Value::text("") } else { part_of(text, value, call.meter)? };
+        image.insert(Key::String(Text::Borrowed(key)), value, call.meter)?;
+    }
+    image.finish(call.meter)
 }
 
 /// A text cut to so many characters; one that is longer ends in a hash of all of it, so that two do not become one.
@@ -74,7 +79,7 @@ fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if span < 1 {
         return Err(call.error("the maximum is less than the minimum"));
     }
-    call.budget.charge(20)?;
+    call.meter.charge(20)?;
     let digest = Sha256::digest(call.seed.as_bytes());
     let hash = digest.iter().take(8).fold(0_i128, |hash, byte| (hash << 8) | i128::from(*byte));
     let number = i128::from(minimum) + hash % span;

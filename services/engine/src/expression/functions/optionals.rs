@@ -1,13 +1,11 @@
 //! Functions on optional values.
 
-use std::sync::Arc;
-
 use super::{Call, Function, global, member};
 use crate::expression::error::EvaluationError;
 use crate::expression::value::Value;
 
 pub(super) const FUNCTIONS: &[Function] = &[
-    global("optional.of", 1, 1, "optional.of(value)", |call| Ok(Value::some(call.value(0).clone()))),
+    global("optional.of", 1, 1, "optional.of(value)", |call| Value::some(call.value(0).clone(), call.meter)),
     global("optional.none", 0, 0, "optional.none()", |_| Ok(Value::none())),
     global("optional.ofNonZeroValue", 1, 1, "optional.ofNonZeroValue(value)", |call| {
         let value = call.value(0);
@@ -19,11 +17,11 @@ pub(super) const FUNCTIONS: &[Function] = &[
             Value::Duration(span) => *span == 0,
             value => value.is_empty(),
         };
-        Ok(if zero { Value::none() } else { Value::some(value.clone()) })
+        if zero { Ok(Value::none()) } else { Value::some(value.clone(), call.meter) }
     }),
     member("hasValue", 0, 0, "optional.hasValue()", |call| Ok(Value::Bool(inner(call)?.is_some()))),
     member("value", 0, 0, "optional.value()", |call| match inner(call)? {
-        Some(value) => Ok((**value).clone()),
+        Some(value) => Ok(value.clone()),
         None => Err(call.error("the optional is empty").with_help("use .orValue(...), or ask .hasValue() first")),
     }),
     member("or", 1, 1, "optional.or(optional)", |call| {
@@ -34,13 +32,13 @@ pub(super) const FUNCTIONS: &[Function] = &[
         }
     }),
     member("orValue", 1, 1, "optional.orValue(value)", |call| {
-        Ok(inner(call)?.map_or_else(|| call.value(1).clone(), |value| (**value).clone()))
+        Ok(inner(call)?.map_or_else(|| call.value(1).clone(), Value::clone))
     }),
 ];
 
-fn inner<'a, 'v>(call: &Call<'a, 'v>) -> Result<Option<&'a Arc<Value<'v>>>, EvaluationError> {
+fn inner<'a, 'v>(call: &Call<'a, 'v>) -> Result<Option<&'a Value<'v>>, EvaluationError> {
     match call.value(0) {
-        Value::Optional(value) => Ok(value.as_ref()),
+        Value::Optional(present) => Ok(present.as_ref().map(|present| present.value())),
         _ => Err(call.wrong(0, "an optional").with_help("what may be absent is read with a.?b or a[?b]")),
     }
 }

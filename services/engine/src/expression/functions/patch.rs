@@ -11,23 +11,29 @@ pub(super) const FUNCTIONS: &[Function] = &[global("jsonPatch", 2, 2, "jsonPatch
 /// Operations of one patch.
 const OPERATIONS: usize = 64;
 
+/// Bytes of memory for each byte of JSON that is copied.
+const MEMORY: usize = 16;
+
 fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
-    let mut value = call.value(0).to_json()?.unwrap_or_default();
-    let operations = call.value(1).to_json()?.unwrap_or_default();
+    let mut value = call.value(0).to_json(call.meter)?.unwrap_or_default();
+    let operations = call.value(1).to_json(call.meter)?.unwrap_or_default();
     let operations: Vec<PatchOperation> = serde_json::from_value(operations)
         .map_err(|error| call.error(format!("the operations are no JSON patch: {error}")))?;
     if operations.len() > OPERATIONS {
         return Err(call.error(format!("a patch has at most {OPERATIONS} operations")));
     }
+    let mut size = value.to_string().len();
     for (place, operation) in operations.iter().enumerate() {
+        // An operation reads, moves, compares or copies at most all that there is, and then it is measured again.
+        let copies = !matches!(operation, PatchOperation::Remove(_) | PatchOperation::Test(_));
+        call.meter.charge(10 + size)?;
+        call.meter.charge_memory(if copies { size.saturating_mul(MEMORY) } else { 0 })?;
         patch(&mut value, std::slice::from_ref(operation))
             .map_err(|error| call.error(format!("operation {place} cannot be applied: {}", error.kind)))?;
-        // A copy may double the value; nothing else makes more of it than it had.
-        let size = value.to_string().len();
+        size = value.to_string().len();
         if size > MAXIMUM_RESULT {
             return Err(call.error("the result is too large"));
         }
-        call.budget.charge(10 + size / 4)?;
     }
-    Ok(Value::from(value))
+    Value::from_json(value, call.meter)
 }

@@ -2,27 +2,29 @@
 
 use super::{Call, Evaluated, Function, global};
 use crate::expression::error::EvaluationError;
-use crate::expression::value::{Items, Key, Map, Text, Value};
+use crate::expression::meter::Meter;
+use crate::expression::value::{Items, MapBuilder, Value};
 
 pub(super) const FUNCTIONS: &[Function] = &[
     global("hasEnv", 2, 16, "hasEnv(container, name, ...)", |call| {
         let entries = listed(call, "env")?;
-        let mut names = Vec::with_capacity(call.arguments.len());
         for place in 1..call.arguments.len() {
-            names.push(call.text(place)?);
+            if named(call, &entries, "name", place)?.is_some() {
+                return Ok(Value::Bool(true));
+            }
         }
-        Ok(Value::Bool(entries.iter().any(|entry| names.iter().any(|name| is(entry, "name", name)))))
+        Ok(Value::Bool(false))
     }),
     global("envIsRef", 2, 2, "envIsRef(container, name)", |call| {
-        let (entries, name) = (listed(call, "env")?, call.text(1)?);
-        // Of two entries with one name the last one counts.
-        let entry = entries.iter().rev().find(|entry| is(entry, "name", name));
-        Ok(Value::Bool(entry.is_some_and(|entry| entry.member("valueFrom").is_some())))
+        let entries = listed(call, "env")?;
+        let entry = named(call, &entries, "name", 1)?;
+        let source = entry.map(|entry| entry.member("valueFrom", call.meter)).transpose()?.flatten();
+        Ok(Value::Bool(source.is_some()))
     }),
     global("hasMount", 2, 2, "hasMount(container, name)", |call| {
-        let (mounts, name) = (listed(call, "volumeMounts")?, call.text(1)?);
-        let field = if name.starts_with('/') { "mountPath" } else { "name" };
-        Ok(Value::Bool(mounts.iter().any(|mount| is(mount, field, name))))
+        let mounts = listed(call, "volumeMounts")?;
+        let field = if call.text(1)?.starts_with('/') { "mountPath" } else { "name" };
+        Ok(Value::Bool(named(call, &mounts, field, 1)?.is_some()))
     }),
     global("portNumber", 2, 2, "portNumber(container, port)", |call| {
         let port = call.value(1);
@@ -47,13 +49,30 @@ fn items_of<'v>(call: &mut Call<'_, 'v>, place: usize, field: &str) -> Result<It
     if !container.is_map() {
         return Err(call.wrong(place, "a container"));
     }
-    let items = container.member(field).and_then(|list| list.items()).unwrap_or(Items::Own(Vec::new()));
-    call.budget.charge(items.len() + container.lookup_cost())?;
-    Ok(items)
+    let list = container.member(field, call.meter)?;
+    let items = list.map(|list| list.items(call.meter)).transpose()?.flatten();
+    Ok(items.unwrap_or(Items::Own(Vec::new())))
 }
 
-fn is(entry: &Value<'_>, field: &str, text: &str) -> bool {
-    entry.member(field).is_some_and(|value| value.as_str() == Some(text))
+/// The last entry whose field is the text of an argument: of two environment variables with one name, it counts.
+fn named<'e, 'v>(
+    call: &mut Call<'_, 'v>,
+    entries: &'e [Value<'v>],
+    field: &str,
+    argument: usize,
+) -> Result<Option<&'e Value<'v>>, EvaluationError> {
+    let text = call.text(argument)?;
+    for entry in entries.iter().rev() {
+        if is(entry, field, text, call.meter)? {
+            return Ok(Some(entry));
+        }
+    }
+    Ok(None)
+}
+
+fn is(entry: &Value<'_>, field: &str, text: &str, meter: &mut Meter) -> Result<bool, EvaluationError> {
+    meter.charge(1 + text.len() / 64)?;
+    Ok(entry.member(field, meter)?.is_some_and(|value| value.as_str() == Some(text)))
 }
 
 /// The number of a port that is given by number or by name.
@@ -62,8 +81,13 @@ fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Res
         Value::Int(number) => Some(*number),
         Value::String(name) => {
             let ports = items_of(call, container, "ports")?;
-            let named = ports.iter().find(|port| is(port, "name", name)).and_then(|port| port.member("containerPort"));
-            match named {
+            let mut number = None;
+            for port in ports.iter() {
+                if number.is_none() && is(port, "name", name, call.meter)? {
+                    number = port.member("containerPort", call.meter)?;
+                }
+            }
+            match number {
                 Some(Value::Int(number)) => Some(number),
                 _ => name.parse().ok(),
             }
@@ -74,15 +98,25 @@ fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Res
 
 /// A probe or handler whose ports are all numbers. A name that the container does not have stays.
 fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
-    let mut probe: Map<'v> = call.map(0)?.into_iter().collect();
-    for kind in ["httpGet", "tcpSocket", "grpc"] {
-        let key = Key::String(Text::Borrowed(kind));
-        let Some(handler) = probe.get(&key).cloned() else { continue };
-        let Some(port) = handler.member("port") else { continue };
-        let (Some(number), Some(entries)) = (number_of(call, 1, &port)?, handler.entries()) else { continue };
-        let mut handler: Map<'v> = entries.into_iter().collect();
-        handler.insert(Key::String(Text::Borrowed("port")), Value::Int(number));
-        probe.insert(key, Value::map(handler));
+    let mut probe = MapBuilder::new();
+    for (key, value) in call.map(0)? {
+        let handles = ["httpGet", "tcpSocket", "grpc"].into_iter().any(|handler| key.is(handler));
+        let value = if handles { numbered_handler(call, value)? } else { value };
+        probe.insert(key, value, call.meter)?;
     }
-    Ok(Value::map(probe))
+    probe.finish(call.meter)
+}
+
+/// A handler whose port is a number, if the container has a port of that name.
+fn numbered_handler<'v>(call: &mut Call<'_, 'v>, handler: Value<'v>) -> Evaluated<'v> {
+    let Some(port) = handler.member("port", call.meter)? else { return Ok(handler) };
+    let (Some(number), Some(entries)) = (number_of(call, 1, &port)?, handler.entries(call.meter)?) else {
+        return Ok(handler);
+    };
+    let mut numbered = MapBuilder::new();
+    for (key, value) in entries {
+        let value = if key.is("port") { Value::Int(number) } else { value };
+        numbered.insert(key, value, call.meter)?;
+    }
+    numbered.finish(call.meter)
 }

@@ -1,6 +1,6 @@
 //! Quantities of Kubernetes, with arithmetic that is exact to a billionth.
 
-use super::{Call, Evaluated, Function, global, maps, member};
+use super::{Call, Evaluated, Function, global, member, shown};
 use crate::expression::error::EvaluationError;
 use crate::expression::operators::mismatch;
 use crate::expression::syntax::Operator;
@@ -15,7 +15,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
             quantity.ok_or_else(|| call.error(format!("{number} is no quantity, or one that is too large")))
         }
         Value::String(text) => parse(text).map(Value::Quantity).ok_or_else(|| {
-            call.error(format!("{:?} is no quantity", maps::shown(text))).with_help("it is written 500m, 1.5, 64Mi, 2G")
+            call.error(format!("{:?} is no quantity", shown(text))).with_help("it is written 500m, 1.5, 64Mi, 2G")
         }),
         _ => Err(call.wrong(0, "a string or a number")),
     }),
@@ -63,6 +63,9 @@ enum Format {
     /// `1e6`.
     Exponent,
 }
+
+/// Bytes that a quantity may have: thirty digits with a sign, a point and a suffix have fewer.
+const LONGEST: usize = 64;
 
 const BILLION: i128 = 1_000_000_000;
 
@@ -123,6 +126,9 @@ impl Quantity {
 }
 
 fn parse(text: &str) -> Option<Quantity> {
+    if text.len() > LONGEST {
+        return None;
+    }
     let (sign, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),
         None => (1, text.strip_prefix('+').unwrap_or(text)),

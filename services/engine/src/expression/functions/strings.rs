@@ -1,14 +1,19 @@
 //! Functions on texts. Places in a text are counted in characters, as everywhere in CEL.
 
+use std::fmt::Write as _;
+
 use super::{Call, Evaluated, Function, count, global, member, part, part_of};
 use crate::expression::error::EvaluationError;
 use crate::expression::operators::{double_text, nearest};
-use crate::expression::value::Value;
+use crate::expression::value::{ListBuilder, TextBuilder, Value};
 
 pub(super) const FUNCTIONS: &[Function] = &[
     global("size", 1, 1, "size(value)", size),
     member("size", 0, 0, "value.size()", size),
-    member("contains", 1, 1, "text.contains(part)", |call| Ok(Value::Bool(call.text(0)?.contains(&**call.text(1)?)))),
+    member("contains", 1, 1, "text.contains(part)", |call| {
+        call.searches()?;
+        Ok(Value::Bool(call.text(0)?.contains(&**call.text(1)?)))
+    }),
     member("startsWith", 1, 1, "text.startsWith(part)", |call| {
         Ok(Value::Bool(call.text(0)?.starts_with(&**call.text(1)?)))
     }),
@@ -17,16 +22,16 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("indexOf", 1, 2, "text.indexOf(part, from)", index_of),
     member("lastIndexOf", 1, 2, "text.lastIndexOf(part, from)", last_index_of),
     member("lowerAscii", 0, 0, "text.lowerAscii()", |call| {
-        let text = call.text(0)?.to_ascii_lowercase();
-        call.made(text)
+        let text = call.text(0)?;
+        call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_lowercase())))
     }),
     member("upperAscii", 0, 0, "text.upperAscii()", |call| {
-        let text = call.text(0)?.to_ascii_uppercase();
-        call.made(text)
+        let text = call.text(0)?;
+        call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_uppercase())))
     }),
     member("trim", 0, 0, "text.trim()", |call| {
         let text = call.text(0)?;
-        Ok(part_of(text, text.trim()))
+        part_of(text, text.trim(), call.meter)
     }),
     member("replace", 2, 3, "text.replace(old, new, limit)", replace),
     member("split", 1, 2, "text.split(separator, limit)", split),
@@ -35,22 +40,30 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("reverse", 0, 0, "value.reverse()", reverse),
     member("format", 1, 1, "text.format(list)", format),
     global("strings.quote", 1, 1, "strings.quote(text)", |call| {
-        let quoted = serde_json::Value::from(&**call.text(0)?).to_string();
-        call.made(quoted)
+        let text = call.text(0)?;
+        // An escape is six bytes long.
+        call.meter.charge_memory(6 * text.len())?;
+        let quoted = serde_json::to_string(&**text).unwrap_or_default();
+        call.written(quoted.len(), |out| out.write_str(&quoted))
     }),
 ];
+
+impl Call<'_, '_> {
+    /// Grants a search of one text in another.
+    fn searches(&mut self) -> Result<(), EvaluationError> {
+        let length = self.value(0).length() + self.value(1).length();
+        self.meter.charge(length / 8)
+    }
+}
 
 fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Ok(count(match call.value(0) {
         Value::String(text) => {
-            call.budget.charge_bytes(text.len())?;
+            call.meter.charge_bytes(text.len())?;
             text.chars().count()
         }
         Value::Bytes(bytes) => bytes.len(),
-        value => {
-            call.budget.charge(value.lookup_cost())?;
-            value.count().ok_or_else(|| call.wrong(0, "a string, list or map"))?
-        }
+        value => value.count(call.meter)?.ok_or_else(|| call.wrong(0, "a string, list or map"))?,
     }))
 }
 
@@ -67,7 +80,7 @@ fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, place) = (call.text(0)?, call.size(1)?);
     let start = byte_of(text, place).ok_or_else(|| outside(call, place))?;
     let length = text.get(start..).and_then(|rest| rest.chars().next()).map_or(0, char::len_utf8);
-    Ok(Value::String(part(text, start..start + length)))
+    Ok(Value::String(part(text, start..start + length, call.meter)?))
 }
 
 /// The place of a byte, counted in characters; -1 for none.
@@ -79,6 +92,7 @@ fn index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if call.value(0).is_list() {
         return super::lists::index_of(call, false);
     }
+    call.searches()?;
     let (text, wanted) = (call.text(0)?, call.text(1)?);
     let from = if call.given(2) { call.size(2)? } else { 0 };
     let start = byte_of(text, from).ok_or_else(|| outside(call, from))?;
@@ -90,6 +104,7 @@ fn last_index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if call.value(0).is_list() {
         return super::lists::index_of(call, true);
     }
+    call.searches()?;
     let (text, wanted) = (call.text(0)?, call.text(1)?);
     let end = if call.given(2) {
         let from = call.size(2)?;
@@ -104,51 +119,52 @@ fn last_index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, old, new) = (call.text(0)?, call.text(1)?, call.text(2)?);
     let limit = if call.given(3) { usize::try_from(call.int(3)?).unwrap_or(usize::MAX) } else { usize::MAX };
-    // How long the result is is known before it is made.
+    call.searches()?;
+    // The length of the result is known before it is written.
     let found = text.matches(&**old).take(limit).count();
-    super::super::operators::check_length(text.len() + found * new.len())?;
-    let text = text.replacen(&**old, new, limit);
-    call.made(text)
+    let length = (text.len() + found.saturating_mul(new.len())).saturating_sub(found * old.len());
+    call.written(length, |out| {
+        let mut behind = 0;
+        for (at, old) in text.match_indices(&**old).take(limit) {
+            out.write_str(text.get(behind..at).unwrap_or_default())?;
+            out.write_str(new)?;
+            behind = at + old.len();
+        }
+        out.write_str(text.get(behind..).unwrap_or_default())
+    })
 }
 
 fn split<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, separator) = (call.text(0)?, call.text(1)?);
     let limit = if call.given(2) { usize::try_from(call.int(2)?).unwrap_or(usize::MAX) } else { usize::MAX };
-    // How many there will be is charged before they are made.
-    let parts = if separator.is_empty() { text.chars().count() } else { text.matches(&**separator).count() };
-    call.budget.charge(parts.min(limit))?;
-    let parts: Vec<_> = match (limit, separator.is_empty()) {
-        (0, _) => Vec::new(),
-        (1, true) => vec![part_of(text, text)],
-        (_, true) => {
-            let mut bytes: Vec<_> = text.char_indices().map(|(byte, _)| byte).take(limit).collect();
-            bytes.push(text.len());
-            bytes
-                .windows(2)
-                .filter_map(|pair| match pair {
-                    [start, end] => Some(Value::String(part(text, *start..*end))),
-                    _ => None,
-                })
-                .collect()
+    call.searches()?;
+    let mut parts = ListBuilder::new();
+    if separator.is_empty() {
+        // One part for each character; the last one is all that is left.
+        let starts = text.char_indices().map(|(byte, _)| byte).take(limit);
+        let ends = text.char_indices().map(|(byte, _)| byte).skip(1).chain([text.len()]);
+        for (place, (start, end)) in starts.zip(ends).enumerate() {
+            let end = if place + 1 == limit { text.len() } else { end };
+            parts.push(Value::String(part(text, start..end, call.meter)?), call.meter)?;
         }
-        (_, false) => text.splitn(limit, &**separator).map(|inner| part_of(text, inner)).collect(),
-    };
-    Ok(Value::list(parts))
+    } else {
+        for inner in text.splitn(limit, &**separator) {
+            parts.push(part_of(text, inner, call.meter)?, call.meter)?;
+        }
+    }
+    parts.finish(call.meter)
 }
 
 fn join<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let parts = call.texts(0)?;
     let separator: &str = if call.given(1) { call.text(1)? } else { "" };
     let length = parts.iter().map(|part| part.len() + separator.len()).sum();
-    super::super::operators::check_length(length)?;
-    let mut text = String::with_capacity(length);
-    for (index, part) in parts.iter().enumerate() {
-        if index > 0 {
-            text.push_str(separator);
-        }
-        text.push_str(part);
-    }
-    call.made(text)
+    call.written(length, |text| {
+        parts.iter().enumerate().try_for_each(|(index, part)| {
+            text.write_str(if index > 0 { separator } else { "" })?;
+            text.write_str(part)
+        })
+    })
 }
 
 fn substring<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -163,40 +179,42 @@ fn substring<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if last < first {
         return Err(call.error("it would end before it begins"));
     }
-    Ok(Value::String(part(text, first..last)))
+    Ok(Value::String(part(text, first..last, call.meter)?))
 }
 
 fn reverse<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if call.value(0).is_list() {
         let items = call.list(0)?;
-        return Ok(Value::list(items.iter().rev().cloned().collect()));
+        return Value::list(items.iter().rev().cloned(), call.meter);
     }
-    let text = call.text(0)?.chars().rev().collect();
-    call.made(text)
+    let text = call.text(0)?;
+    call.written(text.len(), |out| text.chars().rev().try_for_each(|letter| out.write_char(letter)))
 }
 
 fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let text = call.text(0)?;
     let items = call.list(1)?;
     let mut items = items.iter();
-    let mut made = String::new();
+    let mut made = TextBuilder::with_capacity(0, call.meter)?;
     let mut rest: &str = text;
     while let Some((before, directive)) = rest.split_once('%') {
-        made.push_str(before);
+        call.meter.charge(FORMAT)?;
+        made.push(before, call.meter)?;
         let (digits, kind, behind) = directive_of(directive).ok_or_else(|| {
             call.error("after % there stands s, d, f, e, x, X, o or b, with .n before f and e; %% is a percent sign")
         })?;
         rest = behind;
         if kind == '%' {
-            made.push('%');
+            made.push("%", call.meter)?;
             continue;
         }
         let item = items.next().ok_or_else(|| call.error("there are more directives than values"))?;
-        made.push_str(&written(call, kind, digits, item)?);
-        super::super::operators::check_length(made.len())?;
+        // A byte is at most two digits of a hexadecimal number.
+        call.meter.charge_text(2 * item.length())?;
+        made.push(&formatted(call, kind, digits, item)?, call.meter)?;
     }
-    made.push_str(rest);
-    call.made(made)
+    made.push(rest, call.meter)?;
+    made.finish(call.meter)
 }
 
 /// The digits, the kind, and what stands behind a directive.
@@ -212,7 +230,10 @@ fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     Some((digits, kind, rest.get(kind.len_utf8()..)?))
 }
 
-fn written(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {
+/// Steps for one directive of a format: a number with a hundred digits behind the point takes longest.
+const FORMAT: usize = 20;
+
+fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {
     let wrong = || call.error(format!("%{kind} does not take {}", item.described()));
     Ok(match (kind, item) {
         ('s', _) => match item {

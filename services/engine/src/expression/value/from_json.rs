@@ -1,19 +1,88 @@
-//! JSON becomes values: places in a tape, and what `serde_json` has read. Numbers that are whole and fit are ints.
+//! Reads JSON as values: from a tape, and from `serde_json`. Numbers that are whole and fit are ints.
 
-use super::{Key, Text, Value};
+use std::borrow::Cow;
+
+use super::{Key, ListBuilder, MapBuilder, SharedText, Text, Value};
+use crate::expression::error::EvaluationError;
+use crate::expression::meter::Meter;
 use crate::json;
 
-impl<'v> From<json::Value<'v>> for Value<'v> {
-    fn from(value: json::Value<'v>) -> Self {
-        match value.kind() {
+impl<'v> Value<'v> {
+    /// Reads a value of a tape. Objects, lists and texts without escapes are borrowed.
+    ///
+    /// # Errors
+    /// The meter does not grant the copy of a text with escapes, or the reading of a long number.
+    pub(crate) fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        Ok(match value.kind() {
             json::Kind::Null => Self::Null,
             json::Kind::False => Self::Bool(false),
             json::Kind::True => Self::Bool(true),
-            json::Kind::String | json::Kind::EscapedString => {
-                value.as_str().map_or(Self::Null, |text| Self::String(Text::from(text)))
+            json::Kind::String | json::Kind::EscapedString => Self::String(Text::read(value, meter)?),
+            json::Kind::Number => {
+                meter.charge_bytes(value.raw().len())?;
+                number(value.raw())
             }
-            json::Kind::Number => number(value.raw()),
             json::Kind::Array | json::Kind::Object => Self::Tape(value),
+        })
+    }
+
+    /// Makes values of JSON that was read from a text.
+    ///
+    /// # Errors
+    /// The meter does not grant them, or they nest too deep.
+    pub(crate) fn from_json(value: serde_json::Value, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        meter.charge(1)?;
+        Ok(match value {
+            serde_json::Value::Null => Self::Null,
+            serde_json::Value::Bool(value) => Self::Bool(value),
+            serde_json::Value::Number(value) => json_number(&value),
+            serde_json::Value::String(text) => Self::owned(&text, meter)?,
+            serde_json::Value::Array(items) => {
+                let mut list = ListBuilder::with_capacity(items.len(), meter)?;
+                for item in items {
+                    list.push(Self::from_json(item, meter)?, meter)?;
+                }
+                list.finish(meter)?
+            }
+            serde_json::Value::Object(members) => {
+                let mut map = MapBuilder::new();
+                for (key, value) in members {
+                    let key = Key::String(Text::owned(&key, meter)?);
+                    map.insert(key, Self::from_json(value, meter)?, meter)?;
+                }
+                map.finish(meter)?
+            }
+        })
+    }
+}
+
+impl<'v> Text<'v> {
+    /// Reads a string of a tape; any other value is an empty text.
+    ///
+    /// # Errors
+    /// The meter does not grant the copy of a text with escapes.
+    pub(crate) fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        if value.kind() == json::Kind::EscapedString {
+            meter.charge_memory(2 * value.raw().len())?;
+        }
+        Ok(Self::of(value.as_str().unwrap_or_default()))
+    }
+
+    /// Reads the key of a tape's object.
+    ///
+    /// # Errors
+    /// The meter does not grant the copy of a key with escapes.
+    pub(crate) fn read_key(key: json::Key<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        if key.has_escapes() {
+            meter.charge_memory(2 * key.escaped().len())?;
+        }
+        Ok(Self::of(key.text()))
+    }
+
+    fn of(text: Cow<'v, str>) -> Self {
+        match text {
+            Cow::Borrowed(text) => Self::Borrowed(text),
+            Cow::Owned(text) => Self::Shared(SharedText(text.into())),
         }
     }
 }
@@ -26,25 +95,6 @@ impl<'v> From<&'v serde_json::Value> for Value<'v> {
             serde_json::Value::Number(value) => json_number(value),
             serde_json::Value::String(text) => Self::text(text),
             serde_json::Value::Array(_) | serde_json::Value::Object(_) => Self::Json(value),
-        }
-    }
-}
-
-/// A whole value that nobody else holds: what was read from a text.
-impl From<serde_json::Value> for Value<'_> {
-    fn from(value: serde_json::Value) -> Self {
-        match value {
-            serde_json::Value::Null => Self::Null,
-            serde_json::Value::Bool(value) => Self::Bool(value),
-            serde_json::Value::Number(value) => json_number(&value),
-            serde_json::Value::String(text) => Self::owned(text),
-            serde_json::Value::Array(items) => Self::list(items.into_iter().map(Self::from).collect()),
-            serde_json::Value::Object(members) => Self::map(
-                members
-                    .into_iter()
-                    .map(|(key, value)| (Key::String(Text::Shared(key.into())), Self::from(value)))
-                    .collect(),
-            ),
         }
     }
 }

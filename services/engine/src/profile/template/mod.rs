@@ -6,7 +6,7 @@
 mod compile;
 mod directives;
 
-use crate::expression::{Bindings, Budget, EvaluationError, Expression};
+use crate::expression::{Bindings, EvaluationError, Expression, Meter};
 use crate::json::OwnedTape;
 
 pub(crate) use compile::{Compiler, LocalNames, without_directives};
@@ -191,16 +191,16 @@ impl Text {
     pub(crate) fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
-        budget: &mut Budget,
+        meter: &mut Meter,
     ) -> Result<String, EvaluationError> {
         match self {
-            Self::Whole(expression) => expression.evaluate_text(bindings, budget),
+            Self::Whole(expression) => expression.evaluate_text(bindings, meter),
             Self::Mixed(pieces) => {
                 let mut out = String::new();
                 for piece in pieces {
                     match piece {
                         Piece::Literal(text) => out.push_str(text),
-                        Piece::Expression(expression) => out.push_str(&expression.evaluate_text(bindings, budget)?),
+                        Piece::Expression(expression) => out.push_str(&expression.evaluate_text(bindings, meter)?),
                     }
                 }
                 Ok(out)

@@ -1,0 +1,197 @@
+//! Profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds of time,
+//! memory and stack, and takes nothing from the platform's profiles.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pillion_api::names::InjectionLevel;
+use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
+use pillion_engine::review::Decided;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Value as Json, json};
+
+use crate::common::{answer, patched, review};
+
+/// What all profiles of a request may take together, in a build that is hardly optimised, on a machine that is busy.
+const LIMIT: Duration = Duration::from_secs(4);
+
+/// Bytes that a decision may use above what the replica has, and that a compiled profile may take.
+const MEMORY: u64 = 32 << 20;
+
+fn pod() -> Json {
+    json!({"metadata": {}, "spec": {"containers": [{"name": "web", "image": "web:1"}]}})
+}
+
+fn tenant(name: &str, spec: Json) -> Result<Arc<CompiledProfile>, String> {
+    let spec = serde_json::from_value(spec).unwrap();
+    compile(&ProfileName::namespaced("team-a", name), &spec).map(Arc::new).map_err(|problems| format!("{problems:?}"))
+}
+
+fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
+    Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
+}
+
+/// Decides about a pod on a stack as small as those of the threads that answer requests.
+fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
+    let run = || {
+        let snapshot = Snapshot::new(ProfileSet::new(profiles))
+            .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        let body = review(&pod());
+        let began = Instant::now();
+        let mut decided = None;
+        let info = allocation_counter::measure(|| decided = Some(answer(&body, &snapshot).0));
+        assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
+        assert!(info.bytes_max < MEMORY, "{} bytes", info.bytes_max);
+        let decided = decided.unwrap();
+        let object = patched(&body, decided.patch.as_deref());
+        (decided, object)
+    };
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack was enough")
+}
+
+fn annotated(variables: &[(String, String)], value: &str) -> Json {
+    let variables: Vec<_> =
+        variables.iter().map(|(name, expression)| json!({"name": name, "expression": expression})).collect();
+    json!({"activation": "Always", "variables": variables,
+        "template": {"metadata": {"annotations": {"x.example.com/y": value}}}})
+}
+
+fn many_patterns(pattern: impl Fn(usize) -> String) -> Json {
+    let variables: Vec<_> = (0..128)
+        .map(|variable| {
+            let matches: Vec<_> =
+                (0..15).map(|place| format!(r"'a'.matches('{}')", pattern(15 * variable + place))).collect();
+            (format!("v{variable}"), matches.join(" || "))
+        })
+        .collect();
+    annotated(&variables, "z")
+}
+
+#[test]
+fn equal_patterns_are_compiled_once() {
+    let mut compiled = None;
+    let info = allocation_counter::measure(|| compiled = Some(tenant("same", many_patterns(|_| r"\\w{4}".to_owned()))));
+    compiled.unwrap().unwrap();
+    assert!(info.bytes_max < MEMORY, "{} bytes", info.bytes_max);
+}
+
+#[test]
+fn many_large_patterns_are_rejected() {
+    for pattern in
+        [|number: usize| format!(r"\\pL{{4}}{number}"), |number: usize| format!(r"(a|b)*a(a|b){{12}}{number}")]
+    {
+        let mut compiled = None;
+        let info = allocation_counter::measure(|| compiled = Some(tenant("many", many_patterns(pattern))));
+        let problem = compiled.unwrap().unwrap_err();
+        assert!(problem.contains("take more than 4 MiB of memory together"), "{problem}");
+        assert!(info.bytes_max < 2 * MEMORY, "{} bytes", info.bytes_max);
+    }
+}
+
+#[test]
+fn many_parts_are_rejected() {
+    let sum = |terms: usize| format!("1{}", "+1".repeat(terms));
+    let variables: Vec<_> = (0..128).map(|number| (format!("v{number}"), sum(30))).collect();
+    let mut spec = annotated(&variables, "z");
+    tenant("some", spec.clone()).unwrap();
+    let validations: Vec<_> = (0..850).map(|_| json!(format!("${{{}}}", sum(30)))).collect();
+    spec["template"]["spec"] = json!({"containers": [{"name": "c", "image": "i", "args": validations}]});
+    let problem = tenant("many", spec).unwrap_err();
+    assert!(problem.contains("parts together"), "{problem}");
+}
+
+#[test]
+fn values_nest_no_deeper_than_the_stack_bears() {
+    for (opening, closing) in [("[", "]"), ("{'a':", "}"), ("optional.of(", ")"), ("[[{'a':optional.of(", ")}]]")] {
+        let times = 24 / opening.matches(['[', '{', '(']).count();
+        let mut variables = vec![("v0".to_owned(), "[1]".to_owned())];
+        variables.extend((1..127).map(|number| {
+            let (open, close) = (opening.repeat(times), closing.repeat(times));
+            (format!("v{number}"), format!("{open}variables.v{}{close}", number - 1))
+        }));
+        for value in ["${toJson(variables.v126)}", "${string(variables.v126 == variables.v126)}", "${variables.v126}"] {
+            // Conditions evaluate them one after the other, so that no chain of variables is too long.
+            let mut spec = annotated(&variables, value);
+            spec["matchConditions"] = (1..127)
+                .map(|number| json!({"name": format!("c{number}"), "expression": format!("type(variables.v{number}) != string")}))
+                .collect();
+            let (decided, object) = decide(vec![tenant("deep", spec).unwrap()]);
+            let decision = &decided.decision.profiles[0];
+            assert_eq!(decision.reason.as_str(), "expression_failed", "{opening}: {decision:?}");
+            assert_eq!(object, pod());
+        }
+    }
+}
+
+/// A text that becomes twice as long with each variable.
+fn doubled(name: &str, first: &str, times: usize) -> Vec<(String, String)> {
+    let mut variables = vec![(format!("{name}0"), format!("'{first}'"))];
+    variables.extend((1..=times).map(|number| {
+        let before = number - 1;
+        (format!("{name}{number}"), format!("variables.{name}{before} + variables.{name}{before}"))
+    }));
+    variables
+}
+
+#[test]
+fn replacements_of_replacements_are_not_expanded() {
+    for replacement in ["$0", "${0}", "$1", "x"] {
+        let mut variables = doubled("m", &"a".repeat(500), 8);
+        variables.extend(doubled("r", &replacement.repeat(500 / replacement.len()), 7));
+        for pattern in ["a+", "(a+)", "a", ""] {
+            let value = format!("${{string(regex.replace(variables.m8, '{pattern}', variables.r7).size())}}");
+            let (decided, _) = decide(vec![tenant("long", annotated(&variables, &value)).unwrap()]);
+            let decision = &decided.decision.profiles[0];
+            assert_eq!(decision.reason.as_str(), "expression_failed", "{replacement} {pattern}: {decision:?}");
+        }
+    }
+}
+
+/// A profile whose loop goes on after a function that fails expensively.
+fn failing(call: &str) -> Json {
+    let variables = [
+        ("a".to_owned(), "lists.range(250)".to_owned()),
+        ("b".to_owned(), "lists.range(250).map(i, variables.a)".to_owned()),
+        ("c".to_owned(), "[variables.b, variables.b]".to_owned()),
+    ];
+    annotated(&variables, &format!("${{string(lists.range(50000).{call})}}"))
+}
+
+#[test]
+fn work_that_fails_is_charged() {
+    for call in [
+        "exists(i, toJson(variables.c) == '')",
+        "all(i, toJson(variables.c) == '')",
+        "exists(i, jsonPatch(variables.c, [{'op': 'remove', 'path': '/x'}]) == [])",
+        "exists(i, parseJson(variables.b.map(x, '[').join('')) == [])",
+        "exists(i, variables.c.sort() == [])",
+        "exists(i, variables.b.distinct().sum() == 0)",
+        "exists(i, {}.missing == 1) || true",
+    ] {
+        let profiles = (0..6).map(|number| tenant(&format!("slow{number}"), failing(call)).unwrap()).collect();
+        let (decided, _) = decide(profiles);
+        for decision in &decided.decision.profiles {
+            assert_eq!(decision.reason.as_str(), "expression_failed", "{call}: {decision:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tenant_takes_no_steps_from_the_platform() {
+    let guard = json!({"activation": "Always", "variables": [{"name": "v", "expression": "lists.range(5000).map(i, i + 1).sum()"}],
+        "template": {"metadata": {"annotations": {"guard.example.com/v": "${string(variables.v)}"}}}});
+    let mut profiles: Vec<_> = (0..20)
+        .map(|number| tenant(&format!("slow{number}"), failing("exists(i, toJson(variables.c) == '')")).unwrap())
+        .collect();
+    profiles.push(platform("guard", guard));
+    let (_, object) = decide(profiles);
+    assert_eq!(object["metadata"]["annotations"]["guard.example.com/v"], "12502500");
+}
