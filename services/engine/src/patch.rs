@@ -22,6 +22,22 @@ const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
 /// What stands between a path in its quotes and a value.
 const VALUE: &str = ",\"value\":";
 
+/// How large a patch may be, in bytes.
+pub(crate) const MAX_PATCH_BYTES: usize = 256 * 1024;
+
+/// How large the patched object may be, in bytes. The API server's store refuses objects of 1.5 MiB.
+pub(crate) const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
+
+/// Whether a patch of so many bytes may be sent for an object of so many.
+pub(crate) const fn fits(patch: usize, object: usize) -> bool {
+    patch <= MAX_PATCH_BYTES && patch + object <= MAX_OBJECT_BYTES
+}
+
+/// How many bytes the patch has that makes the document of what it was made from.
+pub(crate) fn length(document: &Document<'_>) -> usize {
+    write(document).map_or(0, |written| written.text.len())
+}
+
 /// How many bytes are made room for: the patch of three sidecars.
 const CAPACITY: usize = 8192;
 

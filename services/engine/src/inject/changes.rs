@@ -2,12 +2,13 @@
 
 use crate::expression::{Expression, TextValue as ComputedText, Value as Computed};
 use crate::json::{self, Content, Document, SlotId, State};
+use crate::limits::{Excess, Limit};
 use crate::profile::template::{Kind, Node};
 use crate::schema::{self, KeyedList};
 
 use super::elements::ITEM_COST;
 use super::index::push_keys;
-use super::merge::{Fault, Merge, Part, push_token};
+use super::merge::{Conflict, Fault, Merge, Part, PartOf, push_token};
 use super::notes::Original;
 use super::settled::{Items, Settled};
 
@@ -64,7 +65,11 @@ impl<'a> Merge<'_, 'a> {
                 left = Some(self.left_by_us(None, work)?);
             }
             let how = How::AsOne(left.as_ref().and_then(Option::as_ref), Some(keyed));
+            let edits = self.edits;
             self.as_one(list, |merge| merge.change_each(list, rule, element, how))?;
+            if self.edits > edits && matches!(self.part, PartOf::Namespace(_)) {
+                return Err(Fault::Conflict(Conflict::of(&renamed(&self.pointer))));
+            }
         }
         Ok(())
     }
@@ -193,6 +198,7 @@ impl<'a> Merge<'_, 'a> {
         let Some(value) = self.value_of(part)? else { return Ok(()) };
         self.charge_item(value)?;
         if !items.add(value) {
+            self.confirm();
             return Ok(());
         }
         let content = Content::Value(value);
@@ -240,6 +246,14 @@ impl<'a> Merge<'_, 'a> {
         self.computation.know("item", item);
         Ok(())
     }
+}
+
+/// The record could only have the list as a whole, as it was. Then the platform's profiles would not see in a second pass what
+/// others put into it in between.
+fn renamed(list: &str) -> Excess {
+    let message = "a namespaced profile cannot change the fields by which elements of a list are told apart; leave them out of \
+                   $each, or remove the element and add another one";
+    Excess::new(Limit::Removal, list, message)
 }
 
 /// Whether a part sets fields by which the elements of a list are told apart.

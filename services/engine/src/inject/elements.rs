@@ -18,6 +18,13 @@ use super::render::Spot;
 pub(super) struct Places(HashMap<Box<str>, Vec<(Spot, usize)>>);
 
 impl Places {
+    /// Forgets what stands first: namespaces' profiles come behind what the platform put there.
+    pub(super) fn forget_first(&mut self) {
+        for spots in self.0.values_mut() {
+            spots.retain(|(spot, _)| *spot != Spot::First);
+        }
+    }
+
     /// How many there were, and counts one more.
     pub(super) fn next(&mut self, list: &str, spot: &Spot) -> usize {
         let spots = match self.0.get_mut(list) {
@@ -254,6 +261,7 @@ impl<'a> Merge<'_, 'a> {
         };
         let is_sidecar = self.sidecar(element)? == Some(true);
         let edits = self.edits;
+        self.note_in_front(list, element, keyed);
         match rule {
             _ if self.is_ours() && rule != ConflictRule::Replace && join.is_none() => {
                 if element.part.acts_again() {
@@ -292,6 +300,7 @@ impl<'a> Merge<'_, 'a> {
                 if !is_equal {
                     return Err(self.fault(Reason::NameTaken));
                 }
+                self.confirm();
             }
         }
         Ok(())
@@ -311,11 +320,7 @@ impl<'a> Merge<'_, 'a> {
         };
         self.charge_content(content)?;
         let slot = self.insert(list, element, content, keyed, list_pointer)?;
-        self.index.added(self.document, list, slot, keys);
-        self.own.push(slot);
-        if self.collects_containers && !keyed.siblings.is_empty() {
-            self.containers.push(self.pointer.as_str().into());
-        }
+        self.note_element(list, slot, keys, keyed);
         if matches!(content, Content::Map) {
             let around = self.enter_added();
             self.manner.conflict = ConflictRule::Merge;
@@ -340,6 +345,15 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
+    /// Notes an element that was just put into a list, for what comes behind it in this pass.
+    pub(super) fn note_element(&mut self, list: SlotId, slot: SlotId, keys: &Keys<'a>, keyed: &'static KeyedList) {
+        self.index.added(self.document, list, slot, keys);
+        self.own.push(slot);
+        if self.collects_containers && !keyed.siblings.is_empty() {
+            self.containers.push(self.pointer.as_str().into());
+        }
+    }
+
     /// Entries of an env list that are new or joined stand behind what they refer to.
     pub(super) fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
         if schema::is_env(keyed) {
@@ -362,7 +376,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The fields that tell an element from others.
-    fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, Fault> {
+    pub(super) fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, Fault> {
         let mut values = [None; 2];
         for (value, field) in values.iter_mut().zip(keyed.keys) {
             *value = match part {
@@ -396,11 +410,15 @@ impl<'a> Merge<'_, 'a> {
         list_pointer: usize,
     ) -> Result<SlotId, Fault> {
         let spot = self.spot(element.position())?;
+        self.note_in_front(list, element, keyed);
         let index = match &spot {
             Spot::Last => None,
-            Spot::First => Some(0),
+            Spot::First => Some(self.front(list, list_pointer, keyed)?),
             Spot::Before(name) => self.index_of(list, name, keyed)?,
-            Spot::After(name) => self.index_of(list, name, keyed)?.map(|index| index + 1),
+            Spot::After(name) => match self.index_of(list, name, keyed)? {
+                Some(index) => Some((index + 1).max(self.front(list, list_pointer, keyed)?)),
+                None => None,
+            },
         };
         Ok(match (index, &spot) {
             (None, _) => self.document.push_item(list, content),

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::json::{Content, Key, Kind, OwnedTape, SlotId, Value, has_byte, write_string};
 use crate::profile::template::{Join, JoinFormat};
-use crate::schema::KeyedList;
+use crate::schema::{Field, KeyedList};
 
 use super::merge::{Fault, Merge, Part, push_token};
 
@@ -16,29 +16,60 @@ const PIECES_COST: usize = 5;
 
 impl<'a> Merge<'_, 'a> {
     /// Adds what is missing to what the object has. A value of another type stays as it is.
-    pub(super) fn join(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
-        match (self.document.kind(present), value.kind()) {
-            (Kind::Array, Kind::Array) => {
-                self.document.open(present)?;
-                let items = self.items_of(present)?;
-                let mut missing = Vec::new();
-                for item in value.items() {
-                    self.charge_item(item)?;
-                    if !items.has(item) {
-                        missing.push(item);
-                    }
-                }
-                if !missing.is_empty() {
-                    self.note_replaced(present);
-                    for item in missing {
-                        self.charge_content(Content::Value(item))?;
-                        self.document.push_item(present, Content::Value(item));
-                    }
-                }
-                Ok(())
-            }
-            _ => self.join_text(present, value, join),
+    pub(super) fn join(
+        &mut self,
+        present: SlotId,
+        value: Value<'a>,
+        join: &'a Join,
+        field: Option<&'static Field>,
+    ) -> Result<(), Fault> {
+        if (self.document.kind(present), value.kind()) != (Kind::Array, Kind::Array) {
+            return self.join_text(present, value, join);
         }
+        self.document.open(present)?;
+        if let Some(Field::Keyed(keyed)) = field {
+            return self.join_elements(present, value, keyed);
+        }
+        let items = self.items_of(present)?;
+        let mut missing = Vec::new();
+        for item in value.items() {
+            self.charge_item(item)?;
+            if !items.has(item) {
+                missing.push(item);
+            }
+        }
+        if missing.is_empty() {
+            self.confirm();
+            return Ok(());
+        }
+        self.note_replaced(present);
+        for item in missing {
+            self.charge_content(Content::Value(item))?;
+            self.document.push_item(present, Content::Value(item));
+        }
+        Ok(())
+    }
+
+    /// Adds the elements whose keys a list does not have: Kubernetes takes the last of two variables of one name, so a second
+    /// one would change the first.
+    fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), Fault> {
+        let length = self.pointer.len();
+        for item in value.items() {
+            self.charge_item(item)?;
+            let keys = self.keys_of(Part::Plain(item), keyed)?;
+            keys.push(&mut self.pointer);
+            if self.find(list, &keys, keyed)?.is_some() {
+                self.confirm();
+            } else {
+                let content = Content::Value(item);
+                self.charge_content(content)?;
+                let slot = self.document.push_item(list, content);
+                self.note_element(list, slot, &keys, keyed);
+                self.note_added();
+            }
+            self.pointer.truncate(length);
+        }
+        Ok(())
     }
 
     /// Where nothing was, what goes in front and what goes behind are joined with one another.
@@ -61,7 +92,11 @@ impl<'a> Merge<'_, 'a> {
         self.charge(bytes.saturating_mul(PIECES_COST))?;
         let there = self.document.raw(present).and_then(text_of);
         let (Some(there), Some(value)) = (there, value.as_str()) else { return Ok(()) };
-        if let Some(joined) = text(&there, &value, prepend.as_deref(), join) {
+        let joined = text(&there, &value, prepend.as_deref(), join);
+        if joined.is_none() {
+            self.confirm();
+        }
+        if let Some(joined) = joined {
             self.charge(joined.len())?;
             self.note_replaced(present);
             let content = self.document.keep(joined);

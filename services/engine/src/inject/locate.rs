@@ -82,6 +82,28 @@ pub(super) fn part_before<'v>(
     Ok(text)
 }
 
+/// What profiles of the namespace that do not stand in for the platform's did in an earlier pass.
+pub(crate) struct NamespaceWork<'r> {
+    changes: Vec<Undoable<'r>>,
+    /// The record without it.
+    pub(super) others: Record,
+}
+
+impl<'r> NamespaceWork<'r> {
+    /// From the record of that pass; `None` if they did nothing. `stands_in` tells the profiles that stand in now.
+    pub(crate) fn of(record: &'r Record, stands_in: impl Fn(&str) -> bool) -> Option<Self> {
+        let (changes, others) = record.split(stands_in)?;
+        Some(Self { changes: undoable(changes), others })
+    }
+
+    /// The object without it.
+    pub(super) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
+        let mut undoing = Undoing::of(object, type_);
+        undoing.undo(&self.changes, &mut |_| {})?;
+        Ok(undoing.document)
+    }
+}
+
 /// A change with all that is needed to undo it.
 enum Undoable<'v> {
     Added(Cow<'v, str>),

@@ -9,12 +9,16 @@
 
 use crate::compute::{Arena, Computation};
 use crate::expression::{Meter, Purpose};
-use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, SlotId, Value, needs_escape, split_at_escape};
+use crate::json::{
+    Content, Document, Key, Kind as JsonKind, Malformed, OwnedTape, SlotId, Value, needs_escape, split_at_escape,
+};
+use crate::limits::{Excess, Protected};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::report::Reason;
 use crate::schema::{self, Field, Type};
 
 use super::authors::Authors;
+use super::confirmed::Confirmed;
 use super::elements::Places;
 use super::index::{Index, Keys};
 use super::members::Member;
@@ -31,6 +35,10 @@ pub(crate) struct Conflict {
 impl Conflict {
     pub(super) fn new(reason: Reason, place: &str) -> Self {
         Self { reason, place: place.into() }
+    }
+
+    pub(super) fn of(excess: &Excess) -> Self {
+        Self::new(Reason::LimitExceeded, &excess.to_string())
     }
 }
 
@@ -90,6 +98,19 @@ pub(super) struct Surroundings<'d, 'a> {
     pub(super) collects_containers: bool,
     /// Whether the profile changes containers that it adds itself.
     pub(super) changes_own: bool,
+    pub(super) part: PartOf<'d>,
+}
+
+/// Whose profile is merged.
+#[derive(Default)]
+pub(super) enum PartOf<'d> {
+    /// The platform's, and none of a namespace's comes behind it.
+    #[default]
+    Platform,
+    /// The platform's. What it confirms is protected from those that come behind it.
+    Watched(&'d mut Confirmed),
+    /// A namespace's.
+    Namespace(&'d Protected),
 }
 
 /// Memory that one merge after the other works in.
@@ -138,6 +159,9 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) put: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
+    pub(super) part: PartOf<'d>,
+    /// How often something was found to be as the profile says it.
+    pub(super) confirmations: usize,
     /// Containers that were added in this pass, by their pointers, if anybody asks.
     pub(super) containers: Vec<Box<str>>,
     /// What the author is told.
@@ -157,6 +181,7 @@ impl<'d, 'a> Merge<'d, 'a> {
             type_,
             collects_containers,
             changes_own,
+            part,
         } = surroundings;
         let Desk { mut pointer, scratch, mut own, mut env, mut index } = std::mem::take(desk);
         pointer.clear();
@@ -181,6 +206,8 @@ impl<'d, 'a> Merge<'d, 'a> {
             edits: 0,
             collects_containers,
             changes_own,
+            part,
+            confirmations: 0,
             pointer,
             scratch,
             index,
@@ -273,7 +300,7 @@ impl<'d, 'a> Merge<'d, 'a> {
     ) -> Result<(), Fault> {
         if let Some(join) = join {
             let Some(value) = self.value_of(part)? else { return Ok(()) };
-            return self.join(present, value, join);
+            return self.join(present, value, join, field);
         }
         if self.manner.conflict == ConflictRule::Keep {
             return Ok(());
@@ -293,7 +320,11 @@ impl<'d, 'a> Merge<'d, 'a> {
     }
 
     fn leaf(&mut self, present: SlotId, value: Value<'a>) -> Result<(), Fault> {
-        if self.manner.settled || self.is_equal(present, value)? {
+        if self.manner.settled {
+            return Ok(());
+        }
+        if self.is_equal(present, value)? {
+            self.confirm();
             return Ok(());
         }
         match self.manner.conflict {
@@ -325,10 +356,17 @@ impl<'d, 'a> Merge<'d, 'a> {
 
     pub(super) fn is_equal(&mut self, existing: SlotId, value: Value<'a>) -> Result<bool, Fault> {
         self.charge(value.raw().len())?;
-        Ok(match self.document.content(existing) {
-            Content::Value(other) => other.means(value),
-            _ => self.document.raw(existing).is_some_and(|raw| raw == value.raw()),
-        })
+        if let Content::Value(other) = self.document.content(existing) {
+            return Ok(other.means(value));
+        }
+        if let Some(raw) = self.document.raw(existing) {
+            return Ok(raw == value.raw());
+        }
+        // Something within it was changed or undone.
+        let mut text = String::new();
+        self.document.write(existing, &mut text);
+        self.charge(text.len())?;
+        Ok(OwnedTape::parse(text).is_ok_and(|tape| tape.root().means(value)))
     }
 
     pub(super) fn fault(&self, reason: Reason) -> Fault {

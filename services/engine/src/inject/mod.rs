@@ -3,6 +3,7 @@
 
 pub(crate) mod authors;
 mod changes;
+mod confirmed;
 mod elements;
 mod index;
 mod join;
@@ -26,16 +27,19 @@ use pillion_api::profile::{ContainerType, OnError};
 
 use crate::compute::{Arena, World};
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value};
-use crate::limits::{Bounds, Excess};
-use crate::profile::CompiledProfile;
+use crate::limits::{Bounds, Excess, Limit, Protected};
+use crate::patch::{self, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
+use crate::profile::{CompiledProfile, Limits};
 use crate::report::{ProfileOutcome, Reason};
+use crate::schema::Type;
 use crate::select::Selected;
 
 use authors::Authors;
+use confirmed::Confirmed;
 use elements::Places;
 use join::text_of;
-pub(crate) use locate::without_record;
-use merge::{Conflict, Desk, Fault, Merge, Surroundings};
+pub(crate) use locate::{NamespaceWork, without_record};
+use merge::{Conflict, Desk, Fault, Merge, PartOf, Surroundings};
 use record::Change;
 pub(crate) use record::{Record, RecordWriter, is_genuine};
 use rules::Standing;
@@ -43,6 +47,9 @@ pub use undo::{UndoError, Undone, undo};
 
 /// The label by which a pod asks for nodes of an operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
+
+/// At most so many bytes of a patch are about the record's annotation, besides the record itself.
+const RECORD_AROUND: usize = 1024;
 
 /// What became of a profile.
 #[derive(Clone, Debug)]
@@ -59,61 +66,189 @@ pub(crate) struct Verdict {
 pub(crate) struct Subject<'a> {
     /// The object as it came in.
     pub(crate) object: Value<'a>,
+    pub(crate) type_: &'static Type,
     pub(crate) world: World<'a>,
     pub(crate) arena: &'a Arena,
     /// The record of an earlier pass.
     pub(crate) earlier: Option<&'a Record>,
 }
 
-/// Applies each profile that selection left `Unchanged`, and says of each what became of it; of the others, `None`.
+/// Which of the selected profiles are left out, beside those that selection left out, and for which reason.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LeftOut<'p, 'a> {
+    /// Those that stand in for one of the platform's: that one is applied itself.
+    pub(crate) stand_ins: Option<&'p str>,
+    /// All that are not the platform's. What they did in an earlier pass is taken back.
+    pub(crate) namespaces: Option<(&'p str, &'a NamespaceWork<'a>)>,
+}
+
+/// What became of an object.
+pub(crate) struct Applied<'a> {
+    pub(crate) document: Document<'a>,
+    /// Of each profile that selection left to be applied, what became of it; of the others, `None`.
+    pub(crate) verdicts: Vec<Option<Verdict>>,
+    /// The record as a JSON string; `None` if nothing was ever added.
+    pub(crate) record: Option<String>,
+    /// What the platform's profiles did, where they were applied alone and the record can be read.
+    pub(crate) protected: Option<Protected>,
+}
+
+impl LeftOut<'_, '_> {
+    /// Why a profile is left out; `None` if it is applied.
+    fn reason(&self, selected: &Selected<'_>) -> Option<&str> {
+        if selected.stands_in {
+            self.stand_ins
+        } else {
+            self.namespaces.map(|(why, _)| why).filter(|_| !selected.is_of_platform())
+        }
+    }
+}
+
+/// Applies the profiles that selection left to be applied.
 pub(crate) fn apply<'a>(
-    document: &mut Document<'a>,
     profiles: &[Selected<'a>],
     subject: Subject<'a>,
-    record: &mut RecordWriter,
+    without: LeftOut<'_, 'a>,
     bounds: Bounds<'_>,
-) -> Result<Vec<Option<Verdict>>, Malformed> {
-    let mut verdicts = Vec::with_capacity(profiles.len());
-    let mut places = Places::default();
-    let mut injected = Injected::wanted_by(profiles);
-    let mut desk = Desk::default();
-    let mut is_touched = false;
+) -> Result<Applied<'a>, Malformed> {
+    let (mut document, earlier) = match without.namespaces {
+        Some((_, work)) => (work.undone(subject.object, subject.type_)?, Some(&work.others)),
+        None => (Document::new(subject.object), subject.earlier),
+    };
+    let is_alone = without.namespaces.is_some();
+    let mut record = RecordWriter::new();
+    if let Some(earlier) = earlier {
+        record.keep_others(earlier, |name| {
+            let mut selected = profiles.iter().filter(|selected| selected.profile.display_name() == name);
+            selected.any(|selected| comes_into_question(selected))
+        });
+    }
+    let mut pass = Pass {
+        subject,
+        earlier,
+        bounds,
+        record,
+        places: Places::default(),
+        desk: Desk::default(),
+        injected: Injected::wanted_by(profiles),
+        is_watched: is_alone || profiles.iter().any(|selected| !selected.is_of_platform()),
+        confirmed: Confirmed::default(),
+        is_touched: false,
+    };
+    let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(profiles.len());
     for selected in profiles {
-        if selected.decision.outcome != ProfileOutcome::Unchanged {
-            verdicts.push(None);
-            continue;
-        }
-        let profile = selected.profile;
+        let name = selected.profile.display_name();
+        let verdict = if !comes_into_question(selected) {
+            None
+        } else if gives_way(selected, verdicts.last(), earlier) {
+            pass.record.keep_of(earlier, name);
+            None
+        } else if selected.stands_in && comes_late(selected.profile, earlier) {
+            let detail = Some("the cluster profile that it extends was applied to the object before it".into());
+            Some(Verdict { outcome: ProfileOutcome::Skipped, reason: Reason::LimitExceeded, detail, notes: Vec::new() })
+        } else if let Some(why) = without.reason(selected) {
+            pass.record.keep_of(earlier, name);
+            Some(left_out(selected.profile, Reason::LimitExceeded, why.into(), false))
+        } else {
+            Some(pass.profile(&mut document, selected)?)
+        };
+        verdicts.push(verdict);
+    }
+    let protected = if is_alone { pass.protected() } else { None };
+    Ok(Applied { document, verdicts, protected, record: pass.record.finish(earlier) })
+}
+
+/// Whether selection left it to be applied, if another one that stands in for it is not.
+fn comes_into_question(selected: &Selected<'_>) -> bool {
+    let decision = &selected.decision;
+    decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
+}
+
+/// Whether a profile gives way to the one before it. That one is applied, or was in an earlier pass, or refuses the object:
+/// one that is left out takes nothing of the platform's away.
+fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
+    let Some(name) = selected.decision.detail.as_deref().filter(|_| selected.decision.reason == Reason::Extended)
+    else {
+        return false;
+    };
+    let is_left_out = matches!(stand_in, Some(Some(verdict)) if verdict.outcome == ProfileOutcome::Skipped);
+    !is_left_out || earlier.is_some_and(|earlier| earlier.has(name))
+}
+
+/// Whether a profile would take the place of one that was applied in an earlier pass.
+fn comes_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
+    let has = |name: &str| earlier.is_some_and(|earlier| earlier.has(name));
+    !has(profile.display_name()) && profile.ancestors().next().is_some_and(has)
+}
+
+/// What follows for the object from a profile that is not applied.
+fn left_out(profile: &CompiledProfile, reason: Reason, detail: Box<str>, denies: bool) -> Verdict {
+    let outcome = match profile.on_error {
+        OnError::Skip if !denies => ProfileOutcome::Skipped,
+        OnError::Skip | OnError::Deny => ProfileOutcome::Denied,
+    };
+    Verdict { outcome, reason, detail: Some(detail), notes: Vec::new() }
+}
+
+/// One pass of all profiles over an object.
+struct Pass<'p, 'a> {
+    subject: Subject<'a>,
+    /// The record of an earlier pass, as far as it counts in this one.
+    earlier: Option<&'a Record>,
+    bounds: Bounds<'p>,
+    record: RecordWriter,
+    places: Places,
+    desk: Desk<'a>,
+    injected: Injected,
+    /// Whether anybody asks what the platform's profiles did.
+    is_watched: bool,
+    confirmed: Confirmed,
+    is_touched: bool,
+}
+
+/// How much a profile changed, what the author is told, and the containers that were added.
+type Laid = (usize, Vec<Box<str>>, Vec<Box<str>>);
+
+impl<'a> Pass<'_, 'a> {
+    /// Applies a profile wholly or not at all.
+    fn profile(&mut self, document: &mut Document<'a>, selected: &Selected<'a>) -> Result<Verdict, Malformed> {
+        let (profile, name) = (selected.profile, selected.profile.display_name());
         document.mark();
-        let places_before = places.clone();
-        // What was there before a profile that is limited does not count against it.
-        let before = (is_touched && profile.is_limited()).then(|| document.clone());
-        if subject.earlier.is_some() {
-            injected.profiles.push(profile.display_name().into());
+        let (places, confirmed) = (self.places.clone(), self.confirmed.len());
+        if self.earlier.is_some() {
+            self.injected.profiles.push(name.into());
         }
-        let mark = record.begin(profile.display_name(), profile.revision(), subject.earlier);
-        let room = Room { places: &mut places, desk: &mut desk, injected: &mut injected };
-        let changes = match lay(document, selected, subject, room, record) {
-            Ok(_) if !record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
-            Ok(changes @ (1.., ..)) if profile.is_limited() => {
-                let checked = bounds.check(subject.object, before.as_ref(), document, record.at(mark).as_ref());
-                let refused = |excess: Excess| (Conflict::new(Reason::LimitExceeded, &excess.to_string()), false);
-                checked.map(|()| changes).map_err(refused)
+        let bound = if selected.is_of_platform() { Ok(None) } else { self.bound(document).map(Some) };
+        let mark = self.record.begin(name, profile.revision(), self.earlier);
+        if let Some(parent) = profile.ancestors().next().filter(|_| profile.limits() == Limits::Parent) {
+            self.record.extends(name, parent, self.earlier);
+        }
+        let laid = match &bound {
+            Ok(bound) => self.lay(document, selected, bound.as_ref().map(|bound| &bound.protected)),
+            Err(excess) => Err(Fault::Conflict(Conflict::of(excess))),
+        };
+        let laid = match laid {
+            Ok(_) if !self.record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
+            Ok(laid) => {
+                let checked = match &bound {
+                    Ok(Some(bound)) => self.check(profile, bound, document),
+                    Ok(None) | Err(_) => Ok(()),
+                };
+                checked.map(|()| laid).map_err(|excess| (Conflict::of(&excess), false))
             }
-            Ok(changes) => Ok(changes),
             Err(Fault::Conflict(conflict)) => Err((conflict, false)),
             Err(Fault::Denied(conflict)) => Err((conflict, true)),
             Err(Fault::Malformed(malformed)) => return Err(malformed),
         };
-        if !matches!(changes, Ok((1.., ..))) {
+        if !matches!(laid, Ok((1.., ..))) {
             // What an earlier pass did is there still, at the revision of that pass.
-            record.keep(mark, subject.earlier, profile.display_name());
+            self.record.keep(mark, self.earlier, name);
         }
-        verdicts.push(Some(match changes {
+        Ok(match laid {
             Ok((changes, notes, containers)) => {
-                is_touched = true;
-                if injected.is_wanted {
-                    injected.extend(containers, profile.name().namespace.is_none());
+                self.is_touched = true;
+                if self.injected.is_wanted {
+                    self.injected.extend(containers, !profile.is_limited());
                 }
                 let (outcome, reason) = match changes {
                     0 => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
@@ -123,84 +258,113 @@ pub(crate) fn apply<'a>(
             }
             Err((Conflict { reason, place }, denies)) => {
                 document.go_back();
-                places = places_before;
-                let outcome = match profile.on_error {
-                    OnError::Skip if !denies => ProfileOutcome::Skipped,
-                    OnError::Skip | OnError::Deny => ProfileOutcome::Denied,
-                };
-                Verdict { outcome, reason, detail: Some(place), notes: Vec::new() }
+                self.places = places;
+                self.confirmed.truncate(confirmed);
+                left_out(profile, reason, place, denies)
             }
-        }));
+        })
     }
-    Ok(verdicts)
-}
 
-/// How much a profile changed, what the author is told, and the containers that were added.
-type Laid = (usize, Vec<Box<str>>, Vec<Box<str>>);
+    /// What a profile of the namespace is compared with: what there is before it.
+    fn bound(&mut self, document: &Document<'a>) -> Result<Bound<'a>, Excess> {
+        self.places.forget_first();
+        let protected = self.protected().ok_or_else(Excess::unreadable)?;
+        // What is the object's own need not be written.
+        Ok(Bound { protected, before: self.is_touched.then(|| document.clone()) })
+    }
 
-/// Lays one profile over the document.
-fn lay<'a>(
-    document: &mut Document<'a>,
-    selected: &Selected<'a>,
-    subject: Subject<'a>,
-    room: Room<'_, 'a>,
-    record: &mut RecordWriter,
-) -> Result<Laid, Fault> {
-    let Room { places, desk, injected } = room;
-    let profile: &'a CompiledProfile = selected.profile;
-    let Some(computation) = &selected.computation else { return Ok((0, Vec::new(), Vec::new())) };
-    let refuses_containers = profile.adds_linux_containers && is_for_windows(document)?;
-    let earlier = subject.earlier.map(|record| record.of(profile.display_name(), |other| injected.knows(other)));
-    let earlier = earlier.unwrap_or_default();
-    let is_cluster = profile.name().namespace.is_none();
-    if injected.is_wanted {
-        // It is there, whatever becomes of the profile in this pass.
-        let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
-        injected.extend(own.map(|at| Box::from(&**at)), is_cluster);
+    /// What the platform's profiles did so far; `None` if the record cannot be read.
+    fn protected(&self) -> Option<Protected> {
+        let record = self.record.so_far()?;
+        let places = self.confirmed.places().map(|(pointer, done)| (pointer.into(), done));
+        Some(Protected::new(record.of_the_platform().chain(places)))
     }
-    let surroundings = Surroundings {
-        document,
-        places,
-        desk,
-        record,
-        computation,
-        arena: subject.arena,
-        authors: Authors::of(subject.object),
-        type_: profile.object_type(),
-        collects_containers: injected.is_wanted || refuses_containers,
-        changes_own: profile.rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected)),
-    };
-    let mut merge = Merge::new(surroundings, &earlier);
-    if let Some(template) = &profile.template {
-        merge.whole(template, profile.object_type())?;
+
+    /// Checks what a profile of the namespace did.
+    fn check(&self, profile: &CompiledProfile, bound: &Bound<'a>, document: &Document<'a>) -> Result<(), Excess> {
+        let Bound { protected, before } = bound;
+        self.bounds.check(profile.limits(), self.subject.object, before.as_ref(), document, protected)?;
+        let (patch, object) =
+            (patch::length(document) + self.record.len() + RECORD_AROUND, self.subject.object.raw().len());
+        if patch::fits(patch, object) {
+            return Ok(());
+        }
+        let message = format!(
+            "with it the patch of all profiles would be {patch} bytes on an object of {object} bytes; {MAX_PATCH_BYTES} and \
+             {MAX_OBJECT_BYTES} together are allowed; make it smaller"
+        );
+        Err(Excess::new(Limit::Patch, "/", message))
     }
-    // Whether a container that hangs on a condition is added is known only now.
-    if refuses_containers && !merge.containers.is_empty() {
-        return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
-    }
-    if !profile.rules.is_empty() {
-        let own = std::mem::take(&mut merge.containers);
-        let is_later = |change: &Change<'_>, pointer: &str| matches!(change, Change::Added(added) if added == pointer);
-        let standing = |pointer: &str| match injected.standing(pointer, is_cluster) {
-            _ if own.iter().any(|own| **own == *pointer) => Standing::Injected,
-            Standing::Authors if earlier.later.iter().any(|change| is_later(change, pointer)) => Standing::Hidden,
-            standing => standing,
+
+    /// Lays one profile over the document.
+    fn lay(
+        &mut self,
+        document: &mut Document<'a>,
+        selected: &Selected<'a>,
+        protected: Option<&Protected>,
+    ) -> Result<Laid, Fault> {
+        let Self { subject, earlier, record, places, desk, injected, is_watched, confirmed, .. } = self;
+        let profile: &'a CompiledProfile = selected.profile;
+        let Some(computation) = &selected.computation else { return Ok((0, Vec::new(), Vec::new())) };
+        let refuses_containers = profile.adds_linux_containers && is_for_windows(document)?;
+        let earlier = earlier.map(|record| record.of(profile.display_name(), |other| injected.knows(other)));
+        let earlier = earlier.unwrap_or_default();
+        let is_platform = !profile.is_limited();
+        if injected.is_wanted {
+            // It is there, whatever becomes of the profile in this pass.
+            let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
+            injected.extend(own.map(|at| Box::from(&**at)), is_platform);
+        }
+        let surroundings = Surroundings {
+            document,
+            places,
+            desk,
+            record,
+            computation,
+            arena: subject.arena,
+            authors: Authors::of(subject.object),
+            type_: profile.object_type(),
+            collects_containers: injected.is_wanted || refuses_containers,
+            changes_own: profile.rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected)),
+            part: match protected {
+                Some(protected) => PartOf::Namespace(protected),
+                None if *is_watched => PartOf::Watched(confirmed),
+                None => PartOf::Platform,
+            },
         };
-        merge.rules(&profile.rules, subject.world.object, &standing)?;
-        merge.containers = own;
-    }
-    let (changes, notes, containers) = merge.finish();
-    match missing_volume(document, &profile.foreign_volumes)? {
-        Some(volume) => Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume))),
-        None => Ok((changes, notes, containers)),
+        let mut merge = Merge::new(surroundings, &earlier);
+        if let Some(template) = &profile.template {
+            merge.whole(template, profile.object_type())?;
+        }
+        // Whether a container that hangs on a condition is added is known only now.
+        if refuses_containers && !merge.containers.is_empty() {
+            return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
+        }
+        if !profile.rules.is_empty() {
+            let own = std::mem::take(&mut merge.containers);
+            let is_later =
+                |change: &Change<'_>, pointer: &str| matches!(change, Change::Added(added) if added == pointer);
+            let standing = |pointer: &str| match injected.standing(pointer, is_platform) {
+                _ if own.iter().any(|own| **own == *pointer) => Standing::Injected,
+                Standing::Authors if earlier.later.iter().any(|change| is_later(change, pointer)) => Standing::Hidden,
+                standing => standing,
+            };
+            merge.rules(&profile.rules, subject.world.object, &standing)?;
+            merge.containers = own;
+        }
+        let (changes, notes, containers) = merge.finish();
+        match missing_volume(document, &profile.foreign_volumes)? {
+            Some(volume) => Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume))),
+            None => Ok((changes, notes, containers)),
+        }
     }
 }
 
-/// What the merges of all profiles share.
-struct Room<'r, 'a> {
-    places: &'r mut Places,
-    desk: &'r mut Desk<'a>,
-    injected: &'r mut Injected,
+/// What the result of a namespace's profile is compared with.
+struct Bound<'a> {
+    protected: Protected,
+    /// What other profiles made of the object; `None` if they made nothing of it.
+    before: Option<Document<'a>>,
 }
 
 /// What profiles have done so far.
@@ -208,7 +372,7 @@ struct Room<'r, 'a> {
 struct Injected {
     /// Whether a profile has rules on containers, and so asks which of them were injected.
     is_wanted: bool,
-    /// The places that were added, and whether a cluster profile did.
+    /// The places that were added, and whether the platform's profiles did.
     places: Vec<(Box<str>, bool)>,
     /// The profiles.
     profiles: Vec<Box<str>>,
@@ -219,10 +383,10 @@ impl Injected {
         Self { is_wanted: profiles.iter().any(|selected| !selected.profile.rules.is_empty()), ..Self::default() }
     }
 
-    fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_cluster: bool) {
+    fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_platform: bool) {
         // So many of all profiles together.
         self.places.reserve(8);
-        self.places.extend(places.into_iter().map(|place| (place, is_cluster)));
+        self.places.extend(places.into_iter().map(|place| (place, is_platform)));
     }
 
     /// Whether a profile has had its turn.
@@ -230,11 +394,11 @@ impl Injected {
         self.profiles.iter().any(|known| **known == *profile)
     }
 
-    /// What a profile takes the container at a place for. A tenant's never sees what a cluster profile added.
-    fn standing(&self, pointer: &str, seen_by_cluster: bool) -> Standing {
+    /// What a profile takes the container at a place for. A tenant's never sees what the platform's added.
+    fn standing(&self, pointer: &str, seen_by_platform: bool) -> Standing {
         let mut standing = Standing::Authors;
-        for (_, by_cluster) in self.places.iter().filter(|(place, _)| **place == *pointer) {
-            if seen_by_cluster || !by_cluster {
+        for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {
+            if seen_by_platform || !by_platform {
                 return Standing::Injected;
             }
             standing = Standing::Hidden;

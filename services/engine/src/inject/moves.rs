@@ -50,13 +50,16 @@ impl<'a> Merge<'_, 'a> {
     }
 
     pub(super) fn make_sidecar(&mut self, container: SlotId) -> Result<(), Fault> {
-        if self.document.member(container, "restartPolicy")?.is_none() {
-            let length = self.pointer.len();
-            push_token(&mut self.pointer, "restartPolicy");
+        let existing = self.document.member(container, "restartPolicy")?;
+        let length = self.pointer.len();
+        push_token(&mut self.pointer, "restartPolicy");
+        if existing.is_none() {
             self.document.add_member(container, Key::new("restartPolicy"), Content::Scalar("\"Always\""));
             self.note_added();
-            self.pointer.truncate(length);
+        } else {
+            self.confirm();
         }
+        self.pointer.truncate(length);
         Ok(())
     }
 

@@ -108,11 +108,14 @@ impl<'a> Merge<'_, 'a> {
         if !self.manner.within_added && !self.is_known() && !self.is_below_ours() {
             self.document.write(list, &mut original);
         }
-        let (around, edits) = (self.manner, self.edits);
+        let (around, edits, confirmations) = (self.manner, self.edits, self.confirmations);
         self.manner.within_added = true;
         let result = work(self);
         self.manner = around;
         result?;
+        if self.edits == edits && self.confirmations > confirmations {
+            self.confirm();
+        }
         if self.edits > edits && !self.manner.within_added {
             self.changes += 1;
             // One that is known already stands in the record.

@@ -2,7 +2,8 @@
 //!
 //! It lists, for each profile, its revision, the elements that it added, and what stood at every place whose value it
 //! replaced. A place is named by a pointer in which the elements of keyed lists stand by their keys, because places in
-//! lists change: `/spec/containers/logger`.
+//! lists change: `/spec/containers/logger`. The entry of a namespace's profile whose text is the platform's, because it only
+//! extends a cluster profile, names that one: `extends: agent`.
 //!
 //! A record is trusted only if it is genuine. In a CREATE review, `metadata.managedFields` names what the author of the
 //! request wrote and nothing that admission added, and the API server computes it; so a record that managedFields name
@@ -27,6 +28,9 @@ const MAX_MOVE_BYTES: usize = 4 * 1024;
 
 /// The version of the record's form.
 const VERSION: &str = "1";
+
+/// What names the cluster profile that a namespace's profile only extends.
+const EXTENDS: &str = "extends";
 
 /// The record of an earlier pass, as it was found.
 #[derive(Debug)]
@@ -126,6 +130,11 @@ impl Record {
         self.profiles().flat_map(Self::added)
     }
 
+    /// The elements that the platform's profiles added.
+    pub(crate) fn added_by_platform(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        self.profiles().filter(Self::is_of_platform).flat_map(Self::added)
+    }
+
     /// All that any profile did, in an order in which it can be undone from the last: of one profile, what it took away,
     /// replaced or moved comes before what it added, which may stand in the same place.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
@@ -138,15 +147,74 @@ impl Record {
         self.profiles().flat_map(Self::moved_by)
     }
 
-    /// The places that the platform's profiles added or replaced. A namespaced profile is called by its namespace too.
+    /// The places that the platform's profiles added, replaced or moved.
     pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, Done)> {
-        let is_cluster =
-            |entry: &Value<'_>| entry.get("profile").and_then(Value::as_str).is_some_and(|name| !name.contains('/'));
         let places = |entry| {
             let added = Self::added(entry).map(|pointer| (pointer, Done::Added));
-            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, Done::Set)))
+            let moved = Self::moves(entry).map(|(_, moved)| (moved.pointer, Done::Moved));
+            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, Done::Set))).chain(moved)
         };
-        self.profiles().filter(is_cluster).flat_map(places)
+        self.profiles().filter(Self::is_of_platform).flat_map(places)
+    }
+
+    /// What the profiles of a namespace did, except for those that stand in for the platform's, in an order in which it can be
+    /// undone from the last; and the record without it. `None` if they did nothing.
+    pub(crate) fn split(&self, stands_in: impl Fn(&str) -> bool) -> Option<(Vec<Change<'_>>, Self)> {
+        let is_platform = |entry: &Value<'_>| {
+            let name = entry.get("profile").and_then(Value::as_str);
+            Self::is_of_platform(entry) && name.is_some_and(|name| !name.contains('/') || stands_in(&name))
+        };
+        let (platform, own): (Vec<_>, Vec<_>) = self.profiles().partition(is_platform);
+        let changes: Vec<_> = own.into_iter().flat_map(Self::changes_of).collect();
+        let others = Self::of_entries(platform.into_iter().map(|entry| entry.raw().to_owned()))?;
+        (!changes.is_empty()).then_some((changes, others))
+    }
+
+    /// The record in which cluster profiles have taken over what profiles did in their places that do not stand there any more.
+    /// `revision` is that of the cluster profile that takes over from a profile, if it does. `None` if none takes over.
+    pub(crate) fn taken_over<'r>(&self, revision: impl Fn(&str, &str) -> Option<&'r str>) -> Option<Self> {
+        let mut heirs = Vec::new();
+        let entries: Vec<_> = self
+            .profiles()
+            .map(|entry| {
+                let text = |field| entry.get(field).and_then(Value::as_str);
+                let (profile, parent) = text("profile").zip(text(EXTENDS))?;
+                let revision =
+                    revision(&profile, &parent).filter(|_| !self.has(&parent) && !heirs.contains(&parent))?;
+                let mut taken_over = format!("{{\"profile\":\"{parent}\",\"revision\":\"{revision}\"");
+                for (key, value) in entry.members() {
+                    let key = key.text();
+                    if !["profile", "revision", EXTENDS].contains(&&*key) {
+                        taken_over.extend([",\"", &key, "\":", value.raw()]);
+                    }
+                }
+                taken_over.push('}');
+                heirs.push(parent);
+                Some(taken_over)
+            })
+            .collect();
+        if heirs.is_empty() {
+            return None;
+        }
+        let entries = entries.into_iter().zip(self.profiles());
+        Self::of_entries(entries.map(|(taken_over, entry)| taken_over.unwrap_or_else(|| entry.raw().to_owned())))
+    }
+
+    fn of_entries(entries: impl Iterator<Item = String>) -> Option<Self> {
+        let entries: Vec<_> = entries.collect();
+        Self::read(&format!("{{\"version\":{VERSION},\"profiles\":[{}]}}", entries.join(",")))
+    }
+
+    /// Whether a profile has an entry.
+    pub(crate) fn has(&self, profile: &str) -> bool {
+        self.entry(profile).is_some()
+    }
+
+    /// Whether an entry is of a cluster profile, or of one that only extends one. A namespaced profile is called by its namespace
+    /// too.
+    fn is_of_platform(entry: &Value<'_>) -> bool {
+        let name = entry.get("profile").and_then(Value::as_str);
+        name.is_some_and(|name| !name.contains('/')) || entry.get(EXTENDS).is_some()
     }
 
     /// What a profile did, and what was done behind it. `is_before` tells the profiles that come before it.

@@ -177,6 +177,7 @@ impl<'a> Merge<'_, 'a> {
             type_: self.type_,
             collects_containers: false,
             changes_own: true,
+            part: super::merge::PartOf::Platform,
         };
         let mut merge = Merge::new(surroundings, &earlier);
         merge.pointer.clone_from(&self.pointer);

@@ -6,7 +6,7 @@
 //! is not looked into.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 
@@ -25,13 +25,34 @@ pub(super) struct Change<'c, 'v> {
     pub(super) after: Option<Value<'v>>,
     /// The innermost element of a keyed list around the place, or the one that it is, as it is after.
     pub(super) element: Option<Value<'v>>,
+    /// Whether this is a new element with the key of one that was there: which of the two counts is not certain.
+    pub(super) is_duplicate: bool,
+}
+
+/// The key of an element of a list, and how many elements of that key stand before it.
+pub(super) type ElementKey = (String, usize);
+
+/// The elements of a keyed list, where they are not the same in the same order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order<'c> {
+    /// The tokens of the list.
+    pub(super) path: &'c [String],
+    pub(super) before: &'c [ElementKey],
+    pub(super) after: &'c [ElementKey],
+}
+
+/// One thing that is different.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Difference<'c, 'v> {
+    Change(Change<'c, 'v>),
+    Order(Order<'c>),
 }
 
 /// Walks through all differences.
 pub(super) struct Differences<'v, 's, E> {
     path: Vec<String>,
     element: Option<Value<'v>>,
-    see: &'s mut dyn FnMut(Change<'_, 'v>) -> Result<(), E>,
+    see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
 }
 
 /// A value before and after.
@@ -42,7 +63,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
     pub(super) fn of_pods(
         before: Value<'v>,
         after: Value<'v>,
-        see: &'s mut dyn FnMut(Change<'_, 'v>) -> Result<(), E>,
+        see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut walk = Self { path: Vec::new(), element: None, see };
         walk.value((Some(before), Some(after)), Some(&POD))
@@ -53,7 +74,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
         before: Value<'v>,
         after: Value<'v>,
         path: [&str; 3],
-        see: &'s mut dyn FnMut(Change<'_, 'v>) -> Result<(), E>,
+        see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut walk = Self { path: path.map(str::to_owned).into(), element: Some(after), see };
         walk.value((Some(before), Some(after)), Some(&CONTAINER))
@@ -76,8 +97,13 @@ impl<'v, 's, E> Differences<'v, 's, E> {
             }
             None if both && is_or_absent(Kind::Object) => self.object((before, after), &schema::ANY),
             _ if before.zip(after).is_some_and(|(before, after)| is_same(before, after)) => Ok(()),
-            _ => (self.see)(Change { path: &self.path, before, after, element: self.element }),
+            _ => self.change(before, after, false),
         }
+    }
+
+    fn change(&mut self, before: Option<Value<'v>>, after: Option<Value<'v>>, is_duplicate: bool) -> Result<(), E> {
+        let change = Change { path: &self.path, before, after, element: self.element, is_duplicate };
+        (self.see)(Difference::Change(change))
     }
 
     fn object(&mut self, pair: Pair<'v>, type_: &'static Type) -> Result<(), E> {
@@ -92,19 +118,24 @@ impl<'v, 's, E> Differences<'v, 's, E> {
 
     fn list(&mut self, (before, after): Pair<'v>, keyed: &'static KeyedList) -> Result<(), E> {
         // Of elements with one key, the first is compared with the first, the second with the second.
-        let mut pairs: IndexMap<(String, usize), Pair<'v>> = IndexMap::new();
-        for (is_after, list) in [(false, before), (true, after)] {
+        let mut pairs: IndexMap<ElementKey, Pair<'v>> = IndexMap::new();
+        let mut orders = [Vec::new(), Vec::new()];
+        for (order, (is_after, list)) in orders.iter_mut().zip([(false, before), (true, after)]) {
             let mut counts: HashMap<String, usize> = HashMap::new();
             for element in list.into_iter().flat_map(Value::items) {
                 let key = token(element, keyed);
                 let count = counts.entry(key.clone()).or_default();
+                order.push((key.clone(), *count));
                 let pair = pairs.entry((key, *count)).or_default();
                 *count += 1;
                 *(if is_after { &mut pair.1 } else { &mut pair.0 }) = Some(element);
             }
         }
+        let [order_before, order_after] = orders;
+        let was_there: HashSet<_> = order_before.iter().map(|(key, _)| key).collect();
         let around = self.element;
         for ((key, _), (before, after)) in pairs {
+            let is_duplicate = before.is_none() && was_there.contains(&key);
             self.path.push(key);
             self.element = after;
             let are_objects =
@@ -112,12 +143,15 @@ impl<'v, 's, E> Differences<'v, 's, E> {
             match (before, after) {
                 (Some(before), Some(after)) if before.raw() == after.raw() => {}
                 (Some(_), Some(_)) if are_objects == [true, true] => self.object((before, after), keyed.element)?,
-                _ => (self.see)(Change { path: &self.path, before, after, element: after })?,
+                _ => self.change(before, after, is_duplicate)?,
             }
             self.path.pop();
         }
         self.element = around;
-        Ok(())
+        if order_before == order_after {
+            return Ok(());
+        }
+        (self.see)(Difference::Order(Order { path: &self.path, before: &order_before, after: &order_after }))
     }
 }
 
@@ -199,7 +233,8 @@ mod tests {
         let (before, after) =
             (OwnedTape::parse(before.to_string()).unwrap(), OwnedTape::parse(after.to_string()).unwrap());
         let mut places = Vec::new();
-        let mut see = |change: Change<'_, '_>| -> Result<(), ()> {
+        let mut see = |difference: Difference<'_, '_>| -> Result<(), ()> {
+            let Difference::Change(change) = difference else { return Ok(()) };
             let sign = match (change.before, change.after) {
                 (None, _) => '+',
                 (_, None) => '-',

@@ -27,6 +27,8 @@ pub(crate) enum Limit {
     Removal,
     /// What the platform's profiles added or set.
     Protected,
+    /// Where elements of the platform's profiles stand in their lists.
+    Order,
     /// How many containers are added.
     Containers,
     /// How many volumes are added.
@@ -39,6 +41,8 @@ pub(crate) enum Limit {
     Keys,
     /// By how much the pod grows.
     Bytes,
+    /// How large the patch of all profiles together is, or the pod that it makes.
+    Patch,
     /// What cannot be checked is not applied.
     Unreadable,
 }
@@ -55,8 +59,13 @@ pub(crate) struct Excess {
 }
 
 impl Excess {
-    pub(super) fn new(limit: Limit, place: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn new(limit: Limit, place: impl Into<String>, message: impl Into<String>) -> Self {
         Self { limit, place: place.into(), message: message.into() }
+    }
+
+    /// Without the pod and the record no limit can be checked, so the profile is not applied.
+    pub(crate) fn unreadable() -> Self {
+        Self::new(Limit::Unreadable, "/", "the pod or its record cannot be read, so no limit can be checked")
     }
 }
 

@@ -3,7 +3,8 @@
 //! A tenant stores a profile, and it acts on everybody's pods in the namespace. The text of the profile says little of what
 //! it will do, because values may come from expressions; so the pod behind the profile is compared with the pod before it:
 //!
-//! * `scope`: which places may change at all, how many may be added, and what was the platform's stays;
+//! * `protected`: what the platform's profiles did stands, in its place;
+//! * `scope`: which places may change at all, and how many may be added;
 //! * `pod_security`: what the Pod Security Standards ([`Control`]) do not allow, and was not there before.
 //!
 //! [`Guardrails`] are what the platform says beside that: registries, kinds of volumes, numbers. The first thing that is
@@ -26,8 +27,8 @@ pub use guardrails::{Domain, Guardrails, VolumeKind};
 pub use image::ImagePrefix;
 pub(crate) use protected::{Done, Protected};
 
-use crate::inject::Record;
 use crate::json::{Document, OwnedTape, Value};
+use crate::profile::Limits;
 use crate::snapshot::Namespace;
 use pod_security::{CONTAINER_LISTS, Subject, Violation, name_of, violations};
 
@@ -39,30 +40,44 @@ pub(crate) struct Bounds<'b> {
 }
 
 impl Bounds<'_> {
-    /// Checks what a namespaced profile made of an object. `before` is what other profiles had made of it, if they had made
-    /// anything of it. `record` is what all profiles before it did; without it nothing is known of what the platform's did,
-    /// and the profile is not applied.
+    /// Checks what a namespaced profile that is bounded by `limits` made of an object. `before` is what other profiles had
+    /// made of it, if they had made anything of it.
+    ///
+    /// # Errors
+    /// The first thing that it may not do.
     pub(crate) fn check(
         &self,
+        limits: Limits,
         object: Value<'_>,
         before: Option<&Document<'_>>,
         after: &Document<'_>,
-        record: Option<&Record>,
+        protected: &Protected,
     ) -> Result<(), Excess> {
-        let unreadable =
-            || Excess::new(Limit::Unreadable, "/", "the pod or its record cannot be read, so no limit can be checked");
-        let protected = Protected::new(record.ok_or_else(unreadable)?.of_the_platform());
-        let read = |document| read(document).ok_or_else(unreadable);
         let (before, after) = (before.map(read).transpose()?, read(after)?);
         let before = before.as_ref().map_or(object, OwnedTape::root);
-        check(before, after.root(), &protected, self.namespace, self.guardrails)
+        match limits {
+            Limits::Tenant => check(before, after.root(), protected, self.namespace, self.guardrails),
+            Limits::Parent | Limits::Platform => protected.check(before, after.root()),
+        }
     }
 }
 
-fn read(document: &Document<'_>) -> Option<OwnedTape> {
+/// Checks that what the platform's profiles make of an object by themselves stands in what all profiles made of it.
+///
+/// # Errors
+/// The first thing that does not.
+pub(crate) fn check_interference(
+    alone: &Document<'_>,
+    together: &Document<'_>,
+    protected: &Protected,
+) -> Result<(), Excess> {
+    protected.check(read(alone)?.root(), read(together)?.root())
+}
+
+fn read(document: &Document<'_>) -> Result<OwnedTape, Excess> {
     let mut text = String::new();
     document.write(Document::ROOT, &mut text);
-    OwnedTape::parse(text).ok()
+    OwnedTape::parse(text).map_err(|_| Excess::unreadable())
 }
 
 /// Checks what a namespaced profile made of a pod.
@@ -76,6 +91,7 @@ pub(crate) fn check(
     namespace: &Namespace,
     guardrails: &Guardrails,
 ) -> Result<(), Excess> {
+    protected.check(before, after)?;
     scope::check(before, after, protected, guardrails)?;
     let label = PodSecurityLevel::from_label(namespace.label(PodSecurityLevel::LABEL));
     check_pod_security(before, after, label.max(guardrails.minimum_pod_security))

@@ -1,31 +1,81 @@
-//! What the platform's profiles did to a pod, which no namespaced profile touches.
+//! What the platform's profiles did to a pod, which no namespaced profile changes, removes, moves, or gets in front of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+
+use super::difference::{Difference, Differences, Order, pointer};
+use super::excess::{Excess, Limit};
+use crate::json::Value;
 
 /// What was done at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
     /// Something was added. If somebody else took it away since, there is nothing to protect.
     Added,
-    /// What stood there was replaced or taken away. That there is nothing now may be what was wanted.
+    /// What stood there was replaced or taken away, or was already as it should be. That there is nothing now may be what
+    /// was wanted.
     Set,
+    /// An element that was there was moved within its list.
+    Moved,
+    /// An element was put first in its list, or before another element.
+    PutInFront,
 }
 
 /// Places that the platform's profiles added or set, by pointers as they stand in the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Protected {
     pointers: BTreeMap<Box<str>, Done>,
+    /// Elements whose places count though their values may not: [`Done::Moved`] or [`Done::PutInFront`].
+    placed: BTreeMap<Box<str>, Done>,
+}
+
+/// What an element is to the order of its list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    /// It is none of the platform's.
+    Other,
+    /// It keeps its place among the elements that were there.
+    Kept,
+    /// Besides, nothing new stands before it.
+    InFront,
 }
 
 impl Protected {
-    /// From pointers. Of what is said of one place twice, the last counts.
+    /// From pointers. Of two values at one place, the last counts.
     pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, Done)>) -> Self {
-        Self { pointers: pointers.into_iter().map(|(pointer, done)| (pointer.into(), done)).collect() }
+        let mut protected = Self::default();
+        for (pointer, done) in pointers {
+            match done {
+                Done::Added | Done::Set => protected.pointers.insert(pointer.into(), done),
+                Done::Moved => Some(*protected.placed.entry(pointer.into()).or_insert(done)),
+                Done::PutInFront => protected.placed.insert(pointer.into(), done),
+            };
+        }
+        protected
+    }
+
+    /// Checks that what is protected in one state of a pod stands in another one as it stood.
+    ///
+    /// # Errors
+    /// The first thing that does not.
+    pub(super) fn check(&self, before: Value<'_>, after: Value<'_>) -> Result<(), Excess> {
+        Differences::of_pods(before, after, &mut |difference| match difference {
+            Difference::Order(order) => self.check_order(order),
+            Difference::Change(change) => {
+                let place = pointer(change.path);
+                let was_there = change.before.is_some() || change.is_duplicate;
+                let Some(protected) = self.touched(&place, was_there) else { return Ok(()) };
+                let message = format!(
+                    "a cluster profile has set {protected}, and a namespaced profile cannot change or remove it; leave it \
+                     as it is"
+                );
+                Err(Excess::new(Limit::Protected, place, message))
+            }
+        })
     }
 
     /// The protected place that a change touches: the one that it is, one that it is within, or, where something that was
     /// there is taken away or replaced, one that is within it.
-    pub(super) fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
+    fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
         let at = || self.pointers.get_key_value(pointer).filter(|(_, done)| was_there || **done == Done::Set);
@@ -38,6 +88,78 @@ impl Protected {
         let folder = format!("{pointer}/").into_boxed_str();
         let from = self.pointers.range(folder.clone()..).map(|(pointer, _)| &**pointer);
         from.take_while(move |found| found.starts_with(&*folder))
+    }
+
+    /// How many elements at the beginning of a list nothing is put among: up to the last one that the platform put in front.
+    /// The elements are named by pointers, in their order.
+    pub(crate) fn front(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> usize {
+        let ranks = self.ranks(elements);
+        ranks.iter().rposition(|rank| *rank == Rank::InFront).map_or(0, |last| last + 1)
+    }
+
+    /// What each element of a list is to its order. Those of the platform's that begin the list stand in front: without the
+    /// namespace's profiles they would be the first.
+    fn ranks(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> Vec<Rank> {
+        let mut is_beginning = true;
+        let mut rank_of = |element: &str| {
+            let rank = match self.placed.get(element) {
+                Some(Done::PutInFront) => return Rank::InFront,
+                Some(_) => Rank::Kept,
+                None if self.pointers.contains_key(element) => Rank::Kept,
+                None => Rank::Other,
+            };
+            is_beginning &= rank == Rank::Kept;
+            if is_beginning { Rank::InFront } else { rank }
+        };
+        elements.map(|element| rank_of(element.as_ref())).collect()
+    }
+
+    fn check_order(&self, Order { path, before, after }: Order<'_>) -> Result<(), Excess> {
+        let ranks = {
+            let mut element = path.to_vec();
+            let place = |(key, _): &(String, usize)| {
+                element.truncate(path.len());
+                element.push(key.clone());
+                pointer(&element)
+            };
+            self.ranks(before.iter().map(place))
+        };
+        let mut in_front = ranks.iter().filter(|rank| **rank == Rank::InFront).count();
+        // Of each element, how many of the platform's stand before it.
+        let mut passed = 0;
+        let mut places = HashMap::with_capacity(before.len());
+        for (key, rank) in before.iter().zip(ranks) {
+            places.insert(key, (rank, passed));
+            passed += usize::from(rank != Rank::Other);
+        }
+        passed = 0;
+        for key in after {
+            let excess = |message: &str| {
+                let mut element = path.to_vec();
+                element.push(key.0.clone());
+                Excess::new(Limit::Order, pointer(&element), message)
+            };
+            match places.get(key) {
+                None if in_front > 0 => {
+                    return Err(excess(
+                        "it would stand before what a cluster profile put first in this list; leave $position out, or \
+                         put it behind that",
+                    ));
+                }
+                None => {}
+                Some((_, stood_behind)) if *stood_behind != passed => {
+                    return Err(excess(
+                        "it would stand on the other side of what a cluster profile put into this list; leave it in its \
+                         place",
+                    ));
+                }
+                Some((rank, _)) => {
+                    passed += usize::from(*rank != Rank::Other);
+                    in_front -= usize::from(*rank == Rank::InFront);
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -71,5 +193,39 @@ mod tests {
         ] {
             assert_eq!(protected.touched(pointer, was_there).is_some(), expected, "{pointer} {was_there}");
         }
+    }
+
+    #[test]
+    fn platform_elements_keep_their_places() {
+        let protected = Protected::new([
+            ("/spec/initContainers/lock", Done::Added),
+            ("/spec/initContainers/second", Done::Added),
+            ("/spec/initContainers/moved", Done::Moved),
+            ("/spec/initContainers/late", Done::PutInFront),
+        ]);
+        let path = ["spec".to_owned(), "initContainers".to_owned()];
+        let keys = |names: &str| -> Vec<_> { names.split(' ').map(|name| (name.to_owned(), 0)).collect() };
+        for (before, after, expected) in [
+            ("lock app", "lock new app", true),
+            ("lock app", "new lock app", false),
+            ("lock second app", "lock new second app", false),
+            ("app lock", "new app lock", true),
+            ("app lock", "lock app", false),
+            ("app lock", "app new lock", true),
+            ("app other lock", "other app lock", true),
+            ("app other lock", "other lock app", false),
+            ("app moved", "moved app", false),
+            ("moved app", "new moved app", false),
+            ("app late other", "new app late other", false),
+            ("app late other", "app late new other", true),
+            ("app other", "new other app", true),
+            ("app lock other", "lock other new", true),
+        ] {
+            let (before_keys, after_keys) = (keys(before), keys(after));
+            let order = Order { path: &path, before: &before_keys, after: &after_keys };
+            assert_eq!(protected.check_order(order).is_ok(), expected, "{before} -> {after}");
+        }
+        let names = ["lock", "app", "late", "other"].map(|name| format!("/spec/initContainers/{name}"));
+        assert_eq!(protected.front(names.iter()), 3);
     }
 }

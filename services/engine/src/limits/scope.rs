@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 
-use super::difference::{Change, Differences, pointer};
+use super::difference::{Change, Difference, Differences, pointer};
 use super::excess::{Excess, Limit};
 use super::guardrails::Guardrails;
 use super::pod_security::name_of;
@@ -40,12 +40,12 @@ pub(super) fn check(
         tokens: tokens(&containers_before),
         counts: Counts::default(),
     };
-    Differences::of_pods(before, after, &mut |change| scope.change(change))?;
+    Differences::of_pods(before, after, &mut |difference| scope.see(difference))?;
     for (name, (list, container)) in &containers_before {
         let moved = containers_after.get(name).filter(|(other, _)| other != list);
         if let Some((list, moved)) = moved {
             let path = ["spec", list, name];
-            Differences::of_containers(*container, *moved, path, &mut |change| scope.change(change))?;
+            Differences::of_containers(*container, *moved, path, &mut |difference| scope.see(difference))?;
         }
     }
     let growth = after.raw().len().saturating_sub(before.raw().len());
@@ -91,15 +91,15 @@ struct Scope<'c, 'v> {
 }
 
 impl<'v> Scope<'_, 'v> {
+    fn see(&mut self, difference: Difference<'_, 'v>) -> Result<(), Excess> {
+        match difference {
+            Difference::Change(change) => self.change(change),
+            Difference::Order(_) => Ok(()),
+        }
+    }
+
     fn change(&mut self, change: Change<'_, 'v>) -> Result<(), Excess> {
         let place = pointer(change.path);
-        if let Some(protected) = self.protected.touched(&place, change.before.is_some()) {
-            let message = format!(
-                "a cluster profile has set {protected}, and a namespaced profile cannot change or remove it; leave it as \
-                 it is"
-            );
-            return Err(Excess::new(Limit::Protected, place, message));
-        }
         let path: Vec<_> = change.path.iter().map(String::as_str).collect();
         match *path.as_slice() {
             ["metadata", "labels" | "annotations", key] => self.key(&place, key, change.before.is_none()),

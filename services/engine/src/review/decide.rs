@@ -9,22 +9,16 @@ use super::envelope::{Envelope, object_of};
 use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, mark, validating};
 use crate::compute::{Arena, World};
 use crate::expression::Allowances;
-use crate::inject::{self, Record, RecordWriter, Subject, Verdict};
-use crate::json::{BorrowedTape, Document, Malformed, OwnedTape, Value};
-use crate::limits::Bounds;
-use crate::patch::{self, CheckFault};
+use crate::inject::{self, Applied, LeftOut, NamespaceWork, Record, RecordWriter, Subject, Verdict};
+use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
+use crate::limits::{self, Bounds, Excess};
+use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::target::Phase;
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::schema;
 use crate::select::revisions::Subject as Choosing;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
-
-/// How large a patch may be, in bytes.
-const MAX_PATCH_BYTES: usize = 256 * 1024;
-
-/// How large the patched object may be, in bytes. The API server's store refuses objects of 1.5 MiB.
-const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
 
 /// Decides.
 pub(super) fn decide(
@@ -94,7 +88,12 @@ pub(super) fn decide(
         };
         let bounds = Bounds { namespace: &namespace, guardrails };
         let selection = select(&candidates, action, level, world, &arena);
-        inject(object, level, is_marked, selection, world, &arena, &found, bounds, observer)
+        let record = found.genuine();
+        let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
+        let record = taken_over.as_ref().or(record);
+        let work = record.and_then(|record| NamespaceWork::of(record, |name| selection.has_stand_in(name)));
+        let subject = Subject { object, type_, world, arena: &arena, earlier: record };
+        inject(subject, level, is_marked, selection, &found, work.as_ref(), bounds, observer)
     });
     match decided {
         Ok(decided) if is_marked && found.genuine().is_none() => mark::settle(object, decided?),
@@ -156,17 +155,17 @@ impl FoundRecord {
 
 #[expect(clippy::too_many_arguments, reason = "there is one caller, and no two of them belong together")]
 fn inject<'v>(
-    object: Value<'v>,
+    subject: Subject<'v>,
     level: InjectionLevel,
     is_marked: bool,
     selection: Selection<'v>,
-    world: World<'v>,
-    arena: &'v Arena,
-    found: &'v FoundRecord,
+    found: &FoundRecord,
+    earlier: Option<&'v NamespaceWork<'v>>,
     bounds: Bounds<'_>,
     observer: &mut impl Observer,
 ) -> Result<Result<Decided, Fault>, Malformed> {
     let Selection { profiles, mut notices, denied, reason } = selection;
+    let object = subject.object;
     if matches!(found, FoundRecord::Foreign) {
         notices.push(Notice::RecordDropped);
     }
@@ -176,35 +175,43 @@ fn inject<'v>(
         return Ok(Ok(Decided { decision, patch: None }));
     }
     observer.begins(Step::Merge);
-    let (patch, verdicts) = {
-        let mut document = Document::new(object);
-        let mut record = RecordWriter::new();
-        let is_selected = |name: &str| {
-            profiles.iter().any(|selected| {
-                selected.profile.display_name() == name && selected.decision.outcome == ProfileOutcome::Unchanged
-            })
-        };
-        if let Some(earlier) = found.genuine() {
-            record.keep_others(earlier, is_selected);
-        }
-        let subject = Subject { object, world, arena, earlier: found.genuine() };
-        let verdicts = inject::apply(&mut document, &profiles, subject, &mut record, bounds)?;
-        let text = record.finish(found.genuine()).or_else(|| is_marked.then(RecordWriter::empty));
-        inject::set_record(&mut document, text)?;
-        gate::take_away(&mut document, level)?;
-        let patch = match patch::write(&document) {
-            Some(patch) => {
-                observer.begins(Step::SelfCheck);
-                match patch::check(object, patch, &document) {
-                    Ok(patch) => Some(patch),
-                    Err(CheckFault::Malformed(malformed)) => return Err(malformed),
-                    Err(fault) => return Ok(Err(Fault(fault))),
-                }
-            }
-            None => None,
-        };
-        (patch, verdicts)
+    let apply = |without: LeftOut<'_, 'v>| {
+        let mut applied = inject::apply(&profiles, subject, without, bounds)?;
+        let record = applied.record.take().or_else(|| is_marked.then(RecordWriter::empty));
+        inject::set_record(&mut applied.document, record)?;
+        gate::take_away(&mut applied.document, level)?;
+        Ok(applied)
     };
+    let mut applied = apply(LeftOut::default())?;
+    // Namespaces' own profiles are applied only where there is room for them behind all of the platform's.
+    let excess = profiles
+        .iter()
+        .any(|selected| selected.stands_in)
+        .then(|| too_large(object, patch::length(&applied.document)))
+        .flatten();
+    let stand_ins = excess.as_deref();
+    if stand_ins.is_some() {
+        applied = apply(LeftOut { stand_ins, namespaces: None })?;
+    }
+    if let Some(work) = earlier {
+        let alone = apply(LeftOut { stand_ins, namespaces: Some(("", work)) })?;
+        if let Err(excess) = interference(&applied, &alone) {
+            applied = apply(LeftOut { stand_ins, namespaces: Some((&excess.to_string(), work)) })?;
+        }
+    }
+    let Applied { document, verdicts, .. } = applied;
+    let patch = match patch::write(&document) {
+        Some(patch) => {
+            observer.begins(Step::SelfCheck);
+            match patch::check(object, patch, &document) {
+                Ok(patch) => Some(patch),
+                Err(CheckFault::Malformed(malformed)) => return Err(malformed),
+                Err(fault) => return Ok(Err(Fault(fault))),
+            }
+        }
+        None => None,
+    };
+    drop(document);
     let mut decisions = Vec::with_capacity(profiles.len());
     for (selected, verdict) in profiles.into_iter().zip(verdicts) {
         let decision = selected.decision;
@@ -222,6 +229,24 @@ fn inject<'v>(
     Ok(Ok(conclude(object, decisions, notices, reason, patch)))
 }
 
+/// Whether what the platform's profiles do alone stands beside what the namespace's did in an earlier pass. Something may have
+/// come between: then the platform's say what they did not say before, and the namespace's were there first.
+fn interference(together: &Applied<'_>, alone: &Applied<'_>) -> Result<(), Excess> {
+    let protected = alone.protected.as_ref().ok_or_else(Excess::unreadable)?;
+    limits::check_interference(&alone.document, &together.document, protected)
+}
+
+/// What is said of a patch that is too large to be sent.
+fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
+    let object = object.raw().len();
+    let message = || {
+        format!(
+            "a patch of {patch} bytes on an object of {object} bytes; {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} are allowed"
+        )
+    };
+    (!patch::fits(patch, object)).then(message)
+}
+
 /// What follows for the object from what became of each profile.
 fn conclude(
     object: Value<'_>,
@@ -231,21 +256,15 @@ fn conclude(
     patch: Option<Vec<u8>>,
 ) -> Decided {
     let refusing = profiles.iter().find(|decision| decision.outcome == ProfileOutcome::Denied);
-    let too_large = patch
-        .as_ref()
-        .filter(|patch| patch.len() > MAX_PATCH_BYTES || object.raw().len() + patch.len() > MAX_OBJECT_BYTES);
+    let too_large = patch.as_ref().and_then(|patch| too_large(object, patch.len()));
+    let is_sent = too_large.is_none();
     let strict = || profiles.iter().any(|decision| decision.profile.on_error == OnError::Deny);
     let has = |outcome| profiles.iter().any(|decision| decision.outcome == outcome);
     let (outcome, reason, detail) = if let Some(decision) = refusing {
         let place = decision.detail.as_deref().unwrap_or_default();
         let detail = format!("profile {}: {place}", decision.profile.display_name());
         (Outcome::Denied, decision.reason, Some(detail.into()))
-    } else if let Some(patch) = too_large {
-        let detail = format!(
-            "a patch of {} bytes on an object of {} bytes; {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} are allowed",
-            patch.len(),
-            object.raw().len()
-        );
+    } else if let Some(detail) = too_large {
         let outcome = if strict() { Outcome::Denied } else { Outcome::Skipped };
         (outcome, Reason::LimitExceeded, Some(detail.into()))
     } else if has(ProfileOutcome::Applied) {
@@ -257,7 +276,7 @@ fn conclude(
         (Outcome::Skipped, reason, None)
     };
     // A patch may be there without any profile applied: a record that is not ours was dropped.
-    let sends_patch = refusing.is_none() && too_large.is_none();
+    let sends_patch = refusing.is_none() && is_sent;
     let patch = if sends_patch { patch } else { None };
     Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }
 }

@@ -92,7 +92,7 @@ fn find_record(tape: &BorrowedTape<'_>, object: Value<'_>, operation: Operation,
     if operation == Operation::Update && !is_kept() { FoundRecord::None } else { FoundRecord::find(object, trust) }
 }
 
-/// The names of the containers that a record says were added. Containers of all kinds share their names. One that was moved
+/// The names of the containers that a record says the platform's profiles added. Containers of all kinds share their names. One that was moved
 /// from another list is its author's: what the author wrote is in it still.
 fn injected_containers(record: &Record) -> Vec<Box<str>> {
     let lists = ["/spec/containers/", "/spec/initContainers/"];
@@ -102,7 +102,7 @@ fn injected_containers(record: &Record) -> Vec<Box<str>> {
         (!name.contains('/')).then(|| Box::from(name))
     };
     let moved: Vec<_> = record.moved().filter_map(|pointer| name(&pointer)).collect();
-    record.all_added().filter_map(|pointer| name(&pointer)).filter(|name| !moved.contains(name)).collect()
+    record.added_by_platform().filter_map(|pointer| name(&pointer)).filter(|name| !moved.contains(name)).collect()
 }
 
 /// What follows for the object from what became of each profile.

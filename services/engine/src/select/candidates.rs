@@ -39,7 +39,7 @@ pub(crate) struct Candidates {
 }
 
 /// Which revisions one object gets, where there is a choice.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
     /// Places of revisions that others get.
     pub(crate) unchosen: Vec<Place>,
@@ -143,6 +143,12 @@ impl Candidates {
             namespace_names: self.namespace_names.clone(),
             choice,
         }
+    }
+
+    /// The platform's profiles alone; `None` if the namespace has none of its own.
+    pub(crate) fn of_platform(&self) -> Option<Self> {
+        self.own.as_ref()?;
+        Some(Self { own: None, ..self.with_choice(self.choice.clone()) })
     }
 
     /// Whether any profile has two revisions at work.

@@ -37,6 +37,16 @@ pub(crate) struct Selected<'v> {
     pub(crate) profile: &'v CompiledProfile,
     /// What its expressions stand for, if it is for the object.
     pub(crate) computation: Option<Computation<'v>>,
+    /// Whether it is a namespace's that is applied in the place of the platform's profile that it extends, which stands
+    /// behind it.
+    pub(crate) stands_in: bool,
+}
+
+impl Selected<'_> {
+    /// Whether what it does is what the platform's profiles do by themselves, with values that they let a namespace set.
+    pub(crate) fn is_of_platform(&self) -> bool {
+        self.profile.name().namespace.is_none() || self.stands_in
+    }
 }
 
 /// What selection found.
@@ -48,6 +58,23 @@ pub(crate) struct Selection<'v> {
     pub(crate) denied: Option<(Reason, Box<str>)>,
     /// Why nothing was asked for, if nothing was.
     pub(crate) reason: Reason,
+}
+
+impl<'v> Selection<'v> {
+    /// The revision of the platform's profile that takes over what a profile did in its place, if that one does not stand there
+    /// now.
+    pub(crate) fn heir(&self, name: &str, parent: &str) -> Option<&'v str> {
+        let is_heir = |selected: &&Selected<'v>| {
+            selected.profile.display_name() == parent && selected.decision.outcome == ProfileOutcome::Unchanged
+        };
+        let heir = self.profiles.iter().find(is_heir).filter(|_| !self.has_stand_in(name));
+        heir.map(|heir| heir.profile.revision())
+    }
+
+    /// Whether a profile of this name is applied in the place of the platform's profile that it extends.
+    pub(crate) fn has_stand_in(&self, name: &str) -> bool {
+        self.profiles.iter().any(|selected| selected.stands_in && selected.profile.display_name() == name)
+    }
 }
 
 /// Why a profile is not for an object.
@@ -97,9 +124,10 @@ pub(crate) fn select<'v>(
             detail: None,
         });
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail };
-        profiles.push(Selected { decision, profile, computation });
+        profiles.push(Selected { decision, profile, computation, stands_in: false });
     }
     give_way(&mut profiles);
+    put_in_place(&mut profiles);
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }
 }
@@ -142,8 +170,8 @@ fn group_is_taken(profile: &CompiledProfile, earlier: &[Selected<'_>]) -> bool {
         })
 }
 
-/// A profile of the platform gives way to the namespace's profile that only sets its values: it is the same one, and would
-/// be in its own way.
+/// A profile of the platform gives way to the first profile of the namespace that only sets its values: it is the same one,
+/// and would be in its own way.
 fn give_way(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some((earlier, [child, ..])) = profiles.split_at_mut_checked(index) else { continue };
@@ -155,7 +183,22 @@ fn give_way(profiles: &mut [Selected<'_>]) {
                 parent.decision.outcome = ProfileOutcome::NotMatched;
                 parent.decision.reason = Reason::Extended;
                 parent.decision.detail = Some(child.profile.display_name().into());
+                child.stands_in = true;
             }
+        }
+    }
+}
+
+/// Puts each profile that stands in for one of the platform's before that one: what the platform applies behind it finds
+/// what it would find without the namespace's profile.
+fn put_in_place(profiles: &mut [Selected<'_>]) {
+    for index in 0..profiles.len() {
+        let Some(child) = profiles.get(index).filter(|child| child.stands_in).map(|child| child.profile) else {
+            continue;
+        };
+        let parent = profiles.iter().position(|parent| is_stand_in(child, parent.profile));
+        if let Some(moved) = parent.and_then(|parent| profiles.get_mut(parent..=index)) {
+            moved.rotate_right(1);
         }
     }
 }

@@ -37,7 +37,24 @@ enum Asker {
 }
 
 /// Finds what a pod and its namespace ask for.
+///
+/// A word that means a profile of the namespace and one of the platform's asks for both: a namespace takes none of the
+/// platform's away by giving one of its own the same name.
 pub(super) fn asked(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> Asked {
+    let mut asked = read(candidates, action, level, pod);
+    if let Some(platform) = candidates.of_platform() {
+        let alone = read(&platform, action, level, pod);
+        asked.places.extend(alone.places);
+        asked.dropped.extend(alone.dropped);
+    }
+    // What is bounded by the platform's own text comes before what namespaces say.
+    let is_limited = |place: Place| candidates.profile(place).is_some_and(|profile| profile.is_limited());
+    asked.places.sort_unstable_by_key(|place| (is_limited(*place), *place));
+    asked.places.dedup();
+    asked
+}
+
+fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> Asked {
     let places = candidates.always(action).collect();
     let mut reader = Reader {
         candidates,
@@ -49,10 +66,7 @@ pub(super) fn asked(candidates: &Candidates, action: Action<'_>, level: Injectio
     reader.by_key();
     reader.by_name();
     reader.falsy_for_always();
-    let mut asked = reader.asked;
-    asked.places.sort_unstable();
-    asked.places.dedup();
-    asked
+    reader.asked
 }
 
 struct Reader<'c, 'p> {

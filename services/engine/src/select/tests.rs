@@ -183,11 +183,13 @@ fn a_word_that_nobody_knows_is_told_or_refused() {
 }
 
 #[test]
-fn a_truthy_word_means_the_namespaces_own_before_the_platforms() {
+fn a_word_asks_for_the_platforms_beside_the_namespaces_own() {
     let both = Case::new([profile("java", by_key()), profile("team-a/mine", by_key())]);
-    let asked = |value: &str| both.applied(&json!({}), &json!({KEY: value, "pillion.dev/profiles": "-mine"}));
-    assert!(asked("true").is_empty(), "what the word means is taken away by name");
-    assert_eq!(asked("java"), ["java"]);
+    let asked =
+        |value: &str, names: &str| both.applied(&json!({}), &json!({KEY: value, "pillion.dev/profiles": names}));
+    assert_eq!(asked("true", ""), ["java", "team-a/mine"]);
+    assert_eq!(asked("true", "-mine"), ["java"]);
+    assert_eq!(asked("java", "-mine"), ["java"]);
 }
 
 #[test]
@@ -470,7 +472,9 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
             .into()
     };
     let applied = Reason::AlreadyInjected;
-    assert_eq!(select(json!({"extends": {"name": "base"}})), expected(applied, Reason::Extended));
+    let mut in_its_place = expected(applied, Reason::Extended);
+    in_its_place.rotate_right(1);
+    assert_eq!(select(json!({"extends": {"name": "base"}})), in_its_place);
     let elsewhere = json!({"extends": {"name": "base"}, "objectSelector": {"matchLabels": {"x": "y"}}});
     assert_eq!(select(elsewhere), expected(Reason::ObjectSelector, applied));
     let more = json!({"extends": {"name": "base"}, "variables": [{"name": "v", "expression": "1"}]});

@@ -2,7 +2,7 @@
 
 use crate::json::{OwnedTape, Value, is_plain, write_escaped, write_string};
 
-use super::{MAX_MOVE_BYTES, MAX_RECORD_BYTES, Move, Record, VERSION};
+use super::{EXTENDS, MAX_MOVE_BYTES, MAX_RECORD_BYTES, Move, Record, VERSION};
 
 /// Writes the record of this pass, profile by profile: at once as the string of JSON that the annotation's value is, so
 /// that nothing is escaped twice.
@@ -18,6 +18,8 @@ pub(crate) struct RecordWriter {
     has_kept: bool,
     /// Whether the profile at hand has an element.
     has_elements: bool,
+    /// The cluster profile that the namespaced profile at hand only extends, if it does.
+    extends: Option<Box<str>>,
     /// What the profile at hand replaced, as lists of a pointer and what stood there, and how much of that is escapes.
     replaced: String,
     replaced_escapes: usize,
@@ -63,6 +65,7 @@ impl RecordWriter {
             has_entries: false,
             has_kept: false,
             has_elements: false,
+            extends: None,
             replaced: String::new(),
             replaced_escapes: 0,
             replaced_places: 0,
@@ -83,6 +86,7 @@ impl RecordWriter {
         self.out.push_str(",\\\"added\\\":[");
         self.escapes += 2;
         self.has_elements = false;
+        self.extends = None;
         self.forget_replaced();
         let entry = earlier.and_then(|record| record.entry(profile));
         for pointer in entry.into_iter().flat_map(Record::added) {
@@ -95,6 +99,18 @@ impl RecordWriter {
             self.push_move(&moved, at);
         }
         mark
+    }
+
+    /// Notes that the namespaced profile at hand only extends one of the platform's. What it did in an earlier pass, when it was
+    /// another text, stays the namespace's.
+    pub(crate) fn extends(&mut self, profile: &str, parent: &str, earlier: Option<&Record>) {
+        let entry = earlier.and_then(|record| record.entry(profile));
+        self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());
+    }
+
+    /// How many bytes the record has so far, as it stands in JSON.
+    pub(crate) const fn len(&self) -> usize {
+        self.out.len() + Self::CLOSE.len()
     }
 
     /// Notes an element that was added.
@@ -174,13 +190,23 @@ impl RecordWriter {
             self.move_bytes += Self::MOVES_AROUND + self.moves.len() - self.moves_escapes;
         }
         self.forget_replaced();
-        self.out.push_str("]}");
+        self.out.push(']');
+        if let Some(parent) = self.extends.take() {
+            self.out.extend([",\\\"", EXTENDS, "\\\":\\\"", &parent, "\\\""]);
+            self.escapes += 4;
+        }
+        self.out.push('}');
         self.has_entries = true;
         self.out.len() + 2 <= MAX_RECORD_BYTES + self.escapes + self.move_bytes
     }
 
+    /// The record of the entries that have ended.
+    pub(crate) fn so_far(&self) -> Option<Record> {
+        self.at(self.mark())
+    }
+
     /// The record as it was at the mark.
-    pub(crate) fn at(&self, mark: Mark) -> Option<Record> {
+    fn at(&self, mark: Mark) -> Option<Record> {
         let quoted = format!("{}{}", self.out.get(..mark.length)?, Self::CLOSE);
         Record::read(&OwnedTape::parse(quoted).ok()?.root().as_str()?)
     }
@@ -196,9 +222,7 @@ impl RecordWriter {
     /// nothing.
     pub(crate) fn keep(&mut self, mark: Mark, earlier: Option<&Record>, profile: &str) {
         self.take_back(mark);
-        if let Some(entry) = earlier.and_then(|record| record.entry(profile)) {
-            self.keep_entry(entry);
-        }
+        self.keep_of(earlier, profile);
     }
 
     /// Keeps the entries of an earlier record whose profiles were not applied this time: what they added is there still.
@@ -250,6 +274,13 @@ impl RecordWriter {
     fn mark(&self) -> Mark {
         let Self { escapes, move_bytes, has_entries, .. } = *self;
         Mark { length: self.out.len(), escapes, move_bytes, has_entries }
+    }
+
+    /// Keeps the entry that a profile had before.
+    pub(crate) fn keep_of(&mut self, earlier: Option<&Record>, profile: &str) {
+        if let Some(entry) = earlier.and_then(|record| record.entry(profile)) {
+            self.keep_entry(entry);
+        }
     }
 
     fn keep_entry(&mut self, entry: Value<'_>) {
