@@ -10,6 +10,7 @@ mod common;
 mod directives;
 mod expressions;
 mod fuzz;
+mod interference;
 mod large;
 mod peers;
 mod properties;

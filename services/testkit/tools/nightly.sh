@@ -22,7 +22,7 @@ part rotation-states env PILLION_THOROUGH=1 PILLION_ROTATION_STATES=1000000 "$he
 part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace --test e2e cold_start::
 part oracle env PILLION_ORACLE_CASES=10000 "$here/result.sh" --workspace --test integration oracle::
 part bombs env PILLION_BOMBS=10000000 "$here/result.sh" --release --workspace --test integration bombs::
-part properties env PROPTEST_CASES=20000 PILLION_MUTATIONS=100000 "$here/result.sh" --release --workspace --test integration fuzz:: properties:: directives:: untouched::
+part properties env PROPTEST_CASES=20000 PILLION_MUTATIONS=100000 PILLION_INTERFERENCE_CASES=200000 "$here/result.sh" --release --workspace --test integration fuzz:: properties:: directives:: untouched:: interference::
 part load env PILLION_LOAD=full "$here/result.sh" --workspace --test integration load_tests::
 part soak env PILLION_SOAK_SECONDS=600 "$here/result.sh" --workspace --test integration soak::
 part gates bash -c 'cargo bench --locked -p pillion-engine --bench answers && echo "{\"broken\":0}"'

@@ -1,0 +1,339 @@
+//! Non-interference: what the platform's profiles make of an object by themselves stands unchanged in what they and a namespace's
+//! own profiles make of it together; otherwise the namespace's are left out, with a reason.
+//!
+//! From a row of numbers, profiles of the platform and of a namespace are made, and objects that meet them. Each object is a case:
+//! it is created, and reviewed again or updated. Proptest makes the rows, and makes a row that fails smaller.
+//! `PILLION_INTERFERENCE_CASES` is how many cases there are.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+mod attacks;
+mod claims;
+mod generate;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use pillion_api::profile::ProfileSpec;
+use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSet, compile_with};
+use pillion_engine::report::{Outcome, ProfileDecision, ProfileOutcome, Reason};
+use pillion_engine::review::{Decided, Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
+
+use claims::Claims;
+use generate::{Case, Choices, Kind, Profiles};
+
+const NAMESPACE: &str = "shop";
+
+/// The annotation of a namespace that sets the parameter of a cluster profile.
+fn parameter_key(profile: &str) -> String {
+    format!("parameters.example.com/{profile}")
+}
+
+/// The cluster profiles that a namespace's may extend.
+struct Library(Vec<(String, ProfileSpec)>);
+
+impl Parents for Library {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found.map_or(Parent::Unknown, |(_, spec)| Parent::Accepted(std::borrow::Cow::Borrowed(spec)))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+/// The profiles among these that compile, the platform's first. `extends` finds the platform's.
+fn compiled(
+    cluster: &[(String, Json)],
+    own: &[(String, Json)],
+) -> (Vec<Arc<CompiledProfile>>, Vec<Arc<CompiledProfile>>) {
+    let read = |spec: &Json| serde_json::from_value::<ProfileSpec>(spec.clone()).ok();
+    let mut library = Library(Vec::new());
+    let mut platform = Vec::new();
+    for (name, spec) in cluster {
+        if let Some(spec) = read(spec)
+            && let Ok(profile) = compile_with(&ProfileName::cluster(name.as_str()), &spec, &library)
+        {
+            platform.push(Arc::new(profile));
+            library.0.push((name.clone(), spec));
+        }
+    }
+    let namespaced = own.iter().filter_map(|(name, spec)| {
+        let name = ProfileName::namespaced(NAMESPACE, name.as_str());
+        Some(Arc::new(compile_with(&name, &read(spec)?, &library).ok()?))
+    });
+    (platform, namespaced.collect())
+}
+
+/// Decides about a pod that is created, and applies the patch. `None` if it is refused.
+fn pass(object: &Json, profiles: &[Arc<CompiledProfile>], parameters: &[(String, String)]) -> (Decided, Option<Json>) {
+    review(object, (Kind::Pod, "CREATE"), &snapshot(profiles), parameters)
+}
+
+fn snapshot(profiles: &[Arc<CompiledProfile>]) -> Snapshot {
+    Snapshot::new(ProfileSet::new(profiles.iter().map(Arc::clone)))
+}
+
+/// The same of an object of a kind, and another operation.
+fn review(
+    object: &Json,
+    (kind, operation): (Kind, &str),
+    snapshot: &Snapshot,
+    parameters: &[(String, String)],
+) -> (Decided, Option<Json>) {
+    let resource = match kind {
+        Kind::Pod => "pods",
+        Kind::ConfigMap => "configmaps",
+    };
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "namespace": NAMESPACE, "operation": operation, "object": object,
+            "oldObject": if operation == "UPDATE" { object.clone() } else { Json::Null },
+            "resource": {"group": "", "version": "v1", "resource": resource},
+        },
+    });
+    let body = review.to_string();
+    let annotations = parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let namespace = Namespace::new([("pillion.dev/injection", "enabled")], annotations);
+    let facts = Facts { namespace: Some(Arc::new(namespace)), ..Facts::default() };
+    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    let decided = Review::parse(body.as_bytes()).unwrap().decide(endpoint, snapshot, &facts).unwrap();
+    if decided.decision.outcome == Outcome::Denied {
+        return (decided, None);
+    }
+    let mut object = object.clone();
+    if let Some(patch) = &decided.patch {
+        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
+    }
+    (decided, Some(object))
+}
+
+/// The values that profiles of the namespace set in the place of the platform's, as annotations of the namespace.
+fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, String)> {
+    let extended = decided
+        .decision
+        .profiles
+        .iter()
+        .filter(|decision| decision.reason == Reason::Extended && decision.outcome == ProfileOutcome::NotMatched);
+    let set = |decision: &ProfileDecision| {
+        let child = decision.detail.as_deref()?.split_once('/')?.1;
+        let (_, spec) = own.iter().find(|(name, _)| name == child)?;
+        let value = spec.pointer("/parameters/0/default")?.as_str()?;
+        Some((parameter_key(&decision.profile.name().name), value.to_owned()))
+    };
+    extended.filter_map(set).collect()
+}
+
+/// The profiles that an object has.
+fn applied(decided: &Decided) -> Vec<&str> {
+    let has =
+        |decision: &&ProfileDecision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged);
+    decided.decision.profiles.iter().filter(has).map(|decision| decision.profile.display_name()).collect()
+}
+
+const fn operation(kind: Kind, pass: usize) -> &'static str {
+    match (kind, pass) {
+        (Kind::ConfigMap, 1..) => "UPDATE",
+        (Kind::Pod | Kind::ConfigMap, _) => "CREATE",
+    }
+}
+
+/// What is wrong with the first case in which anything is; `None` if the platform's profiles stand.
+fn interference(profiles: &Profiles, see: &mut dyn FnMut(&Decided, &Json)) -> Option<String> {
+    let (cluster, own) = compiled(&profiles.cluster, &profiles.own);
+    let together = snapshot(&cluster.iter().chain(&own).map(Arc::clone).collect::<Vec<_>>());
+    let cluster = snapshot(&cluster);
+    profiles.cases.iter().find_map(|case| interference_in(case, profiles, &cluster, &together, see))
+}
+
+fn interference_in(
+    case: &Case,
+    profiles: &Profiles,
+    cluster: &Snapshot,
+    together: &Snapshot,
+    see: &mut dyn FnMut(&Decided, &Json),
+) -> Option<String> {
+    let (mut alone, mut both) = (case.object.clone(), case.object.clone());
+    let mut before = case.object.clone();
+    for (pass, is_there) in case.is_there.into_iter().enumerate() {
+        let on = (case.kind, operation(case.kind, pass));
+        let (decided, after) = review(&both, on, if is_there { together } else { cluster }, &[]);
+        see(&decided, after.as_ref().unwrap_or(&both));
+        // A refusal stores nothing.
+        let after = after?;
+        let parameters = parameters_set(&decided, &profiles.own);
+        let (by_themselves, expected) = review(&alone, on, cluster, &parameters);
+        let expected = expected?;
+        let mut claims = Claims::of(&before, &expected);
+        if case.copies {
+            let (of_bare, bare) = review(&case.bare(), (case.kind, "CREATE"), cluster, &parameters);
+            if applied(&of_bare) == applied(&by_themselves) {
+                claims.confirm(&case.bare(), &bare?, &expected);
+            }
+        }
+        if let Some(fault) = claims.broken(&expected, &after) {
+            let decisions = decided.decision.profiles.iter();
+            let told: Vec<_> = decisions
+                .map(|decision| {
+                    let (name, reason) = (decision.profile.display_name(), decision.reason);
+                    format!("{name}: {:?} {reason} {:?}", decision.outcome, decision.detail)
+                })
+                .collect();
+            return Some(format!(
+                "{fault} after pass {pass} of {:?}\nobject: {before}\nplatform: {}\nnamespace: {}\nalone: {expected}\n\
+                 together: {after}\n{}",
+                case.is_there,
+                json!(profiles.cluster),
+                json!(profiles.own),
+                told.join("\n")
+            ));
+        }
+        (alone, both) = (expected, after);
+        for object in [&mut alone, &mut both, &mut before] {
+            case.change(object);
+        }
+    }
+    None
+}
+
+/// How many rows of numbers are made; each makes profiles and several objects.
+fn rows() -> u32 {
+    let cases = std::env::var("PILLION_INTERFERENCE_CASES").ok().and_then(|cases| cases.parse().ok());
+    u32::try_from(cases.unwrap_or(100_000_usize).div_ceil(Profiles::CASES)).unwrap()
+}
+
+/// A row of numbers, which says nothing to people.
+struct Numbers(Vec<u16>);
+
+impl std::fmt::Debug for Numbers {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("(see the message)")
+    }
+}
+
+fn numbers() -> impl Strategy<Value = Numbers> {
+    prop::collection::vec(any::<u16>(), 900).prop_map(Numbers)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: rows(), failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn platform_profiles_stand_beside_any_namespaced_profiles(numbers in numbers()) {
+        let fault = interference(&Profiles::of(&mut Choices::new(&numbers.0)), &mut |_, _| {});
+        prop_assert!(fault.is_none(), "{}", fault.unwrap_or_default());
+    }
+}
+
+/// Adds all directives of a text to those seen, and what positions, conflicts and joins say.
+fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
+    let fields = text.as_object().into_iter().flatten();
+    for (key, value) in fields {
+        if key.starts_with('$') {
+            *seen.entry(format!("{whose} {key}")).or_default() += 1;
+            let said = match value {
+                Json::String(word) if ["$position", "$conflict"].contains(&key.as_str()) => vec![word.as_str()],
+                Json::Object(fields) if ["$position", "$join"].contains(&key.as_str()) => {
+                    fields.keys().map(String::as_str).collect()
+                }
+                _ => Vec::new(),
+            };
+            for said in said {
+                *seen.entry(format!("{whose} {key} {said}")).or_default() += 1;
+            }
+        }
+        directives(whose, value, seen);
+    }
+    text.as_array().into_iter().flatten().for_each(|item| directives(whose, item, seen));
+}
+
+/// A generator that makes nothing that compiles, or nothing that is applied, shows nothing.
+#[test]
+fn generator_reaches_every_directive_and_outcome() {
+    const DIRECTIVES: [&str; 20] = [
+        "$as",
+        "$each",
+        "$forEach",
+        "$prune",
+        "$sidecar",
+        "$value",
+        "$when",
+        "$conflict Merge",
+        "$conflict Replace",
+        "$conflict Fail",
+        "$conflict Keep",
+        "$position First",
+        "$position Last",
+        "$position before",
+        "$position after",
+        "$join separator",
+        "$join prepend",
+        "$join format",
+        "$join valueFrom",
+        "$join",
+    ];
+    const OUTCOMES: [&str; 13] = [
+        "own injected",
+        "own limit_exceeded",
+        "own name_taken",
+        "own exclusive_group",
+        "own object_selector",
+        "own already_injected",
+        "platform injected",
+        "platform extended",
+        "platform name_taken",
+        "platform exclusive_group",
+        "platform match_condition",
+        "moved",
+        "updated",
+    ];
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let strategy = numbers();
+    let mut seen = BTreeMap::<String, usize>::new();
+    for _ in 0..200 {
+        let numbers = proptest::strategy::ValueTree::current(&strategy.new_tree(&mut runner).unwrap());
+        let profiles = Profiles::of(&mut Choices::new(&numbers.0));
+        let (cluster, own) = compiled(&profiles.cluster, &profiles.own);
+        *seen.entry("written".to_owned()).or_default() += profiles.cluster.len() + profiles.own.len();
+        *seen.entry("compiled".to_owned()).or_default() += cluster.len() + own.len();
+        for (whose, compiled, written) in [("platform", cluster, &profiles.cluster), ("own", own, &profiles.own)] {
+            for profile in compiled {
+                let (_, text) = written.iter().find(|(name, _)| *name == *profile.name().name).unwrap();
+                directives(whose, text, &mut seen);
+                *seen.entry(format!("{whose} order {}", text["order"])).or_default() += 1;
+            }
+        }
+        let fault = interference(&profiles, &mut |decided, after| {
+            for decision in &decided.decision.profiles {
+                let whose = if decision.profile.name().namespace.is_some() { "own" } else { "platform" };
+                *seen.entry(format!("{whose} {}", decision.reason)).or_default() += 1;
+            }
+            let record = after["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap_or_default();
+            *seen.entry("moved".to_owned()).or_default() += usize::from(record.contains("\"order\":"));
+            let is_updated = after["kind"] == "ConfigMap" && decided.patch.is_some();
+            *seen.entry("updated".to_owned()).or_default() += usize::from(is_updated);
+        });
+        assert_eq!(fault, None);
+    }
+    println!("{seen:?}");
+    assert!(seen["compiled"] * 2 > seen["written"], "{seen:?}");
+    let orders = ["own order -5", "own order 100", "own order 300", "platform order 1", "platform order 200"];
+    let directives = ["platform", "own"].map(|whose| DIRECTIVES.map(|directive| format!("{whose} {directive}")));
+    let all = directives.into_iter().flatten().chain(OUTCOMES.into_iter().chain(orders).map(str::to_owned));
+    for what in all {
+        assert!(seen.get(&what).is_some_and(|count| *count >= 10), "{what}: {seen:?}");
+    }
+}

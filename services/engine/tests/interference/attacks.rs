@@ -1,0 +1,418 @@
+//! Profiles of namespaces that once took away what the platform's profiles did.
+
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use pillion_engine::profile::{CompiledProfile, ProfileSet};
+use pillion_engine::report::{Outcome, ProfileOutcome, Reason};
+use pillion_engine::review::{Endpoint, Facts, Review};
+use pillion_engine::snapshot::Snapshot;
+use serde_json::{Value as Json, json};
+
+use super::{NAMESPACE, compiled, pass};
+
+fn guard() -> Json {
+    json!({
+        "activation": "Always", "optOut": "Forbidden",
+        "template": {
+            "metadata": {"labels": {"guard.example.com/on": "true"}},
+            "spec": {"containers": [{
+                "name": "guard", "image": "registry.example.com/guard:1.0", "env": [{"name": "MODE", "value": "enforce"}],
+            }]},
+        },
+        "containers": [{"name": "proxy", "match": {"types": ["App"]}, "template": {
+            "env": [{"name": "HTTPS_PROXY", "value": "http://egress-guard:3128", "$conflict": "Replace"}],
+        }}],
+    })
+}
+
+fn pod() -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web", "labels": {"go": "y"}, "managedFields": [{"manager": "k", "operation": "Update", "fieldsV1": {}}]},
+        "spec": {"containers": [{"name": "web", "image": "registry.example.com/shop/web:1.0"}]},
+    })
+}
+
+fn named<const N: usize>(profiles: [(&str, Json); N]) -> Vec<(String, Json)> {
+    profiles.into_iter().map(|(name, spec)| (name.to_owned(), spec)).collect()
+}
+
+/// What the profiles make of a pod in two passes, and what became of the namespace's in the first.
+fn injected<const P: usize, const N: usize>(
+    object: &Json,
+    platform: [(&str, Json); P],
+    own: [(&str, Json); N],
+) -> (Json, Vec<(ProfileOutcome, Reason)>) {
+    let (platform, namespaced) = compiled(&named(platform), &named(own));
+    assert_eq!((platform.len(), namespaced.len()), (P, N), "all profiles compile");
+    let all: Vec<_> = platform.into_iter().chain(namespaced).collect();
+    let (decided, first) = pass(object, &all, &[]);
+    let first = first.unwrap();
+    let (_, second) = pass(&first, &all, &[]);
+    assert_eq!(second.as_ref(), Some(&first), "another pass changes nothing");
+    let own = decided.decision.profiles.iter().filter(|decision| decision.profile.name().namespace.is_some());
+    (first, own.map(|decision| (decision.outcome, decision.reason)).collect())
+}
+
+/// What the guard put there stands as it was put.
+fn assert_guarded(pod: &Json) {
+    let containers = pod["spec"]["containers"].as_array().unwrap();
+    let guards: Vec<_> = containers.iter().filter(|container| container["name"] == "guard").collect();
+    assert_eq!(guards, [&guard()["template"]["spec"]["containers"][0]], "{pod}");
+    let web = containers.iter().find(|container| container["name"] == "web").unwrap();
+    let env = web["env"].as_array().unwrap();
+    let proxies: Vec<_> = env.iter().filter(|entry| entry["name"] == "HTTPS_PROXY").collect();
+    assert_eq!(proxies, [&json!({"name": "HTTPS_PROXY", "value": "http://egress-guard:3128"})], "{pod}");
+    assert_eq!(pod["metadata"]["labels"]["guard.example.com/on"], "true", "{pod}");
+}
+
+fn replacing() -> Json {
+    json!({
+        "order": 200,
+        "template": {
+            "metadata": {"labels": {"guard.example.com/on": {"$value": "false", "$conflict": "Replace"}}},
+            "spec": {"containers": [{
+                "name": "guard", "$conflict": "Replace", "image": "registry.example.com/evil:1.0", "command": ["sleep", "inf"],
+                "env": [{"name": "MODE", "value": "off"}],
+            }]},
+        },
+        "containers": [{"name": "x", "match": {"types": ["App"]}, "template": {"env": [{"$prune": "item.name == 'HTTPS_PROXY'"}]}}],
+    })
+}
+
+const LEFT_OUT: (ProfileOutcome, Reason) = (ProfileOutcome::Skipped, Reason::LimitExceeded);
+const APPLIED: (ProfileOutcome, Reason) = (ProfileOutcome::Applied, Reason::Injected);
+
+#[test]
+fn child_takes_no_protection_from_its_parent() {
+    let child = json!({"extends": {"name": "guard"}});
+    let (pod, own) = injected(&pod(), [("guard", guard())], [("a", child), ("own", replacing())]);
+    assert_guarded(&pod);
+    assert_eq!(own, [APPLIED, LEFT_OUT]);
+}
+
+/// The place of a child among the platform's profiles is its parent's, whatever `order` it says.
+#[test]
+fn child_is_applied_in_its_parents_place() {
+    let second = json!({"activation": "Always", "order": 200, "containers": [{
+        "name": "traced", "match": {"types": ["Injected"]}, "template": {"env": [{"name": "TRACE", "value": "on"}]},
+    }]});
+    let child = json!({"extends": {"name": "guard"}, "order": 900});
+    let (pod, own) = injected(&pod(), [("guard", guard()), ("second", second)], [("a", child)]);
+    let traced = json!([{"name": "MODE", "value": "enforce"}, {"name": "TRACE", "value": "on"}]);
+    assert_eq!(pod["spec"]["containers"][1]["env"], traced, "{pod}");
+    assert_eq!(own, [APPLIED]);
+}
+
+/// A value that the platform lets a namespace set can make a child fail; its parent does not go with it.
+#[test]
+fn parent_is_applied_where_its_child_is_left_out() {
+    let mut named = guard();
+    named["onError"] = json!("Skip");
+    named["parameters"] = json!([{"name": "name", "type": "string", "default": "guard", "annotation": "x/name", "sources": ["Namespace"]}]);
+    named["template"]["spec"]["containers"][0]["name"] = json!("${params.name}");
+    let child = json!({"extends": {"name": "guard"}, "parameters": [{"name": "name", "default": "web"}]});
+    let (pod, own) = injected(&pod(), [("guard", named)], [("a", child)]);
+    assert_guarded(&pod);
+    assert_eq!(own, [(ProfileOutcome::Skipped, Reason::NameTaken)]);
+}
+
+/// A child of a profile that nobody asked for comes behind all of the platform's, and changes nothing of theirs.
+#[test]
+fn child_of_unrequested_profile_changes_nothing_of_others() {
+    let idle = json!({"activation": "Never", "order": 1, "template": {
+        "metadata": {"labels": {"guard.example.com/on": {"$value": "idle", "$conflict": "Replace"}}},
+    }});
+    let child = json!({"extends": {"name": "idle"}});
+    let (pod, own) = injected(&pod(), [("guard", guard()), ("idle", idle)], [("a", child)]);
+    assert_guarded(&pod);
+    assert_eq!(own, [LEFT_OUT]);
+}
+
+#[test]
+fn join_adds_no_second_variable_of_a_name() {
+    let value = json!({"name": "HTTPS_PROXY", "value": "http://evil:1"});
+    let rule =
+        |template: Json| json!({"containers": [{"name": "o", "match": {"types": ["App"]}, "template": template}]});
+    let mut with_variable = pod();
+    with_variable["spec"]["containers"][0]["env"] = json!([{"name": "OWN", "value": "http://evil:1"}]);
+    for (object, template, expected) in [
+        (pod(), json!({"env": {"$value": [value], "$join": {}}}), (ProfileOutcome::Unchanged, Reason::AlreadyInjected)),
+        (pod(), json!({"env": {"$value": [value, {"name": "NEW", "value": "1"}], "$join": {}}}), APPLIED),
+        (
+            with_variable,
+            json!({"env": [{"$each": "item.name == 'OWN'", "$conflict": "Replace", "name": "HTTPS_PROXY"}]}),
+            LEFT_OUT,
+        ),
+    ] {
+        let (pod, own) = injected(&object, [("guard", guard())], [("own", rule(template.clone()))]);
+        assert_guarded(&pod);
+        assert_eq!(own, [expected], "{template}");
+    }
+}
+
+#[test]
+fn nothing_stands_before_what_the_platform_puts_first() {
+    let lock = |position: Json| {
+        let mut lock = json!({"name": "egress-lock", "image": "registry.example.com/lock:1"});
+        if !position.is_null() {
+            lock["$position"] = position;
+        }
+        json!({"activation": "Always", "optOut": "Forbidden", "template": {"spec": {"initContainers": [lock]}}})
+    };
+    let early = |position: Json| {
+        let container = json!({"name": "early", "$position": position, "image": "registry.example.com/x:1"});
+        json!({"template": {"spec": {"initContainers": [container]}}})
+    };
+    let mut with_init = pod();
+    with_init["spec"]["initContainers"] = json!([{"name": "setup", "image": "registry.example.com/setup:1"}]);
+    for object in [pod(), with_init] {
+        for locked in [json!("First"), Json::Null, json!({"before": "setup"})] {
+            if locked.is_null() && object != pod() {
+                continue;
+            }
+            for (position, expected) in [
+                (json!("First"), APPLIED),
+                (json!({"after": "egress-lock"}), APPLIED),
+                (json!({"before": "egress-lock"}), LEFT_OUT),
+            ] {
+                let (pod, own) =
+                    injected(&object, [("lock", lock(locked.clone()))], [("own", early(position.clone()))]);
+                assert_eq!(pod["spec"]["initContainers"][0]["name"], "egress-lock", "{locked} {position}: {pod}");
+                assert_eq!(own, [expected], "{locked} {position}");
+            }
+        }
+    }
+    let moving = json!({"template": {"spec": {"initContainers": [
+        {"name": "after", "image": "registry.example.com/x:1"},
+        {"name": "egress-lock", "image": "registry.example.com/lock:1", "$conflict": "Merge", "$position": "Last"},
+    ]}}});
+    let (pod, _) = injected(&pod(), [("lock", lock(Json::Null))], [("own", moving)]);
+    assert_eq!(pod["spec"]["initContainers"][0]["name"], "egress-lock", "{pod}");
+}
+
+#[test]
+fn large_namespaced_profiles_do_not_shed_the_platforms() {
+    let mut guard = guard();
+    guard["onError"] = json!("Skip");
+    let fat = |number: usize| {
+        let container =
+            json!({"name": format!("c{number}"), "image": "registry.example.com/x:1", "args": ["a".repeat(60_000)]});
+        json!({"template": {"spec": {"containers": [container]}}})
+    };
+    let own = ["f0", "f1", "f2", "f3", "f4", "f5"].into_iter().enumerate();
+    let own: Vec<_> = own.map(|(number, name)| (name.to_owned(), fat(number))).collect();
+    let (platform, namespaced) = compiled(&named([("guard", guard)]), &own);
+    let all: Vec<_> = platform.into_iter().chain(namespaced).collect();
+    let (decided, first) = pass(&pod(), &all, &[]);
+    let became: Vec<_> = decided.decision.profiles.iter().map(|decision| (decision.outcome, decision.reason)).collect();
+    assert_eq!(became, [APPLIED, APPLIED, APPLIED, APPLIED, APPLIED, LEFT_OUT, LEFT_OUT]);
+    assert_guarded(first.as_ref().unwrap());
+    // A patch is small again in a second pass.
+    assert_guarded(&pass(&first.unwrap(), &all, &[]).1.unwrap());
+}
+
+/// A value that a namespace may set can make the platform's own profile too large: then the platform's value counts.
+#[test]
+fn child_with_a_large_value_gives_way_to_its_parent() {
+    let mut sized = guard();
+    sized["onError"] = json!("Skip");
+    sized["parameters"] =
+        json!([{"name": "text", "type": "string", "default": "", "annotation": "x/text", "sources": ["Namespace"]}]);
+    sized["variables"] =
+        json!([{"name": "long", "expression": "params.text + params.text + params.text + params.text"}]);
+    sized["template"]["metadata"]["annotations"] =
+        json!({"x.example.com/text": "${variables.long}", "x.example.com/more": "${variables.long}"});
+    let child = json!({"extends": {"name": "guard"}, "parameters": [{"name": "text", "default": "x".repeat(40_000)}]});
+    let (pod, own) = injected(&pod(), [("guard", sized)], [("a", child)]);
+    assert_guarded(&pod);
+    assert_eq!(own, [LEFT_OUT]);
+}
+
+/// What the author wrote in the platform's own words is the platform's as well.
+#[test]
+fn what_the_platform_found_as_it_wants_it_is_protected() {
+    let mut copied = pod();
+    copied["metadata"]["labels"]["guard.example.com/on"] = json!("true");
+    copied["spec"]["containers"][0]["env"] = json!([{"name": "HTTPS_PROXY", "value": "http://egress-guard:3128"}]);
+    let mut containers = copied["spec"]["containers"].as_array().unwrap().clone();
+    containers.push(guard()["template"]["spec"]["containers"][0].clone());
+    copied["spec"]["containers"] = json!(containers);
+    let label = json!({"template": {"metadata": {"labels": {"guard.example.com/on": {"$value": "false", "$conflict": "Replace"}}}}});
+    let variable = json!({"containers": [{"name": "o", "match": {"types": ["App"]}, "template": {
+        "env": [{"name": "HTTPS_PROXY", "value": "http://evil:1", "$conflict": "Replace"}],
+    }}]});
+    let container = json!({"template": {"spec": {"containers": [{"name": "guard", "$conflict": "Replace", "image": "registry.example.com/evil:1"}]}}});
+    for own in [label, variable, container, replacing()] {
+        let (pod, became) = injected(&copied, [("guard", guard())], [("own", own.clone())]);
+        assert_guarded(&pod);
+        assert_eq!(became, [LEFT_OUT], "{own}");
+    }
+}
+
+/// Something that comes between two passes can make the platform add what a namespace's profile added before it.
+#[test]
+fn platform_comes_first_also_in_a_second_pass() {
+    let late = json!({"activation": "Always", "template": {"spec": {"containers": [{
+        "name": "guard", "image": "registry.example.com/guard:1.0",
+        "$when": "object.spec.containers.exists(c, c.name == 'mesh')",
+    }]}}});
+    let own =
+        json!({"template": {"spec": {"containers": [{"name": "guard", "image": "registry.example.com/evil:1.0"}]}}});
+    let (platform, namespaced) = compiled(&named([("late", late)]), &named([("own", own)]));
+    let all: Vec<_> = platform.into_iter().chain(namespaced).collect();
+    let mut between = pass(&pod(), &all, &[]).1.unwrap();
+    assert_eq!(between["spec"]["containers"][1]["image"], "registry.example.com/evil:1.0");
+    between["spec"]["containers"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"name": "mesh", "image": "registry.example.com/mesh:1"}));
+    let (decided, after) = pass(&between, &all, &[]);
+    let after = after.unwrap();
+    let guards: Vec<_> = after["spec"]["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|container| container["name"] == "guard")
+        .collect();
+    assert_eq!(guards, [&json!({"name": "guard", "image": "registry.example.com/guard:1.0"})], "{after}");
+    let own = decided.decision.profiles.last().unwrap();
+    assert_eq!((own.outcome, own.reason), LEFT_OUT);
+    assert!(own.detail.as_deref().unwrap().contains("cluster profile"), "{:?}", own.detail);
+    let (again, settled) = pass(&after, &all, &[]);
+    assert_eq!((again.patch, settled), (None, Some(after)));
+}
+
+/// Whether an object passes the validation of the platform's that containers which are not `ours` have no environment.
+fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -> bool {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "namespace": NAMESPACE, "operation": operation, "object": object, "oldObject": object,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+        },
+    });
+    let body = review.to_string();
+    let snapshot = Snapshot::new(ProfileSet::new(profiles.iter().map(Arc::clone)));
+    let endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
+    let decided = Review::parse(body.as_bytes()).unwrap().decide(endpoint, &snapshot, &Facts::default()).unwrap();
+    match decided.decision.outcome {
+        Outcome::Validated => true,
+        Outcome::Denied => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// `ours` is true for containers of the platform's profiles and of children that only extend them, not for a tenant's.
+#[test]
+fn only_platform_containers_are_ours() {
+    let judge = json!({
+        "activation": "Always",
+        "target": {"version": "v1", "resources": ["pods"], "operations": ["CREATE", "UPDATE"]},
+        "validations": [{"expression": "containers.all(c, c.ours || !has(c.env))"}],
+    });
+    let container = json!({"name": "guard", "image": "registry.example.com/guard:1.0", "env": [{"name": "MODE", "value": "enforce"}]});
+    let template = json!({"template": {"spec": {"containers": [container]}}});
+    let mut always = template.clone();
+    always["activation"] = json!("Always");
+    let mut idle = template.clone();
+    idle["activation"] = json!("Never");
+    let child = json!({"extends": {"name": "adds"}});
+    for (platform, own, expected) in [
+        (vec![("adds", always.clone())], vec![], true),
+        (vec![("adds", always)], vec![("own", child.clone())], true),
+        (vec![("adds", idle)], vec![("own", child)], true),
+        (vec![], vec![("own", template)], false),
+    ] {
+        let mut platform: Vec<_> = platform.into_iter().map(|(name, spec)| (name.to_owned(), spec)).collect();
+        platform.push(("judge".to_owned(), judge.clone()));
+        let own: Vec<_> = own.into_iter().map(|(name, spec)| (name.to_owned(), spec)).collect();
+        let (cluster, namespaced) = compiled(&platform, &own);
+        assert_eq!((cluster.len(), namespaced.len()), (platform.len(), own.len()), "all profiles compile");
+        let all: Vec<_> = cluster.into_iter().chain(namespaced).collect();
+        let stored = pass(&pod(), &all, &[]).1.unwrap();
+        assert_eq!(stored["spec"]["containers"][1]["name"], "guard");
+        for operation in ["CREATE", "UPDATE"] {
+            assert_eq!(is_valid(&stored, operation, &all), expected, "{operation} {own:?}");
+        }
+    }
+}
+
+#[test]
+fn mounts_of_the_platform_are_not_hidden() {
+    let mount = |folder: &str| {
+        json!({
+            "activation": "Always",
+            "template": {"spec": {"volumes": [{"name": "certs", "configMap": {"name": "certs"}}]}},
+            "containers": [{"name": "m", "match": {"types": ["App"]}, "template": {
+                "volumeMounts": [{"name": "certs", "mountPath": folder}],
+            }}],
+        })
+    };
+    for (folder, expected) in
+        [("/etc/certs/", LEFT_OUT), ("/etc/./certs", LEFT_OUT), ("/etc/certs/ca.crt", LEFT_OUT), ("/etc/own", APPLIED)]
+    {
+        let mut own = mount(folder);
+        own["template"]["spec"]["volumes"][0]["name"] = json!("own");
+        own["containers"][0]["template"]["volumeMounts"][0]["name"] = json!("own");
+        let (_, became) = injected(&pod(), [("certs", mount("/etc/certs"))], [("own", own)]);
+        assert_eq!(became, [expected], "{folder}");
+    }
+}
+
+/// A word that means a profile of each asks for both.
+#[test]
+fn profile_of_the_same_name_takes_no_place() {
+    let asked = |image: &str| {
+        let container = json!({"name": "logger", "image": image});
+        json!({"template": {"spec": {"containers": [container]}}, "request": {"label": "log", "truthy": ["yes"]}})
+    };
+    let platform = asked("registry.example.com/logger:1");
+    for word in ["yes", "logger"] {
+        let mut object = pod();
+        object["metadata"]["labels"]["log"] = json!(word);
+        let own = asked("registry.example.com/evil:1");
+        let (pod, became) = injected(&object, [("logger", platform.clone())], [("logger", own)]);
+        assert_eq!(pod["spec"]["containers"][1]["image"], "registry.example.com/logger:1", "{pod}");
+        assert_eq!(became, [(ProfileOutcome::Skipped, Reason::NameTaken)], "{word}");
+    }
+    let mut object = pod();
+    object["metadata"]["annotations"] = json!({"pillion.dev/profiles": "logger"});
+    let own = json!({"template": {"metadata": {"labels": {"x.example.com/own": "1"}}}});
+    let (pod, became) = injected(&object, [("logger", platform)], [("logger", own)]);
+    assert_eq!(pod["spec"]["containers"][1]["image"], "registry.example.com/logger:1", "{pod}");
+    assert_eq!(became, [APPLIED]);
+}
+
+/// What a child did stands, though its text changes between two passes or it is gone.
+#[test]
+fn parent_takes_over_from_child_that_changes() {
+    let mut platform = guard();
+    platform["parameters"] = json!([{"name": "mode", "type": "string", "default": "enforce", "annotation": "x/mode", "sources": ["Namespace"]}]);
+    platform["template"]["spec"]["containers"][0]["env"][0]["value"] = json!("${params.mode}");
+    let child = json!({"extends": {"name": "guard"}, "parameters": [{"name": "mode", "default": "audit"}]});
+    let mut more = replacing();
+    more["extends"] = json!({"name": "guard"});
+    more["parameters"] = child["parameters"].clone();
+    more["onError"] = json!("Skip");
+    let unmatched = json!({"extends": {"name": "guard"}, "objectSelector": {"matchLabels": {"go": "n"}}});
+    let profiles = |own: Option<&Json>| -> Vec<Arc<CompiledProfile>> {
+        let own: Vec<_> = own.map(|own| ("a".to_owned(), own.clone())).into_iter().collect();
+        let (cluster, namespaced) = compiled(&[("guard".to_owned(), platform.clone())], &own);
+        cluster.into_iter().chain(namespaced).collect()
+    };
+    let first = pass(&pod(), &profiles(Some(&child)), &[]).1.unwrap();
+    assert_eq!(first["spec"]["containers"][1]["env"][0]["value"], "audit");
+    for own in [Some(&more), Some(&unmatched), None] {
+        let (decided, second) = pass(&first, &profiles(own), &[]);
+        let mut second = second.unwrap();
+        assert_eq!(
+            decided.decision.profiles[0].reason,
+            Reason::AlreadyInjected,
+            "the parent takes over what its child did"
+        );
+        second["metadata"]["annotations"] = first["metadata"]["annotations"].clone();
+        assert_eq!(second, first);
+    }
+}

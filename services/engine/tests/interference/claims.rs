@@ -1,0 +1,217 @@
+//! What the platform's profiles made of an object, found without the engine: by comparing the object before and after.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json};
+
+/// Lists whose elements are told apart by a field.
+const KEYED: [(&str, &str); 7] = [
+    ("containers", "name"),
+    ("initContainers", "name"),
+    ("volumes", "name"),
+    ("env", "name"),
+    ("volumeMounts", "mountPath"),
+    ("ports", "containerPort"),
+    ("imagePullSecrets", "name"),
+];
+
+/// Maps of which the platform may have set a part.
+const OPEN: [&str; 10] = [
+    "metadata",
+    "spec",
+    "data",
+    "labels",
+    "annotations",
+    "resources",
+    "limits",
+    "requests",
+    "template",
+    "securityContext",
+];
+
+/// What the platform says of an object.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// Places and what stands there; `None` if nothing does.
+    values: BTreeMap<Vec<String>, Option<Json>>,
+    /// Elements of lists that the platform added: the list, and the keys.
+    added: BTreeMap<Vec<String>, Vec<String>>,
+}
+
+fn key_field(list: &str) -> Option<&'static str> {
+    KEYED.iter().find(|(name, _)| *name == list).map(|(_, field)| *field)
+}
+
+fn keys(list: &Json, field: &str) -> Vec<String> {
+    let text = |element: &Json| element[field].as_str().map_or_else(|| element[field].to_string(), str::to_owned);
+    list.as_array().into_iter().flatten().map(text).collect()
+}
+
+impl Claims {
+    /// What is different after the platform's profiles.
+    pub(super) fn of(before: &Json, after: &Json) -> Self {
+        let mut claims = Self::default();
+        claims.compare(&mut Vec::new(), before, after);
+        claims
+    }
+
+    fn compare(&mut self, path: &mut Vec<String>, before: &Json, after: &Json) {
+        if before == after {
+            return;
+        }
+        let list = path.last().and_then(|name| key_field(name));
+        match (list, before, after) {
+            (Some(field), Json::Array(_) | Json::Null, Json::Array(items)) => {
+                let (old, new) = (keys(before, field), keys(after, field));
+                for key in old.iter().filter(|key| !new.contains(key)) {
+                    self.claim(path, key, None);
+                }
+                for (key, element) in new.iter().zip(items) {
+                    if let Some(place) = old.iter().rposition(|other| other == key) {
+                        path.push(key.clone());
+                        self.compare_fields(path, &before[place], element);
+                        path.pop();
+                    } else {
+                        self.claim(path, key, Some(element));
+                        self.added.entry(path.clone()).or_default().push(key.clone());
+                    }
+                }
+            }
+            _ => self.compare_fields(path, before, after),
+        }
+    }
+
+    fn compare_fields(&mut self, path: &mut Vec<String>, before: &Json, after: &Json) {
+        let is_open = path.last().is_none_or(|name| OPEN.contains(&name.as_str()));
+        let empty = Map::new();
+        let (before, after) = match (before, after) {
+            (Json::Object(before), Json::Object(after)) => (before, after),
+            (Json::Null, Json::Object(after)) if is_open => (&empty, after),
+            _ => {
+                if before != after {
+                    self.values.insert(path.clone(), Some(after.clone()));
+                }
+                return;
+            }
+        };
+        for (key, value) in after.iter().filter(|(key, _)| *key != "pillion.dev/injected") {
+            path.push(key.clone());
+            self.compare(path, before.get(key).unwrap_or(&Json::Null), value);
+            path.pop();
+        }
+        for key in before.keys().filter(|key| !after.contains_key(*key) && *key != "pillion.dev/injected") {
+            self.claim(path, key, None);
+        }
+    }
+
+    fn claim(&mut self, path: &[String], key: &str, value: Option<&Json>) {
+        let mut path = path.to_vec();
+        path.push(key.to_owned());
+        self.values.insert(path, value.cloned());
+    }
+
+    /// Claims also what the object had already as the profiles would have made it: they make it of an object that has nothing.
+    pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
+        for (path, value) in Self::of(bare, made).values {
+            let Some(value) = value else { continue };
+            for (below, leaf) in leaves(&value) {
+                let path: Vec<_> = path.iter().cloned().chain(below).collect();
+                let is_so = at(expected, &path) == Some(&leaf);
+                if is_so && !self.values.keys().any(|known| path.starts_with(known)) {
+                    self.values.insert(path, Some(leaf));
+                }
+            }
+        }
+    }
+
+    /// The first claim that does not hold.
+    pub(super) fn broken(&self, alone: &Json, together: &Json) -> Option<String> {
+        for (path, value) in &self.values {
+            let there = |object| at(object, path).filter(|found: &&Json| !found.is_null());
+            let (found, expected) = (there(together), value.as_ref().filter(|value| !value.is_null()));
+            // Where the platform itself made a second element of a key, which of the two is meant is not known.
+            if there(alone) != expected {
+                continue;
+            }
+            if found != expected {
+                return Some(format!("{} is {found:?}, and the platform made it {expected:?}", path.join("/")));
+            }
+            // Of two elements with one key, Kubernetes takes the last.
+            for end in 1..path.len() {
+                let Some(field) = path.get(end - 1).and_then(|name| key_field(name)) else { continue };
+                let count = |object: &Json| {
+                    let keys = at(object, &path[..end]).map(|list| keys(list, field)).unwrap_or_default();
+                    keys.iter().filter(|key| **key == path[end]).count()
+                };
+                if count(together) > count(alone).max(1) {
+                    return Some(format!("{} stands twice", path[..=end].join("/")));
+                }
+            }
+        }
+        self.added.iter().find_map(|(list, added)| order_broken(list, added, alone, together))
+    }
+}
+
+/// Whether elements that the platform added to a list stand elsewhere than they stood.
+fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json) -> Option<String> {
+    let field = key_field(list.last()?)?;
+    let keys_in = |object: &Json| keys(at(object, list).unwrap_or(&Json::Null), field);
+    let (alone, together) = (keys_in(alone), keys_in(together));
+    let place = list.join("/");
+    for element in added {
+        let before = |keys: &[String]| -> Vec<String> {
+            let behind = keys.iter().position(|key| key == element).unwrap_or(keys.len());
+            let mut before: Vec<_> = keys[..behind].iter().filter(|key| alone.contains(key)).cloned().collect();
+            before.sort();
+            before
+        };
+        // The namespace's may take away what is the author's.
+        let stays = |key: &String| together.contains(key);
+        let expected: Vec<_> = before(&alone).into_iter().filter(stays).collect();
+        if before(&together) != expected {
+            return Some(format!("{element} moved in {place}: {alone:?} -> {together:?}"));
+        }
+    }
+    let leading = alone.iter().take_while(|key| added.contains(key)).count();
+    let begins_so = together.iter().take(leading).eq(alone.iter().take(leading));
+    (!begins_so).then(|| format!("something stands before the first of {place}: {alone:?} -> {together:?}"))
+}
+
+/// What stands at a place. Of two elements with one key, the last.
+fn at<'j>(object: &'j Json, path: &[String]) -> Option<&'j Json> {
+    let mut found = object;
+    let mut list = None;
+    for token in path {
+        found = match list {
+            Some(field) if found.is_array() => {
+                let place = keys(found, field).iter().rposition(|key| key == token)?;
+                &found[place]
+            }
+            _ => found.get(token)?,
+        };
+        list = if list.is_some() { None } else { key_field(token) };
+    }
+    Some(found)
+}
+
+/// All values within one that have nothing within them, with their places.
+fn leaves(value: &Json) -> Vec<(Vec<String>, Json)> {
+    let Json::Object(fields) = value else { return vec![(Vec::new(), value.clone())] };
+    let mut all = Vec::new();
+    for (name, value) in fields {
+        let below: Vec<_> = match (key_field(name), value) {
+            (Some(field), Json::Array(items)) => {
+                let elements = keys(value, field).into_iter().zip(items);
+                elements.flat_map(|(key, item)| with(&key, leaves(item))).collect()
+            }
+            _ => leaves(value),
+        };
+        all.extend(with(name, below));
+    }
+    all
+}
+
+fn with(name: &str, below: Vec<(Vec<String>, Json)>) -> Vec<(Vec<String>, Json)> {
+    let add = |(path, leaf): (Vec<String>, Json)| (std::iter::once(name.to_owned()).chain(path).collect(), leaf);
+    below.into_iter().map(add).collect()
+}
