@@ -50,6 +50,12 @@ pub enum OneOf {
 }
 
 impl Type {
+    /// Whether the object is a pod.
+    #[must_use]
+    pub fn is_pod(&self) -> bool {
+        std::ptr::eq(self, &raw const POD)
+    }
+
     /// What is known of a field.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&'static Field> {

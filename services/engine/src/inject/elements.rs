@@ -127,7 +127,7 @@ impl<'a> Merge<'_, 'a> {
             // A list in a list is spliced.
             Kind::List(nodes) => return self.expand(nodes, rules.map(|_| node).or(group), type_, sink),
             Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: asked }),
-            Kind::Plain(_) | Kind::Text(_) | Kind::Changed(_) => {}
+            Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
         }
         let known = self.computation.known();
         self.know_nothing_exists(node);

@@ -383,7 +383,7 @@ impl Part<'_> {
                 Kind::Plain(tape) => tape.root().kind(),
                 Kind::Map(_) => JsonKind::Object,
                 Kind::List(_) => JsonKind::Array,
-                Kind::Text(_) | Kind::Changed(_) => JsonKind::Null,
+                Kind::Text(..) | Kind::Changed(_) => JsonKind::Null,
             },
         }
     }

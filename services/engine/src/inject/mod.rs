@@ -13,6 +13,7 @@ mod merge;
 mod moves;
 mod notes;
 mod order;
+mod pod_resources;
 mod record;
 mod references;
 mod render;
@@ -40,6 +41,7 @@ use elements::Places;
 use join::text_of;
 pub(crate) use locate::{NamespaceWork, without_record};
 use merge::{Conflict, Desk, Fault, Merge, PartOf, Surroundings};
+use pod_resources::PodResources;
 use record::Change;
 pub(crate) use record::{Record, RecordWriter, is_genuine};
 use rules::Standing;
@@ -116,6 +118,7 @@ pub(crate) fn apply<'a>(
         None => (Document::new(subject.object), subject.earlier),
     };
     let is_alone = without.namespaces.is_some();
+    let resources = if subject.type_.is_pod() { PodResources::of(&mut document)? } else { None };
     let mut record = RecordWriter::new();
     if let Some(earlier) = earlier {
         record.keep_others(earlier, |name| {
@@ -155,6 +158,9 @@ pub(crate) fn apply<'a>(
         verdicts.push(verdict);
     }
     let protected = if is_alone { pass.protected() } else { None };
+    if let Some(resources) = resources {
+        resources.grow(&mut document)?;
+    }
     Ok(Applied { document, verdicts, protected, record: pass.record.finish(earlier) })
 }
 

@@ -8,6 +8,7 @@ use crate::compute::EXISTING;
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
+use crate::profile::Expected;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
 use crate::report::Reason;
 use crate::schema::Type;
@@ -38,7 +39,7 @@ impl<'a> Merge<'_, 'a> {
         match &node.kind {
             Kind::Plain(tape) => Ok(Some(Part::Plain(tape.root()))),
             Kind::Map(_) | Kind::List(_) => Ok(Some(Part::Node(node))),
-            Kind::Text(text) => Ok(self.text(text)?.map(Part::Plain)),
+            Kind::Text(text, expected) => Ok(self.text(text, *expected)?.map(Part::Plain)),
             Kind::Changed(changed) => Ok(self.changed(changed, type_)?.map(Part::Plain)),
         }
     }
@@ -56,8 +57,19 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
+    /// The value that a string with expressions stands for, which the API server takes in its place.
+    fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, Fault> {
+        let value = self.any_text(text)?;
+        if let Some(value) = value
+            && (expected.has_rule() || matches!(text, Text::Whole(_)))
+        {
+            expected.check(value).map_err(|fault| self.failed(&EvaluationError::new(fault)))?;
+        }
+        Ok(value)
+    }
+
     /// The value that a string with expressions stands for.
-    fn text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, Fault> {
+    fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, Fault> {
         match text {
             Text::Whole(expression) => {
                 let value = self.evaluate(expression)?;
@@ -109,18 +121,18 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Writes the value that a string with expressions stands for. Whether there is one.
-    fn write_text(&mut self, text: &'a Text, out: &mut String) -> Result<bool, Fault> {
+    fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, Fault> {
         match text {
-            Text::Whole(_) => {
-                let value = self.text(text)?;
-                out.push_str(value.map(Value::raw).unwrap_or_default());
-                Ok(value.is_some())
-            }
-            Text::Mixed(pieces) => {
+            Text::Mixed(pieces) if !expected.has_rule() => {
                 out.push('"');
                 self.each_piece(pieces, &mut |text| write_escaped(out, text))?;
                 out.push('"');
                 Ok(true)
+            }
+            Text::Whole(_) | Text::Mixed(_) => {
+                let value = self.text(text, expected)?;
+                out.push_str(value.map(Value::raw).unwrap_or_default());
+                Ok(value.is_some())
             }
         }
     }
@@ -195,7 +207,7 @@ impl<'a> Merge<'_, 'a> {
     fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, Fault> {
         match &node.kind {
             Kind::Plain(tape) => out.push_str(tape.root().raw()),
-            Kind::Text(text) => return self.write_text(text, out),
+            Kind::Text(text, expected) => return self.write_text(text, *expected, out),
             Kind::Changed(changed) => match self.changed(changed, &crate::schema::ANY)? {
                 Some(value) => out.push_str(value.raw()),
                 None => return Ok(false),
@@ -308,7 +320,7 @@ impl<'a> Merge<'_, 'a> {
         match choice {
             Choice::Known(text) => Ok(Some(text.clone())),
             Choice::Found(text) => {
-                Ok(self.text(text)?.and_then(|value| value.as_str().map(|text| text.as_ref().into())))
+                Ok(self.any_text(text)?.and_then(|value| value.as_str().map(|text| text.as_ref().into())))
             }
         }
     }

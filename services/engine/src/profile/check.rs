@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
 use super::elements::{Element, elements, entries, is_computed, literal, value_of};
+use super::pod_schema::Kind;
 use super::typed::{Root, check_types};
 
 /// How deep a template may be nested.
@@ -152,15 +153,8 @@ fn check_spec(path: &str, spec: &Json, faults: &mut Vec<Diagnostic>) {
 
 /// A container that is added needs an image. A clone (`$value`) may bring one.
 fn check_image(container: &Element<'_>, faults: &mut Vec<Diagnostic>) {
-    let image = container.fields.get("image").map(value_of);
-    match image {
-        None if !container.is_whole => {}
-        None => faults.push(Diagnostic::new(&container.path, "a container that is added needs an image")),
-        Some(Json::String(image)) if image.trim().is_empty() => {
-            let path = format!("{}.image", container.path);
-            faults.push(Diagnostic::new(path, "expected the name of an image, found an empty string"));
-        }
-        Some(_) => {}
+    if container.is_whole && !container.fields.contains_key("image") {
+        faults.push(Diagnostic::new(&container.path, "a container that is added needs an image"));
     }
 }
 
@@ -227,15 +221,10 @@ impl Names {
             faults.push(Diagnostic::new(&element.path, "an element of this list needs a name"));
         }
         let Some(name) = element.fields.get("name").map(value_of).and_then(literal) else { return };
-        let label = (1..=63).contains(&name.len())
-            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-            && !name.starts_with('-')
-            && !name.ends_with('-');
-        if !label {
+        if let Some(rule) = Kind::Label.rule_broken_by(&name) {
             let path = format!("{}.name", element.path);
             faults.push(
-                Diagnostic::new(path, format!("{name:?} is not a name that Kubernetes takes here"))
-                    .with_help("at most 63 lower-case letters, digits and '-', with a letter or digit at both ends"),
+                Diagnostic::new(path, format!("{name:?} is not a name that Kubernetes takes here")).with_help(rule),
             );
         }
         self.check_unique(element, "name", faults);
@@ -309,10 +298,6 @@ mod tests {
                 "s.containers[0]: an element of this list needs a name",
             ),
             (json!({"containers": [{"$when": "x", "name": "a"}]}), "s.containers[0]: a container that is added needs"),
-            (
-                json!({"containers": [{"name": "a", "image": {"$value": " "}}]}),
-                "s.containers[0].image: expected the name",
-            ),
             (
                 json!({"volumes": [{"name": "v", "emptyDir": {}, "configMap": {}}]}),
                 "s.volumes[0]: a volume has exactly one source, found [\"emptyDir\", \"configMap\"]",

@@ -11,6 +11,7 @@ use super::check::{check_key, check_template};
 use super::expressions::{self, Computed};
 use super::extend::{self, Limits, NoParents, Parents};
 use super::object::check_object;
+use super::pod_schema::Kind;
 use super::rules;
 use super::target::{self, Target};
 use super::template::{Compiler, LocalNames, Node, without_directives};
@@ -261,7 +262,8 @@ fn compile_template(
     if limits == Limits::Tenant {
         check_tenant(&without_directives(template), faults);
     }
-    Compiler::new(scope, &[], needs, faults).template("spec.template", template)
+    let kind = if target.is_pods() { Kind::Object("Pod") } else { Kind::Any };
+    Compiler::new(scope, &[], needs, faults).template("spec.template", template, kind)
 }
 
 /// The names of the containers that a template adds, as far as they are known from its text.

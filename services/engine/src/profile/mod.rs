@@ -41,6 +41,7 @@ pub(crate) use expressions::one_line;
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
 pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
+pub(crate) use pod_schema::Expected;
 pub use review::{KnownParents, ProfileReview};
 pub use set::{ProfileSet, Served, Stage};
 pub use whole::{Whole, compile_revision};

@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::expression::Quantity;
+use crate::json;
+
 /// Lines of `Type field:kind field:kind`, in the order of the types.
 const TABLE: &str = include_str!("pod_schema.txt");
 
@@ -16,9 +19,15 @@ pub(super) struct PodSchema {
 
 /// What a field is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A text.
     Text,
+    /// The name of a container or volume.
+    Label,
+    /// The name of an environment variable.
+    EnvName,
+    /// The name of an image.
+    Image,
     /// One of these words, divided by `|`; one that ends with `*` stands for all that begin with it.
     Word(&'static str),
     /// True or false.
@@ -56,7 +65,14 @@ impl PodSchema {
 
     /// What a type's field is.
     pub(super) fn field(&self, of: &str, name: &str) -> Option<Kind> {
-        self.fields(of).find(|(field, _)| *field == name).map(|(_, kind)| kind)
+        match (of, name) {
+            ("Pod", "metadata") => Some(Kind::Object("ObjectMeta")),
+            ("Pod", "spec") => Some(Kind::Object("PodSpec")),
+            ("Container" | "Volume", "name") => Some(Kind::Label),
+            ("Container", "image") => Some(Kind::Image),
+            ("EnvVar", "name") => Some(Kind::EnvName),
+            _ => self.fields(of).find(|(field, _)| *field == name).map(|(_, kind)| kind),
+        }
     }
 
     /// Where a field of this name stands below a type, at most so many steps down: the nearest places, as paths.
@@ -118,10 +134,74 @@ impl Kind {
         }
     }
 
+    /// What the elements of a list are, also of one in a list, which is spliced.
+    pub(super) fn element(self) -> Self {
+        match self {
+            Self::List(item) => Self::of(item),
+            other => other,
+        }
+    }
+
+    /// What Kubernetes requires of a text of this kind; `None` if this one is right.
+    pub(super) fn rule_broken_by(self, text: &str) -> Option<&'static str> {
+        match self {
+            Self::Label if !is_label(text) => {
+                Some("at most 63 lower-case letters, digits and '-', with a letter or digit at both ends")
+            }
+            Self::EnvName
+                if text.is_empty() || text.bytes().any(|byte| byte == b'=' || !(b' '..=b'~').contains(&byte)) =>
+            {
+                Some("at least one letter of ASCII, and no '='")
+            }
+            Self::Image if text.is_empty() || text.trim() != text => {
+                Some("the name of an image, without space before or behind it")
+            }
+            Self::Word(words) if !is_one_of(words, text) => Some("one of the words that Kubernetes knows here"),
+            Self::Quantity if !Quantity::is_written(text) => Some("a quantity, for instance 100m, 0.5, 1Gi"),
+            _ => None,
+        }
+    }
+
+    /// What is wrong with a computed value in the place of one of this kind. What is below an object is not looked at.
+    fn fault_of(self, value: json::Value<'_>) -> Option<String> {
+        let wrong = || Some(format!("expected {}, found {}", self.expected(), called(value)));
+        match self {
+            Self::Any => None,
+            Self::Text
+            | Self::Label
+            | Self::EnvName
+            | Self::Image
+            | Self::Word(_)
+            | Self::Quantity
+            | Self::IntOrString => match (value.as_str(), self) {
+                (Some(text), _) => {
+                    self.rule_broken_by(&text).map(|rule| format!("expected {rule}; found {:?}", shown(&text)))
+                }
+                (None, Self::Quantity) if value.kind() == json::Kind::Number => None,
+                (None, Self::IntOrString) if value.raw().parse::<i32>().is_ok() => None,
+                (None, _) => wrong(),
+            },
+            Self::Boolean if value.as_bool().is_some() => None,
+            Self::Int32 if value.raw().parse::<i32>().is_ok() => None,
+            Self::Int64 if value.raw().parse::<i64>().is_ok() => None,
+            Self::Boolean | Self::Int32 | Self::Int64 => wrong(),
+            Self::List(item) if value.kind() == json::Kind::Array => {
+                let item = Self::of(item);
+                value.items().find_map(|value| item.fault_of(value))
+            }
+            Self::Map(item) if value.kind() == json::Kind::Object => {
+                let item = Self::of(item);
+                value.members().find_map(|(_, value)| item.fault_of(value))
+            }
+            Self::Object(_) if value.kind() == json::Kind::Object => None,
+            Self::List(_) | Self::Map(_) | Self::Object(_) => wrong(),
+        }
+    }
+
     /// What a value of it is called.
     pub(super) fn expected(self) -> String {
         match self {
-            Self::Text => "a string".to_owned(),
+            Self::Text | Self::Label | Self::EnvName | Self::Image => "a string".to_owned(),
             Self::Word(words) => {
                 let words: Vec<_> = words.split('|').filter(|word| !word.is_empty()).collect();
                 match words.split_last() {
@@ -140,6 +220,64 @@ impl Kind {
     }
 }
 
+/// What an expression has to give where it stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expected {
+    pub(super) kind: Kind,
+    /// Whether it stands for an element of a list: then it may also give a list of them.
+    pub(super) is_element: bool,
+}
+
+impl Expected {
+    /// Checks a value that was computed: the API server rejects every pod whose patch has one of the wrong type.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), String> {
+        let fault = match value.kind() {
+            json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.fault_of(item)),
+            _ => self.kind.fault_of(value),
+        };
+        fault.map_or(Ok(()), Err)
+    }
+
+    /// Whether some texts are wrong in its place.
+    pub(crate) fn has_rule(self) -> bool {
+        !matches!(self.kind, Kind::Any | Kind::Text)
+    }
+}
+
+/// Whether a text is one of the words that are divided by `|`.
+pub(super) fn is_one_of(words: &str, text: &str) -> bool {
+    let is = |word: &str| word.strip_suffix('*').map_or(word == text, |begin| text.starts_with(begin));
+    words.split('|').any(is)
+}
+
+/// Whether a text is a DNS label.
+pub(super) fn is_label(text: &str) -> bool {
+    (1..=63).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn called(value: json::Value<'_>) -> &'static str {
+    match value.kind() {
+        json::Kind::Null => "null",
+        json::Kind::True | json::Kind::False => "a boolean",
+        json::Kind::Number => "a number",
+        json::Kind::String | json::Kind::EscapedString => "a string",
+        json::Kind::Array => "a list",
+        json::Kind::Object => "an object",
+    }
+}
+
+/// The beginning of a text that may be long.
+fn shown(text: &str) -> &str {
+    const LETTERS: usize = 60;
+    text.char_indices().nth(LETTERS).map_or(text, |(end, _)| text.get(..end).unwrap_or(text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,7 +289,8 @@ mod tests {
             ("PodSpec", "containers", Kind::List("Container")),
             ("PodSpec", "nodeSelector", Kind::Map("string")),
             ("PodSpec", "hostNetwork", Kind::Boolean),
-            ("Container", "image", Kind::Text),
+            ("Container", "image", Kind::Image),
+            ("Container", "workingDir", Kind::Text),
             ("Container", "imagePullPolicy", Kind::Word("Always|IfNotPresent|Never")),
             ("ContainerPort", "containerPort", Kind::Int32),
             ("PodSpec", "terminationGracePeriodSeconds", Kind::Int64),

@@ -9,6 +9,7 @@ use super::Diagnostic;
 use super::check::check_container_template;
 use super::compile::is_small;
 use super::expressions::{self, Condition};
+use super::pod_schema::Kind;
 use super::template::{Compiler, LocalNames, Node};
 use crate::expression::{Expression, Scope};
 
@@ -63,7 +64,8 @@ fn compile_rule(
     let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, faults);
     let condition =
         matched.where_.as_deref().and_then(|source| compiler.condition(&format!("{path}.match.where"), source));
-    let template = if is_usable { compiler.template(&template_path, &rule.template) } else { None };
+    let template =
+        if is_usable { compiler.template(&template_path, &rule.template, Kind::Object("Container")) } else { None };
     let boxed = |texts: &[String]| texts.iter().map(|text| Box::from(text.as_str())).collect();
     let template = template?;
     (faults.len() == before).then(|| ContainerRule {

@@ -11,7 +11,7 @@ use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
-use super::pod_schema::{Kind, PodSchema};
+use super::pod_schema::{Kind, PodSchema, is_one_of};
 use crate::expression::{Quantity, Source, Text, closest};
 
 /// Fields of a pod's spec that cannot be set when a pod is created.
@@ -20,6 +20,9 @@ const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 /// Directives that stand beside a map's fields.
 pub(super) const DIRECTIVES: [&str; 10] =
     ["$value", "$when", "$forEach", "$as", "$conflict", "$join", "$position", "$each", "$prune", "$sidecar"];
+
+/// What a probe or hook can do. It does one of these.
+const HANDLERS: [&str; 5] = ["exec", "grpc", "httpGet", "sleep", "tcpSocket"];
 
 /// How many fields are listed where none is like the one that was written.
 const LISTED_FIELDS: usize = 12;
@@ -46,9 +49,9 @@ pub(super) fn check_types(
     match root {
         Root::Container => walk.value(template, Kind::Object("Container")),
         Root::Pod => {
-            for (field, of) in [("metadata", "ObjectMeta"), ("spec", "PodSpec")] {
-                if let Some(value) = template.get(field) {
-                    walk.below(&format!(".{field}"), |walk| walk.value(value, Kind::Object(of)));
+            for field in ["metadata", "spec"] {
+                if let (Some(value), Some(kind)) = (template.get(field), schema.field("Pod", field)) {
+                    walk.below(&format!(".{field}"), |walk| walk.value(value, kind));
                 }
             }
         }
@@ -140,6 +143,7 @@ impl Walk<'_, '_> {
                 }
             }
             Kind::Object(of) => {
+                self.together(of, fields);
                 self.above.push((of, self.path.clone()));
                 for (name, value) in own() {
                     self.below(&format!(".{name}"), |walk| walk.field(of, name, value));
@@ -154,6 +158,30 @@ impl Walk<'_, '_> {
                 let fault =
                     Diagnostic::new(&self.path, format!("expected {}, found {}", kind.expected(), described(fields)));
                 self.faults.push(fault);
+            }
+        }
+    }
+
+    /// Checks fields that have to fit one another.
+    fn together(&mut self, of: &str, fields: &Map<String, Json>) {
+        let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
+        let handlers: Vec<_> = HANDLERS.into_iter().filter(is_certain).collect();
+        if matches!(of, "Probe" | "LifecycleHandler") && handlers.len() > 1 {
+            let message = format!("a probe or hook does one thing, found {}", handlers.join(", "));
+            self.faults.push(Diagnostic::new(&self.path, message));
+        }
+        if of == "ResourceRequirements" {
+            let amount = |kind: &str, name: &str| match fields.get(kind)?.get(name)? {
+                Json::String(text) => Quantity::read(text),
+                other => Quantity::read(&other.to_string()),
+            };
+            for name in fields.get("requests").and_then(Json::as_object).into_iter().flat_map(Map::keys) {
+                if let (Some(requests), Some(limits)) = (amount("requests", name), amount("limits", name))
+                    && requests.is_more_than(limits)
+                {
+                    let message = format!("requests {requests} of {name}, which is more than its limit of {limits}");
+                    self.faults.push(Diagnostic::new(&self.path, message));
+                }
             }
         }
     }
@@ -211,14 +239,20 @@ impl Walk<'_, '_> {
             Ok(Text::Literal(text)) => Some(text),
         };
         match (kind, literal) {
-            (Kind::Text | Kind::IntOrString | Kind::Any, _) | (Kind::Quantity | Kind::Word(_), None) => {}
+            // What is wrong with a name is told where its list is checked.
+            (Kind::Text | Kind::Label | Kind::IntOrString | Kind::Any, _)
+            | (Kind::EnvName | Kind::Image | Kind::Quantity | Kind::Word(_), None) => {}
+            (Kind::EnvName | Kind::Image, Some(text)) => {
+                if let Some(rule) = kind.rule_broken_by(&text) {
+                    self.faults.push(Diagnostic::new(&self.path, format!("expected {rule}; found {text:?}")));
+                }
+            }
             (Kind::Quantity, Some(text)) if Quantity::is_written(&text) => {}
             (Kind::Quantity, Some(text)) => {
                 self.fault(format!("{text:?} is not a quantity"), "for instance 100m, 0.5, 1Gi");
             }
             (Kind::Word(words), Some(text)) => {
-                let fits = |word: &str| word.strip_suffix('*').map_or(word == text, |begin| text.starts_with(begin));
-                if !words.split('|').any(fits) {
+                if !is_one_of(words, &text) {
                     let message = format!("expected {}, found {text:?}", kind.expected());
                     let help = closest(&text, words.split('|').filter(|word| !word.is_empty()));
                     let fault = Diagnostic::new(&self.path, message);
@@ -242,10 +276,11 @@ impl Walk<'_, '_> {
         let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
         let Some(type_) = parameter.and_then(|parameter| parameter.type_) else { return };
         let (found, help) = match (kind, type_) {
-            (Kind::Text | Kind::Word(_), ParameterType::Integer | ParameterType::Number) => {
-                ("a number", format!("make it text: \"${{string(params.{name})}}\""))
-            }
-            (Kind::Text | Kind::Word(_), ParameterType::Boolean) => {
+            (
+                Kind::Text | Kind::Label | Kind::EnvName | Kind::Image | Kind::Word(_),
+                ParameterType::Integer | ParameterType::Number,
+            ) => ("a number", format!("make it text: \"${{string(params.{name})}}\"")),
+            (Kind::Text | Kind::Label | Kind::EnvName | Kind::Image | Kind::Word(_), ParameterType::Boolean) => {
                 ("a boolean", format!("make it text: \"${{string(params.{name})}}\""))
             }
             (Kind::Int32 | Kind::Int64, ParameterType::String) => ("a string", "give it the type integer".to_owned()),
@@ -279,7 +314,10 @@ impl Walk<'_, '_> {
         let message = format!("expected {}, found {}", kind.expected(), called(value));
         let fault = Diagnostic::new(&self.path, message);
         let help = match (kind, value) {
-            (Kind::Text | Kind::Word(_), Json::Bool(_) | Json::Number(_)) => Some(format!("quote it: \"{value}\"")),
+            (
+                Kind::Text | Kind::Label | Kind::EnvName | Kind::Image | Kind::Word(_),
+                Json::Bool(_) | Json::Number(_),
+            ) => Some(format!("quote it: \"{value}\"")),
             (Kind::Boolean | Kind::Int32 | Kind::Int64, Json::String(text)) => {
                 let plain = serde_json::from_str(text).is_ok_and(|plain: Json| match kind {
                     Kind::Boolean => plain.is_boolean(),

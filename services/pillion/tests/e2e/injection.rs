@@ -1,10 +1,10 @@
 //! Pods through the API server: who gets the sidecar, and who stays as they were.
 
 use anyhow::{Result, ensure};
-use pillion_testkit::isolated;
+use pillion_testkit::{eventually, isolated};
 use serde_json::{Value as Json, json};
 
-use crate::rig::{ASK, Rig, STATUS, annotation, bare_pod, deployment_pod, is_untouched, job_pod, names};
+use crate::rig::{ASK, Rig, SOON, STATUS, annotation, bare_pod, deployment_pod, is_untouched, job_pod, names};
 use crate::rolling::injected_by;
 
 /// Asserts that a pod has all that the profile says, and all that its author wrote.
@@ -147,6 +147,46 @@ fn managed_fields_name_what_the_author_wrote_and_nothing_of_ours() {
         copy["metadata"]["annotations"]["pillion.dev/injected"] = record.clone();
         let copied = rig.create("team-a", &copy).await?;
         assert_injected(&copied, &["app"]);
+        Ok(())
+    });
+}
+
+const SIDECAR_WITH_RESOURCES: &str = "
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: agent}
+spec:
+  activation: Always
+  namespaceSelector: {matchLabels: {agent: 'yes'}}
+  template:
+    spec:
+      initContainers:
+      - {name: agent, image: 'agent:1', restartPolicy: Always, resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {cpu: '3', memory: 128Mi}}}
+";
+
+/// The API server rejects a pod whose containers request more than `spec.resources` does, or may use more.
+#[test]
+fn pod_with_resources_of_its_own_is_accepted() {
+    isolated(|| async {
+        let rig = Rig::start(1).await?;
+        let resources = json!({"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "64Mi"}});
+        rig.control_plane.apply_yaml(SIDECAR_WITH_RESOURCES).await?;
+        for level in ["enabled", "required", "held"] {
+            rig.namespace(level, Some(level)).await?;
+            rig.label_namespace(level, "agent", "yes").await?;
+            let mut pod = bare_pod("whole");
+            pod["spec"]["resources"] = resources.clone();
+            pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1", "memory": "64Mi"}});
+            let made = eventually(SOON, "the sidecar is injected", async || {
+                let made = rig.dry_run(level, &pod).await?;
+                ensure!(made["spec"]["initContainers"][0]["name"] == "agent", "{made}");
+                Ok(made)
+            })
+            .await?;
+            let grown =
+                json!({"requests": {"cpu": "1100m", "memory": "128Mi"}, "limits": {"cpu": "5", "memory": "192Mi"}});
+            assert_eq!(made["spec"]["resources"], grown, "{level}");
+        }
         Ok(())
     });
 }

@@ -46,7 +46,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
 ];
 
 /// An amount of CPU, memory and the like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
     /// In billionths.
     worth: i128,
@@ -54,9 +54,10 @@ pub struct Quantity {
 }
 
 /// How it is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Format {
     /// `500m`, `2G`.
+    #[default]
     Decimal,
     /// `64Mi`.
     Binary,
@@ -104,6 +105,30 @@ impl Quantity {
         self.worth
     }
 
+    /// Reads a quantity; `None` if the text is none.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        parse(text)
+    }
+
+    /// Both together, in the format of the first.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { worth: (self.worth + other.worth).min(LARGEST), ..self }
+    }
+
+    /// What it is more than another; zero if it is less.
+    pub(crate) fn above(self, other: Self) -> Self {
+        Self { worth: (self.worth - other.worth).max(0), ..self }
+    }
+
+    /// The larger of both; the first if they are equal.
+    pub(crate) fn larger(self, other: Self) -> Self {
+        if other.is_more_than(self) { other } else { self }
+    }
+
+    pub(crate) fn is_more_than(self, other: Self) -> bool {
+        self.worth > other.worth
+    }
+
     /// Whether a text is a quantity.
     pub(crate) fn is_written(text: &str) -> bool {
         parse(text).is_some()
@@ -122,6 +147,12 @@ impl Quantity {
     #[expect(clippy::cast_precision_loss, reason = "it says that it is approximate")]
     pub(in crate::expression) fn approximately(self) -> f64 {
         (self.worth / BILLION) as f64 + (self.worth % BILLION) as f64 / 1e9
+    }
+}
+
+impl std::fmt::Display for Quantity {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&to_text(self))
     }
 }
 

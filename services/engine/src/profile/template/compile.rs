@@ -9,6 +9,7 @@ use crate::compute::EXISTING;
 use crate::expression::{self, Expression, ExpressionError, Scope};
 use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;
+use crate::profile::pod_schema::{Expected, Kind as FieldKind, PodSchema};
 
 /// The names that variables need and that are there only in some places: of each variable, `container` or `item`.
 pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
@@ -32,6 +33,9 @@ pub(crate) struct Compiler<'s> {
     pub(super) locals: Vec<String>,
     needs: &'s LocalNames,
     pub(super) path: String,
+    schema: PodSchema,
+    /// What stands at the path.
+    expected: FieldKind,
 }
 
 impl<'s> Compiler<'s> {
@@ -39,13 +43,15 @@ impl<'s> Compiler<'s> {
     pub(crate) fn new(scope: &Scope, locals: &[&str], needs: &'s LocalNames, faults: &'s mut Vec<Diagnostic>) -> Self {
         let scope = locals.iter().fold(scope.clone(), |scope, local| scope.with(*local));
         let locals = locals.iter().map(|local| (*local).to_owned()).collect();
-        Self { faults, scope, locals, needs, path: String::new() }
+        let (path, schema) = (String::new(), PodSchema::new());
+        Self { faults, scope, locals, needs, path, schema, expected: FieldKind::Any }
     }
 
-    /// Compiles a template that stands at a field path; `None` if something in it is wrong.
-    pub(crate) fn template(&mut self, path: &str, template: &Json) -> Option<Node> {
+    /// Compiles a template of this kind that stands at a field path; `None` if something in it is wrong.
+    pub(crate) fn template(&mut self, path: &str, template: &Json, kind: FieldKind) -> Option<Node> {
         let before = self.faults.len();
         path.clone_into(&mut self.path);
+        self.expected = kind;
         let around = self.scope.clone();
         self.scope = around.clone().with(EXISTING);
         self.locals.push(EXISTING.to_owned());
@@ -79,13 +85,16 @@ impl<'s> Compiler<'s> {
             return self.plain(template);
         }
         match template {
-            Json::String(text) => self.string(text),
+            Json::String(text) => self.string(text, place),
             Json::Array(items) => {
                 let is_init = self.path.ends_with(".initContainers") || self.path.ends_with(".initContainers.$value");
                 let place = if is_init { Place::InitContainer } else { Place::Element };
                 let items = items.iter().enumerate();
+                let kind = self.expected.element();
                 let nodes: Vec<_> = items
-                    .map(|(index, item)| self.below(&format!("[{index}]"), |compiler| compiler.node(item, place)))
+                    .map(|(index, item)| {
+                        self.below_kind(&format!("[{index}]"), kind, |compiler| compiler.node(item, place))
+                    })
                     .collect();
                 let nodes: Box<[Node]> = nodes.into_iter().collect::<Option<_>>()?;
                 let acts_again = nodes.iter().any(|node| node.acts_again);
@@ -104,7 +113,12 @@ impl<'s> Compiler<'s> {
         let mut nodes = Vec::new();
         let mut complete = true;
         for (name, value) in fields.iter().filter(|(name, _)| !name.starts_with('$')) {
-            match self.below(&format!(".{name}"), |compiler| compiler.node(value, Place::Field)) {
+            let kind = match self.expected {
+                FieldKind::Object(of) => self.schema.field(of, name).unwrap_or(FieldKind::Any),
+                FieldKind::Map(value) => FieldKind::of(value),
+                _ => FieldKind::Any,
+            };
+            match self.below_kind(&format!(".{name}"), kind, |compiler| compiler.node(value, Place::Field)) {
                 Some(node) => nodes.push((escaped(name), node)),
                 None => complete = false,
             }
@@ -143,7 +157,7 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    fn string(&mut self, text: &str) -> Option<Node> {
+    fn string(&mut self, text: &str, place: Place) -> Option<Node> {
         let parsed = match expression::Text::parse(text) {
             Ok(parsed) => parsed,
             Err(error) => {
@@ -156,7 +170,8 @@ impl<'s> Compiler<'s> {
         }
         let text = self.text(text, parsed)?;
         let uses_existing = text.uses(EXISTING);
-        Some(Node { kind: Kind::Text(text), rules: None, uses_existing, acts_again: false })
+        let expected = Expected { kind: self.expected, is_element: place != Place::Field };
+        Some(Node { kind: Kind::Text(text, expected), rules: None, uses_existing, acts_again: false })
     }
 
     /// A string that holds at least one expression.
@@ -234,6 +249,13 @@ impl<'s> Compiler<'s> {
 
     pub(super) fn fault(&mut self, message: &str, help: &str) {
         self.faults.push(Diagnostic::new(self.path.clone(), message).with_help(help));
+    }
+
+    fn below_kind<T>(&mut self, part: &str, kind: FieldKind, work: impl FnOnce(&mut Self) -> T) -> T {
+        let around = std::mem::replace(&mut self.expected, kind);
+        let result = self.below(part, work);
+        self.expected = around;
+        result
     }
 
     pub(super) fn below<T>(&mut self, part: &str, work: impl FnOnce(&mut Self) -> T) -> T {

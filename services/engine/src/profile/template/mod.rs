@@ -8,6 +8,7 @@ mod directives;
 
 use crate::expression::{Bindings, EvaluationError, Expression, Meter};
 use crate::json::OwnedTape;
+use crate::profile::pod_schema::Expected;
 
 pub(crate) use compile::{Compiler, LocalNames, without_directives};
 
@@ -29,8 +30,8 @@ pub(crate) struct Node {
 pub(crate) enum Kind {
     /// No expression and no directive below.
     Plain(OwnedTape),
-    /// A string with expressions in it.
-    Text(Text),
+    /// A string with expressions in it, and what it has to give.
+    Text(Text, Expected),
     /// An object. Keys are escaped for JSON.
     Map(Box<[(Box<str>, Node)]>),
     /// A list.
@@ -162,7 +163,7 @@ impl Node {
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match &self.kind {
             Kind::Plain(_) => {}
-            Kind::Text(text) => text.each_expression(see),
+            Kind::Text(text, _) => text.each_expression(see),
             Kind::Map(fields) => fields.iter().for_each(|(_, node)| node.each_expression(see)),
             Kind::List(nodes) => nodes.iter().for_each(|node| node.each_expression(see)),
             Kind::Changed(changed) => {

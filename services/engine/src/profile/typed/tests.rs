@@ -56,6 +56,16 @@ fn what_the_api_server_would_refuse_or_drop_is_found() {
             json!({"ports": [{"containerPort": "8${x}"}]}),
             "t.ports[0].containerPort: expected an integer, found text with an expression",
         ),
+        (json!({"image": " a:1"}), "t.image: expected the name of an image, without space before or behind it; found"),
+        (json!({"env": [{"name": "A=B"}]}), "t.env[0].name: expected at least one letter of ASCII, and no '='; found"),
+        (
+            json!({"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}),
+            "t.resources: requests 2 of cpu, which is more than its limit of 1500m",
+        ),
+        (
+            json!({"livenessProbe": {"httpGet": {"port": 80}, "exec": {"command": ["a"]}}}),
+            "t.livenessProbe: a probe or hook does one thing, found exec, httpGet",
+        ),
         (json!({"env": [["x"]]}), "t.env[0][0]: expected an object, found a string"),
         (json!({"env": [{"$value": [{"name": 1}]}]}), "t.env[0].$value[0].name: expected a string"),
         (json!({"image": {"$value": 1, "$conflict": "Keep"}}), "t.image.$value: expected a string, found a number"),

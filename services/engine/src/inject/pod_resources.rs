@@ -1,0 +1,112 @@
+//! Pod-level resources (`spec.resources`). They grow by what the profiles' containers use, since the API server rejects a
+//! pod whose containers request more than the pod does, or of which one may use more than the pod may.
+
+use crate::expression::Quantity;
+use crate::json::{Document, Malformed, OwnedTape, Value};
+
+use super::join::text_of;
+
+/// The spec of a pod that has resources of its own, before profiles are applied.
+pub(super) struct PodResources(OwnedTape);
+
+/// What the containers of a pod use of one resource. The scheduler counts a container without requests by its limits, and one
+/// without limits is counted by its requests here, so that the pod's limits stay above its requests.
+#[derive(Clone, Copy, Default)]
+struct Use {
+    requests: Quantity,
+    limits: Quantity,
+    /// The most that one container may use.
+    largest_limit: Quantity,
+}
+
+impl PodResources {
+    /// The resources of a pod; `None` for one that has none of its own.
+    pub(super) fn of(document: &mut Document<'_>) -> Result<Option<Self>, Malformed> {
+        let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(None) };
+        if document.member(spec, "resources")?.is_none() {
+            return Ok(None);
+        }
+        let mut text = String::new();
+        document.write(spec, &mut text);
+        Ok(OwnedTape::parse(text).ok().map(Self))
+    }
+
+    /// Raises the pod's requests and limits by what its containers use more than before. Nothing is ever lowered, and
+    /// nothing is raised twice: what an earlier pass added is there before this one.
+    pub(super) fn grow(self, document: &mut Document<'_>) -> Result<(), Malformed> {
+        let Some(Self(now)) = Self::of(document)? else { return Ok(()) };
+        let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(()) };
+        let Some(resources) = document.member(spec, "resources")? else { return Ok(()) };
+        for kind in ["requests", "limits"] {
+            let Some(list) = document.member(resources, kind)? else { continue };
+            document.open(list)?;
+            let amounts: Vec<_> = document.children(list).collect();
+            for amount in amounts {
+                let Some(name) = document.key(amount).map(|key| key.text().into_owned()) else { continue };
+                let Some(old) = document.raw(amount).and_then(quantity) else { continue };
+                let (before, after) = (Use::of(self.0.root(), &name), Use::of(now.root(), &name));
+                let requested = after.requests.above(before.requests);
+                let new = match kind {
+                    "requests" => old.plus(requested),
+                    _ => {
+                        let grown = old.plus(after.limits.above(before.limits).larger(requested));
+                        let is_higher = after.largest_limit.is_more_than(before.largest_limit);
+                        if is_higher { grown.larger(after.largest_limit) } else { grown }
+                    }
+                };
+                if new.is_more_than(old) {
+                    let text = document.keep(format!("\"{new}\""));
+                    document.replace(amount, text);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Use {
+    /// Containers run beside one another and beside the init containers that are restarted; other init containers run one
+    /// after the other, beside those that were started before.
+    fn of(spec: Value<'_>, resource: &str) -> Self {
+        let containers = |list: &str| spec.get(list).into_iter().flat_map(Value::items);
+        let sum = |left: Self, right: Self| left.with(right, Quantity::plus);
+        let running = containers("containers").map(|container| Self::of_one(container, resource));
+        let running = running.fold(Self::default(), sum);
+        let (mut sidecars, mut peak) = (Self::default(), Self::default());
+        for container in containers("initContainers") {
+            let own = Self::of_one(container, resource);
+            let with_own = sum(sidecars, own);
+            peak = peak.with(with_own, Quantity::larger);
+            if container.get("restartPolicy").is_some_and(|policy| policy.is("Always")) {
+                sidecars = with_own;
+            }
+        }
+        sum(running, sidecars).with(peak, Quantity::larger)
+    }
+
+    fn of_one(container: Value<'_>, resource: &str) -> Self {
+        let amount = |kind| quantity(container.at(&["resources", kind])?.get(resource)?.raw());
+        let (requests, limits) = (amount("requests"), amount("limits"));
+        Self {
+            requests: requests.or(limits).unwrap_or_default(),
+            limits: limits.or(requests).unwrap_or_default(),
+            largest_limit: limits.unwrap_or_default(),
+        }
+    }
+
+    fn with(self, other: Self, combine: fn(Quantity, Quantity) -> Quantity) -> Self {
+        Self {
+            requests: combine(self.requests, other.requests),
+            limits: combine(self.limits, other.limits),
+            largest_limit: self.largest_limit.larger(other.largest_limit),
+        }
+    }
+}
+
+/// A quantity as it stands in JSON: a string or a number.
+fn quantity(raw: &str) -> Option<Quantity> {
+    match text_of(raw) {
+        Some(text) => Quantity::read(&text),
+        None => Quantity::read(raw),
+    }
+}
