@@ -301,13 +301,13 @@ impl<'v> Bindings<'v> for Computation<'v> {
             }
             "request" => Value::read(self.world.request, meter),
             "namespaceObject" => self.namespace(meter),
-            "containers" => match self.containers.get() {
-                Some(containers) => Ok(containers.clone()),
-                None => {
-                    let containers = self.containers(meter)?;
-                    Ok(self.containers.get_or_init(|| containers).clone())
+            "containers" => {
+                if let Some(containers) = self.containers.get() {
+                    return Ok(containers.clone());
                 }
-            },
+                let containers = self.containers(meter)?;
+                Ok(self.containers.get_or_init(|| containers).clone())
+            }
             "primary" => self.primary(meter),
             "overlays" => self.overlays(meter),
             _ => match self.local(name) {

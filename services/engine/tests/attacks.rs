@@ -149,8 +149,13 @@ fn replacements_of_replacements_are_not_expanded() {
         for pattern in ["a+", "(a+)", "a", ""] {
             let value = format!("${{string(regex.replace(variables.m8, '{pattern}', variables.r7).size())}}");
             let (decided, _) = decide(vec![tenant("long", annotated(&variables, &value)).unwrap()]);
-            let decision = &decided.decision.profiles[0];
-            assert_eq!(decision.reason.as_str(), "expression_failed", "{replacement} {pattern}: {decision:?}");
+            let reason = decided.decision.profiles[0].reason.as_str();
+            // One match leads to little work, and a group that the pattern does not have is empty.
+            let expected = match (replacement, pattern) {
+                ("$1", "a+") | ("x", "a+" | "(a+)") => "injected",
+                _ => "expression_failed",
+            };
+            assert_eq!(reason, expected, "{replacement} {pattern}");
         }
     }
 }

@@ -22,14 +22,18 @@ use serde_json::{Value as Json, json};
 /// Expressions in a run of the tests.
 const EXPRESSIONS: usize = 20_000;
 
-/// Nanoseconds of the processor that a step may take, with what evaluating anything takes.
-const NANOSECONDS_IN_A_STEP: f64 = if cfg!(debug_assertions) { 250.0 } else { 60.0 };
+/// Nanoseconds of the processor that a step may take, with what evaluating anything takes. A run that searches, with a number
+/// of expressions of its own, holds this bound; others run beside tests that make load, and see gross faults.
+const NANOSECONDS_IN_A_STEP: f64 = 60.0;
+
+/// How many times the bound a run may take that does not search.
+const TOLERANCE: f64 = 10.0;
 
 /// Steps that every evaluation counts as, besides those that the meter charges.
 const OVERHEAD_STEPS: usize = 400;
 
-/// Bytes of memory that every evaluation may use, besides those that the meter charges.
-const OVERHEAD_BYTES: u64 = 256 << 10;
+/// Bytes of memory that every evaluation may use, besides those that the meter charges: compiling a pattern takes most.
+const OVERHEAD_BYTES: u64 = 1 << 20;
 
 /// Expressions that are kept to be varied.
 const KEPT: usize = 64;
@@ -397,7 +401,8 @@ fn charges_bound_time_and_memory() {
         assert!(evaluated > count / 3, "{evaluated} of {count} expressions compile: too few to say much");
         assert!(missed.is_empty(), "no expression calls {missed:?}");
         let (pace, source, cost) = &worst[0];
-        assert!(*pace <= NANOSECONDS_IN_A_STEP, "{pace:.0} ns a step, {cost:?}: {source}");
+        let tolerance = if std::env::var_os("PILLION_BOMBS").is_some() { 1.0 } else { TOLERANCE };
+        assert!(*pace <= tolerance * NANOSECONDS_IN_A_STEP, "{pace:.0} ns a step, {cost:?}: {source}");
         let (surplus, source) = heaviest.unwrap();
         assert!(surplus <= OVERHEAD_BYTES, "{surplus} bytes more than were granted: {source}");
     };

@@ -194,7 +194,12 @@ fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Va
             members.into()
         }
         // A number stays what it was, also if it is none that an expression could compute with.
-        _ => serde_json::from_str(value.raw()).unwrap_or_default(),
+        _ => {
+            let length = value.raw().len();
+            meter.charge(length / 8)?;
+            meter.take_memory(length)?;
+            serde_json::from_str(value.raw()).unwrap_or_default()
+        }
     })
 }
 

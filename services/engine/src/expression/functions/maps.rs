@@ -90,7 +90,11 @@ fn parse_pairs<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let text = call.text(0)?;
     call.meter.charge_bytes(text.len())?;
     let mut map = MapBuilder::new();
-    for piece in text.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
+    for piece in text.split(',').map(str::trim) {
+        call.meter.charge(1)?;
+        if piece.is_empty() {
+            continue;
+        }
         let Some((key, value)) = piece.split_once('=') else {
             return Err(call.error(format!("{:?} has no = in it; pairs are written a=b,c=d", shown(piece))));
         };

@@ -2,7 +2,7 @@
 
 use json_patch::{PatchOperation, patch};
 
-use super::{Call, Evaluated, Function, global};
+use super::{Call, Evaluated, Function, global, shown};
 use crate::expression::MAXIMUM_RESULT;
 use crate::expression::value::Value;
 
@@ -16,9 +16,12 @@ const MEMORY: usize = 16;
 
 fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut value = call.value(0).to_json(call.meter)?.unwrap_or_default();
+    let memory = call.meter.memory_left();
     let operations = call.value(1).to_json(call.meter)?.unwrap_or_default();
+    // The error of texts that are no operations has them in it, escaped.
+    call.meter.charge((memory - call.meter.memory_left()) / 2)?;
     let operations: Vec<PatchOperation> = serde_json::from_value(operations)
-        .map_err(|error| call.error(format!("the operations are no JSON patch: {error}")))?;
+        .map_err(|error| call.error(format!("the operations are no JSON patch: {}", shown(&error.to_string()))))?;
     if operations.len() > OPERATIONS {
         return Err(call.error(format!("a patch has at most {OPERATIONS} operations")));
     }

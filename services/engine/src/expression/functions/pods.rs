@@ -1,43 +1,43 @@
 //! Questions about containers.
 
-use super::{Call, Evaluated, Function, global};
+use super::{Call, Evaluated, Function, global, shown};
 use crate::expression::error::EvaluationError;
 use crate::expression::meter::Meter;
 use crate::expression::value::{Items, MapBuilder, Value};
 
-pub(super) const FUNCTIONS: &[Function] = &[
-    global("hasEnv", 2, 16, "hasEnv(container, name, ...)", |call| {
-        let entries = listed(call, "env")?;
-        for place in 1..call.arguments.len() {
-            if named(call, &entries, "name", place)?.is_some() {
-                return Ok(Value::Bool(true));
+pub(super) const FUNCTIONS: &[Function] =
+    &[
+        global("hasEnv", 2, 16, "hasEnv(container, name, ...)", |call| {
+            let entries = listed(call, "env")?;
+            for place in 1..call.arguments.len() {
+                if named(call, &entries, "name", place)?.is_some() {
+                    return Ok(Value::Bool(true));
+                }
             }
-        }
-        Ok(Value::Bool(false))
-    }),
-    global("envIsRef", 2, 2, "envIsRef(container, name)", |call| {
-        let entries = listed(call, "env")?;
-        let entry = named(call, &entries, "name", 1)?;
-        let source = entry.map(|entry| entry.member("valueFrom", call.meter)).transpose()?.flatten();
-        Ok(Value::Bool(source.is_some()))
-    }),
-    global("hasMount", 2, 2, "hasMount(container, name)", |call| {
-        let mounts = listed(call, "volumeMounts")?;
-        let field = if call.text(1)?.starts_with('/') { "mountPath" } else { "name" };
-        Ok(Value::Bool(named(call, &mounts, field, 1)?.is_some()))
-    }),
-    global("portNumber", 2, 2, "portNumber(container, port)", |call| {
-        let port = call.value(1);
-        match number_of(call, 0, port)? {
-            Some(number) => Ok(Value::Int(number)),
-            None if port.as_str().is_some() => {
-                Err(call.error(format!("the container has no port named {:?}", port.as_str().unwrap_or_default())))
+            Ok(Value::Bool(false))
+        }),
+        global("envIsRef", 2, 2, "envIsRef(container, name)", |call| {
+            let entries = listed(call, "env")?;
+            let entry = named(call, &entries, "name", 1)?;
+            let source = entry.map(|entry| entry.member("valueFrom", call.meter)).transpose()?.flatten();
+            Ok(Value::Bool(source.is_some()))
+        }),
+        global("hasMount", 2, 2, "hasMount(container, name)", |call| {
+            let mounts = listed(call, "volumeMounts")?;
+            let field = if call.text(1)?.starts_with('/') { "mountPath" } else { "name" };
+            Ok(Value::Bool(named(call, &mounts, field, 1)?.is_some()))
+        }),
+        global("portNumber", 2, 2, "portNumber(container, port)", |call| {
+            let port = call.value(1);
+            match number_of(call, 0, port)? {
+                Some(number) => Ok(Value::Int(number)),
+                None if port.as_str().is_some() => Err(call
+                    .error(format!("the container has no port named {:?}", shown(port.as_str().unwrap_or_default())))),
+                None => Err(call.wrong(1, "a number or the name of a port")),
             }
-            None => Err(call.wrong(1, "a number or the name of a port")),
-        }
-    }),
-    global("numberedPorts", 2, 2, "numberedPorts(probe, container)", numbered_ports),
-];
+        }),
+        global("numberedPorts", 2, 2, "numberedPorts(probe, container)", numbered_ports),
+    ];
 
 /// A list that a container has; an empty one if it has none.
 fn listed<'v>(call: &mut Call<'_, 'v>, field: &str) -> Result<Items<'v>, EvaluationError> {

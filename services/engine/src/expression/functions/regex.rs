@@ -45,6 +45,9 @@ const LONGEST: usize = crate::expression::MAXIMUM_SOURCE;
 /// Bytes of memory that the automaton of a pattern may take.
 const SIZE: usize = 256 * 1024;
 
+/// The same for a pattern that is computed for a request.
+const COMPUTED_SIZE: usize = 32 * 1024;
+
 /// Bytes of memory that a deterministic automaton may take whose searches are cheap.
 const CHEAP: usize = 32 * 1024;
 
@@ -54,8 +57,9 @@ const BYTES: usize = 16;
 /// States of an expensive pattern that a search visits in a step, for each byte.
 const STATES: usize = 4;
 
-/// Steps for compiling a pattern that is not a literal; a literal is compiled with its expression.
-const COMPILING: usize = 5_000;
+/// Steps for compiling a pattern that is not a literal, and the bytes of its memory for which there is one more. A literal is
+/// compiled with its expression. [`COMPUTED_SIZE`] bounds what is known only afterwards.
+const COMPILING: (usize, usize) = (10_000, 32);
 
 impl Pattern {
     /// Compiles a pattern.
@@ -63,11 +67,16 @@ impl Pattern {
     /// # Errors
     /// What is wrong with it.
     pub(in crate::expression) fn compile(pattern: &str) -> Result<Self, String> {
+        Self::compile_at_most(pattern, SIZE)
+    }
+
+    /// Compiles a pattern whose automaton takes at most this number of bytes.
+    fn compile_at_most(pattern: &str, size_limit: usize) -> Result<Self, String> {
         if pattern.len() > LONGEST {
             return Err(format!("this regular expression has {} bytes; {LONGEST} are allowed", pattern.len()));
         }
         let pattern = with_ascii_classes(pattern);
-        let regex = RegexBuilder::new(&pattern).size_limit(SIZE).dfa_size_limit(SIZE).nest_limit(32).build();
+        let regex = RegexBuilder::new(&pattern).size_limit(size_limit).dfa_size_limit(SIZE).nest_limit(32).build();
         let regex = regex.map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => "this regular expression is too large".to_owned(),
             error => {
@@ -80,7 +89,7 @@ impl Pattern {
             let config = thompson::Config::new()
                 .reverse(reverse)
                 .which_captures(thompson::WhichCaptures::None)
-                .nfa_size_limit(Some(2 * SIZE));
+                .nfa_size_limit(Some(2 * size_limit));
             thompson::Compiler::new().configure(config).build(&pattern).ok()
         };
         let is_small = |automaton: &thompson::NFA, start: StartKind| {
@@ -169,9 +178,11 @@ fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     if let Some(pattern) = call.meter.pattern(text) {
         return Ok(pattern);
     }
-    call.meter.charge(COMPILING)?;
-    call.meter.charge_memory(4 * SIZE)?;
-    let pattern = Pattern::compile(text).map_err(|message| call.error(format!("{:?}: {message}", shown(text))))?;
+    call.meter.charge(COMPILING.0)?;
+    let pattern = Pattern::compile_at_most(text, COMPUTED_SIZE)
+        .map_err(|message| call.error(format!("{:?}: {message}", shown(text))))?;
+    call.meter.charge(pattern.memory() / COMPILING.1)?;
+    call.meter.take_memory(pattern.memory())?;
     call.meter.remember(text, &pattern);
     Ok(pattern)
 }

@@ -68,17 +68,16 @@ fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 }
 
 /// The byte at which a character is; the end for the place behind the last one.
-fn byte_of(text: &str, place: usize) -> Option<usize> {
-    text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(place)
-}
-
-fn outside(call: &Call<'_, '_>, place: usize) -> EvaluationError {
-    call.error(format!("place {place} is outside of the text"))
+fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
+    // The characters are counted one by one.
+    call.meter.charge(text.len() / 8)?;
+    let found = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(place);
+    found.ok_or_else(|| call.error(format!("place {place} is outside of the text")))
 }
 
 fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, place) = (call.text(0)?, call.size(1)?);
-    let start = byte_of(text, place).ok_or_else(|| outside(call, place))?;
+    let start = byte_of(call, text, place)?;
     let length = text.get(start..).and_then(|rest| rest.chars().next()).map_or(0, char::len_utf8);
     Ok(Value::String(part(text, start..start + length, call.meter)?))
 }
@@ -95,7 +94,7 @@ fn index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     call.searches()?;
     let (text, wanted) = (call.text(0)?, call.text(1)?);
     let from = if call.given(2) { call.size(2)? } else { 0 };
-    let start = byte_of(text, from).ok_or_else(|| outside(call, from))?;
+    let start = byte_of(call, text, from)?;
     let found = text.get(start..).and_then(|rest| rest.find(&**wanted)).map(|byte| byte + start);
     Ok(place_of(text, found))
 }
@@ -108,7 +107,7 @@ fn last_index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, wanted) = (call.text(0)?, call.text(1)?);
     let end = if call.given(2) {
         let from = call.size(2)?;
-        let start = byte_of(text, from).ok_or_else(|| outside(call, from))?;
+        let start = byte_of(call, text, from)?;
         (start + wanted.len()).min(text.len())
     } else {
         text.len()
@@ -169,10 +168,10 @@ fn join<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 
 fn substring<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, start) = (call.text(0)?, call.size(1)?);
-    let first = byte_of(text, start).ok_or_else(|| outside(call, start))?;
+    let first = byte_of(call, text, start)?;
     let last = if call.given(2) {
         let end = call.size(2)?;
-        byte_of(text, end).ok_or_else(|| outside(call, end))?
+        byte_of(call, text, end)?
     } else {
         text.len()
     };
