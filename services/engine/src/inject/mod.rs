@@ -289,6 +289,9 @@ impl<'a> Pass<'_, 'a> {
     /// Checks what a profile of the namespace did.
     fn check(&self, profile: &CompiledProfile, bound: &Bound<'a>, document: &Document<'a>) -> Result<(), Excess> {
         let Bound { protected, before } = bound;
+        // What it took away and put back as it was would be its own from then on.
+        let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
+        protected.check_replaced(record.replaced_by(profile.display_name()))?;
         self.bounds.check(profile.limits(), self.subject.object, before.as_ref(), document, protected)?;
         let (patch, object) =
             (patch::length(document) + self.record.len() + RECORD_AROUND, self.subject.object.raw().len());

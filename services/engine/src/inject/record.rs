@@ -205,6 +205,11 @@ impl Record {
         Self::read(&format!("{{\"version\":{VERSION},\"profiles\":[{}]}}", entries.join(",")))
     }
 
+    /// The places whose values a profile replaced or took away.
+    pub(crate) fn replaced_by(&self, profile: &str) -> impl Iterator<Item = Cow<'_, str>> {
+        self.entry(profile).into_iter().flat_map(Self::replaced).map(|(pointer, _)| pointer)
+    }
+
     /// Whether a profile has an entry.
     pub(crate) fn has(&self, profile: &str) -> bool {
         self.entry(profile).is_some()

@@ -1,5 +1,6 @@
 //! What the platform's profiles did to a pod, which no namespaced profile changes, removes, moves, or gets in front of.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use super::difference::{Difference, Differences, Order, pointer};
@@ -63,14 +64,18 @@ impl Protected {
             Difference::Change(change) => {
                 let place = pointer(change.path);
                 let was_there = change.before.is_some() || change.is_duplicate;
-                let Some(protected) = self.touched(&place, was_there) else { return Ok(()) };
-                let message = format!(
-                    "a cluster profile has set {protected}, and a namespaced profile cannot change or remove it; leave it \
-                     as it is"
-                );
-                Err(Excess::new(Limit::Protected, place, message))
+                self.touched(&place, was_there).map_or(Ok(()), |protected| Err(taken(&place, protected)))
             }
         })
+    }
+
+    /// Checks that places whose values were replaced are none that is protected.
+    ///
+    /// # Errors
+    /// The first place that is.
+    pub(crate) fn check_replaced<'p>(&self, mut places: impl Iterator<Item = Cow<'p, str>>) -> Result<(), Excess> {
+        places
+            .try_for_each(|place| self.touched(&place, true).map_or(Ok(()), |protected| Err(taken(&place, protected))))
     }
 
     /// The protected place that a change touches: the one that it is, one that it is within, or, where something that was
@@ -161,6 +166,13 @@ impl Protected {
         }
         Ok(())
     }
+}
+
+fn taken(place: &str, protected: &str) -> Excess {
+    let message = format!(
+        "a cluster profile has set {protected}, and a namespaced profile cannot change or remove it; leave it as it is"
+    );
+    Excess::new(Limit::Protected, place, message)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub(crate) mod revisions;
 use std::sync::Arc;
 
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
-use pillion_api::profile::OptOut;
+use pillion_api::profile::{Activation, OptOut};
 
 use crate::compute::{Arena, Computation, World};
 use crate::json::Value;
@@ -203,11 +203,14 @@ fn put_in_place(profiles: &mut [Selected<'_>]) {
     }
 }
 
-/// Whether a profile is a namespace's that only sets values of this one of the platform's.
+/// Whether a profile is a namespace's that only sets values of this one of the platform's, or of one that extends this one. The
+/// latter may change what it extends, so it stands only for what a pod has to ask for and may leave out.
 fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
+    let is_optional = parent.opt_out == OptOut::Allowed && parent.activation == Activation::Requested;
+    let mut ancestors = profile.ancestors().take(if is_optional { usize::MAX } else { 1 });
     profile.limits() == Limits::Parent
         && parent.name().namespace.is_none()
-        && profile.ancestors().next() == Some(&*parent.name().name)
+        && ancestors.any(|ancestor| *ancestor == *parent.name().name)
 }
 
 #[cfg(test)]

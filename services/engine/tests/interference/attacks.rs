@@ -339,6 +339,17 @@ fn only_platform_containers_are_ours() {
     }
 }
 
+/// What is taken away and put back as it was would be the namespace's in the record.
+#[test]
+fn elements_are_not_taken_away_and_put_back() {
+    let mut again = guard()["template"]["spec"]["containers"][0].clone();
+    again["$position"] = json!("First");
+    let own = json!({"template": {"spec": {"containers": [{"$prune": "item.name == 'guard'"}, again]}}});
+    let (pod, became) = injected(&pod(), [("guard", guard())], [("own", own)]);
+    assert_guarded(&pod);
+    assert_eq!(became, [LEFT_OUT]);
+}
+
 #[test]
 fn mounts_of_the_platform_are_not_hidden() {
     let mount = |folder: &str| {

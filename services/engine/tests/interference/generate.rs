@@ -444,6 +444,10 @@ impl Maker<'_, '_> {
                 let variables = self.several(3, Self::variable);
                 unique(variables, "name")
             };
+            // The API server sends no list that is empty.
+            if container["env"] == json!([]) {
+                container.as_object_mut().unwrap().remove("env");
+            }
         }
         if self.choices.one_in(4) {
             let args = json!([format!("--{}", self.value()), "--x"]);
