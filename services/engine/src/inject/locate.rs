@@ -7,6 +7,7 @@ use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, St
 use crate::schema::{Field, KeyedList, Type};
 
 use super::index::push_keys;
+use super::pod_resources::PodResources;
 use super::record::{Change, Move, Record};
 
 /// In lists with no more elements than this, one is looked for among all.
@@ -45,7 +46,7 @@ pub(super) fn without_record_telling(
 ) -> Result<Option<OwnedTape>, Malformed> {
     let changes = undoable(record.changes());
     let mut undoing = Undoing::of(object, type_);
-    undoing.undo(&changes, gone)?;
+    undoing.undo_whole(&changes, gone)?;
     undoing.take_away("/metadata/annotations/pillion.dev~1injected")?;
     let mut text = String::with_capacity(object.raw().len());
     undoing.document.write(Document::ROOT, &mut text);
@@ -99,7 +100,7 @@ impl<'r> NamespaceWork<'r> {
     /// The object without it.
     pub(super) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
         let mut undoing = Undoing::of(object, type_);
-        undoing.undo(&self.changes, &mut |_| {})?;
+        undoing.undo_whole(&self.changes, &mut |_| {})?;
         Ok(undoing.document)
     }
 }
@@ -153,6 +154,13 @@ struct Elements(HashMap<SlotId, HashMap<String, Vec<SlotId>>>);
 impl<'v> Undoing<'v> {
     fn of(object: Value<'v>, type_: &'static Type) -> Self {
         Self { document: Document::new(object), type_, elements: Elements::default(), depth: 2 }
+    }
+
+    /// Undoes changes of a whole object: also what a pod's own resources grew by.
+    fn undo_whole(&mut self, changes: &'v [Undoable<'v>], gone: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
+        let resources = if self.type_.is_pod() { PodResources::of(&mut self.document)? } else { None };
+        self.undo(changes, gone)?;
+        resources.map_or(Ok(()), |resources| resources.shrink(&mut self.document))
     }
 
     /// Puts back what was replaced or moved and takes away what was added, the last change first.

@@ -31,9 +31,35 @@ impl PodResources {
         Ok(OwnedTape::parse(text).ok().map(Self))
     }
 
-    /// Raises the pod's requests and limits by what its containers use more than before. Nothing is ever lowered, and
-    /// nothing is raised twice: what an earlier pass added is there before this one.
+    /// Raises the pod's requests and limits by what its containers use more than before. Nothing is raised twice: what an
+    /// earlier pass added is there before this one.
     pub(super) fn grow(self, document: &mut Document<'_>) -> Result<(), Malformed> {
+        self.change(document, |kind, old, before, now| {
+            let (requests, limits) = now.above(before);
+            if kind == "requests" {
+                return old.plus(requests);
+            }
+            let is_higher = now.largest_limit.is_more_than(before.largest_limit);
+            let grown = old.plus(limits.larger(requests));
+            if is_higher { grown.larger(now.largest_limit) } else { grown }
+        })
+    }
+
+    /// Lowers them by what its containers use less than before.
+    pub(super) fn shrink(self, document: &mut Document<'_>) -> Result<(), Malformed> {
+        self.change(document, |kind, old, before, now| {
+            let (requests, limits) = before.above(now);
+            if kind == "requests" { old.above(requests) } else { old.above(limits.larger(requests)) }
+        })
+    }
+
+    /// Changes the pod's requests and limits by what its containers used before and use now.
+    fn change(
+        self,
+        document: &mut Document<'_>,
+        new: impl Fn(&str, Quantity, Use, Use) -> Quantity,
+    ) -> Result<(), Malformed> {
+        let Self(before) = self;
         let Some(Self(now)) = Self::of(document)? else { return Ok(()) };
         let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(()) };
         let Some(resources) = document.member(spec, "resources")? else { return Ok(()) };
@@ -44,17 +70,8 @@ impl PodResources {
             for amount in amounts {
                 let Some(name) = document.key(amount).map(|key| key.text().into_owned()) else { continue };
                 let Some(old) = document.raw(amount).and_then(quantity) else { continue };
-                let (before, after) = (Use::of(self.0.root(), &name), Use::of(now.root(), &name));
-                let requested = after.requests.above(before.requests);
-                let new = match kind {
-                    "requests" => old.plus(requested),
-                    _ => {
-                        let grown = old.plus(after.limits.above(before.limits).larger(requested));
-                        let is_higher = after.largest_limit.is_more_than(before.largest_limit);
-                        if is_higher { grown.larger(after.largest_limit) } else { grown }
-                    }
-                };
-                if new.is_more_than(old) {
+                let new = new(kind, old, Use::of(before.root(), &name), Use::of(now.root(), &name));
+                if new.is_more_than(old) || old.is_more_than(new) {
                     let text = document.keep(format!("\"{new}\""));
                     document.replace(amount, text);
                 }
@@ -92,6 +109,11 @@ impl Use {
             limits: limits.or(requests).unwrap_or_default(),
             largest_limit: limits.unwrap_or_default(),
         }
+    }
+
+    /// The requests and limits that it has more than another.
+    fn above(self, other: Self) -> (Quantity, Quantity) {
+        (self.requests.above(other.requests), self.limits.above(other.limits))
     }
 
     fn with(self, other: Self, combine: fn(Quantity, Quantity) -> Quantity) -> Self {

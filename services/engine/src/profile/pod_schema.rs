@@ -184,7 +184,6 @@ impl Kind {
             Self::Boolean if value.as_bool().is_some() => None,
             Self::Int32 if value.raw().parse::<i32>().is_ok() => None,
             Self::Int64 if value.raw().parse::<i64>().is_ok() => None,
-            Self::Boolean | Self::Int32 | Self::Int64 => wrong(),
             Self::List(item) if value.kind() == json::Kind::Array => {
                 let item = Self::of(item);
                 value.items().find_map(|value| item.fault_of(value))
@@ -194,7 +193,7 @@ impl Kind {
                 value.members().find_map(|(_, value)| item.fault_of(value))
             }
             Self::Object(_) if value.kind() == json::Kind::Object => None,
-            Self::List(_) | Self::Map(_) | Self::Object(_) => wrong(),
+            Self::Boolean | Self::Int32 | Self::Int64 | Self::List(_) | Self::Map(_) | Self::Object(_) => wrong(),
         }
     }
 

@@ -171,7 +171,7 @@ fn pod_with_resources_of_its_own_is_accepted() {
         let rig = Rig::start(1).await?;
         let resources = json!({"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "64Mi"}});
         rig.control_plane.apply_yaml(SIDECAR_WITH_RESOURCES).await?;
-        for level in ["enabled", "required", "held"] {
+        for level in ["enabled", "required"] {
             rig.namespace(level, Some(level)).await?;
             rig.label_namespace(level, "agent", "yes").await?;
             let mut pod = bare_pod("whole");
