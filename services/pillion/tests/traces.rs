@@ -361,7 +361,7 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     assert!(span.attribute("profiles").unwrap().contains("impossible") && !span.is_error(), "{span:?}");
     assert!(span.time("startTimeUnixNano") < span.time("endTimeUnixNano"));
 
-    // One body takes three quarters of the memory, and another one of that size has no room.
+    // A body that stalls takes three quarters of the memory, and is given up for one that is complete.
     let large = format!("{}{}", dev.review, " ".repeat(3 * 1024 * 1024 - dev.review.len()));
     let mut slow = connect(&dev.url, &dev.authority);
     let path = dev.url.rsplit_once('/').unwrap().1;
@@ -369,11 +369,9 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     write!(slow, "POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n", large.len()).unwrap();
     slow.write_all(large.get(1..).unwrap().as_bytes()).unwrap();
     slow.flush().unwrap();
-    // Only when it holds all of that: of two that fill what there is together, either may be the one that is turned away.
     let taken = u64::try_from(large.len() - 1).unwrap();
     eventually("the memory is taken", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
-    // Half of it is too much too, and what is read on of it is less: that is read for a moment only.
-    assert_eq!(dev.post("", large.get(..large.len() / 2).unwrap()).status, 503, "there is no room");
+    assert_eq!(dev.post("", large.get(..large.len() / 2).unwrap()).status, 200);
     drop(slow);
     let spans = collector.wait_for("admission", 2);
     let shed = spans.iter().find(|span| span.attribute("outcome").as_deref() == Some("shed")).unwrap();

@@ -408,12 +408,14 @@ mod tests {
         let sender = Sender { needs_draining: false, ..SENDER };
         let mut reading: Vec<_> =
             (0..4).map(|_| Box::pin(super::read(stalled(1, SMALL / 4), limits, &shared, sender))).collect();
-        while gauge.get() < i64::try_from(SMALL).unwrap() {
+        // Each is read in a few turns, and only then known to be unfinished.
+        for _ in 0..10 {
             for body in &mut reading {
                 assert!(futures::poll!(body.as_mut()).is_pending());
             }
             yield_now().await;
         }
+        assert_eq!(gauge.get(), i64::try_from(SMALL).unwrap());
         let mut reading = futures::future::join_all(reading);
         let whole = super::read(Body::from(vec![b'x'; SMALL / 2]), limits, &shared, sender);
         let whole = tokio::select! {

@@ -22,7 +22,7 @@ pub(crate) async fn good(target: Rc<Target>, client: usize) {
         // Large ones are rare.
         let size = SIZES[if number.is_multiple_of(20) { 7 } else { number % 7 }];
         let body = review(number, if updates { "UPDATE" } else { "CREATE" }, size).to_string();
-        let path = ["/mutate/enabled", "/mutate/required", "/mutate"][number % 3];
+        let path = ["/mutate/enabled", "/mutate"][number % 2];
         let answer = target.ask(&mut connection, path, "application/json", body.as_bytes()).await;
         if updates {
             let review: Json = serde_json::from_slice(&answer.body).unwrap();
