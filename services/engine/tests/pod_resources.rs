@@ -23,7 +23,7 @@ impl Asked {
         self.above.map(|above| self.requests.unwrap_or(1) + above)
     }
 
-    fn container(&self, name: String) -> Json {
+    fn container(&self, name: &str) -> Json {
         let mut container = json!({"name": name, "image": "i:1", "resources": {}});
         for (kind, amount) in [("requests", self.requests), ("limits", self.limits())] {
             if let Some(amount) = amount {
@@ -50,7 +50,7 @@ fn asked() -> impl Strategy<Value = Asked> {
 fn spec(prefix: &str, containers: &[Asked]) -> Json {
     let list = |is_init: bool| {
         let of_kind = containers.iter().enumerate().filter(|(_, asked)| asked.is_init == is_init);
-        of_kind.map(|(number, asked)| asked.container(format!("{prefix}{number}"))).collect::<Vec<_>>()
+        of_kind.map(|(number, asked)| asked.container(&format!("{prefix}{number}"))).collect::<Vec<_>>()
     };
     json!({"containers": list(false), "initContainers": list(true)})
 }
@@ -143,7 +143,7 @@ proptest! {
 }
 
 /// The pod's requests and limits after a sidecar that requests 100m and 64Mi and may use 128Mi was added.
-fn grown(resources: Json) -> Json {
+fn grown(resources: &Json) -> Json {
     let sidecar = json!({"name": "sidecar", "image": "s:1", "resources":
         {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}});
     let profile = json!({"activation": "Always", "template": {"spec": {"containers": [sidecar]}}});
@@ -158,7 +158,7 @@ fn pod_grows_by_the_share_of_its_sidecar() {
     let before = json!({"requests": {"cpu": 1.5, "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "2Gi"}});
     let after =
         json!({"requests": {"cpu": "1600m", "memory": "1088Mi"}, "limits": {"cpu": "2100m", "memory": "2176Mi"}});
-    assert_eq!(grown(before), after);
-    assert_eq!(grown(json!({"requests": {"hugepages-2Mi": "2Mi"}})), json!({"requests": {"hugepages-2Mi": "2Mi"}}));
-    assert_eq!(grown(json!({})), json!({}));
+    assert_eq!(grown(&before), after);
+    assert_eq!(grown(&json!({"requests": {"hugepages-2Mi": "2Mi"}})), json!({"requests": {"hugepages-2Mi": "2Mi"}}));
+    assert_eq!(grown(&json!({})), json!({}));
 }
