@@ -13,6 +13,7 @@ use crate::cache_metrics::Kind;
 use crate::namespaces::{NamespaceChange, NamespaceIndex};
 use crate::profiles::{Broken, ProfileChange, ProfileIndex, State, Updated};
 use crate::served::{Fetched, PointerChange, RevisionKey, ServedIndex};
+use crate::share;
 
 /// What one of the watches says, or came of fetching something.
 #[derive(Clone, Debug)]
@@ -81,6 +82,22 @@ impl Index {
     #[must_use]
     pub fn keeping_texts(self) -> Self {
         Self { cluster: self.cluster.keeping_texts(), namespaced: self.namespaced.keeping_texts(), ..self }
+    }
+
+    /// Bounds the memory that the profiles of namespaces may take.
+    #[must_use]
+    pub fn bounded_by(self, limits: share::Limits) -> Self {
+        Self { namespaced: self.namespaced.bounded_by(limits), ..self }
+    }
+
+    /// Up to `count` profiles for which there was no memory, and is now: they have to be read again. Each is given once.
+    pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
+        self.namespaced.take_readable(count)
+    }
+
+    /// Says that a profile could not be read again: it has to be tried once more.
+    pub fn not_read(&mut self, name: ProfileName) {
+        self.namespaced.not_read(name);
     }
 
     /// The revisions that have to be fetched. Each is given once.

@@ -64,6 +64,7 @@ pub mod rotation;
 pub mod rotator;
 pub mod served;
 pub mod serving_secret;
+pub mod share;
 pub mod switch;
 mod throttle;
 pub mod watch;

@@ -8,8 +8,12 @@
 //! broken by then, the last good text is. Where that does not compile any more or its parent is gone, the last good one
 //! stays at work too, except a namespace's that is bounded by its parent alone: it would keep what the platform has taken
 //! back.
+//!
+//! A namespace's profile for which there is no memory in its [`crate::share`] is not kept, neither compiled nor as text.
+//! When there is room again it has to be read again ([`ProfileIndex::take_readable`]).
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -22,6 +26,7 @@ use serde_json::Value;
 
 use crate::change::Change;
 use crate::guard;
+use crate::share::{self, Exceeded, Grant, Shares};
 
 /// A profile as it is stored, its text unread.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,6 +129,42 @@ struct Entry {
     extending: Option<Text>,
     /// It was not compiled since it or one that it extends changed.
     due: bool,
+    /// Memory for what is kept of it, if it is a namespace's.
+    grant: Option<Grant>,
+    /// It is not as it is stored: how many bytes it needs to be.
+    lacks: Option<usize>,
+}
+
+/// There is no memory for a profile.
+#[derive(Clone, Copy, Debug)]
+struct Lack {
+    /// The bytes that it needs.
+    bytes: usize,
+    exceeded: Exceeded,
+}
+
+impl Lack {
+    fn diagnostic(self, name: &ProfileName) -> Diagnostic {
+        let mib = |bytes: usize| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
+        let needs = mib(self.bytes);
+        let (whose, limit) = match self.exceeded {
+            Exceeded::Namespace(limit) => {
+                (format!("the profiles of namespace {}", name.namespace.as_deref().unwrap_or_default()), limit)
+            }
+            Exceeded::All(limit) => ("the profiles of all namespaces together".to_owned(), limit),
+        };
+        let message =
+            format!("{whose} may take {} of memory, and with the {needs} of this one they take more", mib(limit));
+        let help = "make it smaller, or delete others: it is looked at again when there is room. Literals and regular \
+                    expressions take most. The limits are `profiles` in the controller's policy";
+        Diagnostic { path: "spec".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
+    }
+}
+
+/// Whether there is memory for a namespace's profile, in the place of an earlier grant.
+fn room(name: &ProfileName, bytes: usize, instead_of: Option<&Grant>, shares: &Shares) -> Result<(), Lack> {
+    let Some(namespace) = &name.namespace else { return Ok(()) };
+    shares.fits(namespace, bytes, instead_of).map_err(|exceeded| Lack { bytes, exceeded })
 }
 
 /// The text of a profile.
@@ -148,6 +189,10 @@ pub struct ProfileIndex {
     keeps_texts: bool,
     /// What was accepted before this index was there.
     seeds: BTreeMap<ProfileName, (Box<str>, Text)>,
+    /// The memory that the profiles of namespaces may take.
+    shares: Shares,
+    /// The entries that lack memory.
+    lacking: BTreeSet<ProfileName>,
 }
 
 /// What became of a profile's text.
@@ -172,6 +217,36 @@ impl ProfileIndex {
         Self { keeps_texts: true, ..self }
     }
 
+    /// Bounds the memory that the profiles of namespaces may take.
+    #[must_use]
+    pub fn bounded_by(self, limits: share::Limits) -> Self {
+        Self { shares: Shares::new(limits), ..self }
+    }
+
+    /// Up to `count` profiles for which there was no memory, and is now: what is stored of them has to be given to
+    /// [`Self::update`] again. Each is given once.
+    pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
+        if !self.synced {
+            return Vec::new();
+        }
+        let has_room = |name: &&ProfileName| {
+            self.entries.get(*name).is_some_and(|entry| {
+                let bytes = entry.lacks.unwrap_or(0);
+                room(name, bytes, entry.grant.as_ref(), &self.shares).is_ok()
+            })
+        };
+        let readable: Vec<_> = self.lacking.iter().filter(has_room).take(count).cloned().collect();
+        for name in &readable {
+            self.lacking.remove(name);
+        }
+        readable
+    }
+
+    /// Says that a profile could not be read again: it has to be tried once more.
+    pub fn not_read(&mut self, name: ProfileName) {
+        self.lacking.insert(name);
+    }
+
     /// Says what was accepted of a profile before this index was there. It is the last good text of a profile that does
     /// not compile when it is first seen.
     pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
@@ -185,8 +260,10 @@ impl ProfileIndex {
     #[must_use]
     pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
         let entry = self.entries.get(name)?;
-        let Entry { uid, good, broken, due, generation, .. } = entry;
-        Some(State { uid, good: good.as_ref(), broken: *broken, due: *due, generation: *generation })
+        let Entry { uid, good, broken, due, generation, lacks, .. } = entry;
+        // What was not looked at yet is neither good nor broken.
+        let due = *due || (lacks.is_some() && !broken);
+        Some(State { uid, good: good.as_ref(), broken: *broken, due, generation: *generation })
     }
 
     /// The accepted text of a profile with what it inherits, and without; only where texts are kept.
@@ -205,7 +282,33 @@ impl ProfileIndex {
             // It stays until the list is complete: one that is cut off begins anew, with nothing known.
             None => self.seeds.get(&stored.name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
         };
-        next(known, stored, seed, self.keeps_texts)
+        // Memory goes to what was accepted before first: nobody's new profile takes the place of one that is at work.
+        let is_first_list = !self.synced && !self.seeds.is_empty();
+        if is_first_list && known.is_none() && seed.is_none() && stored.name.namespace.is_some() {
+            let StoredProfile { name, uid, generation, .. } = stored;
+            self.lacking.insert(name.clone());
+            return (name, Entry { lacks: Some(0), ..Entry::new(uid, generation) }, None);
+        }
+        let (name, mut entry, broken) = next(known, stored, seed.clone(), self.keeps_texts);
+        let Err(lack) = entry.charge(&name, known.and_then(|known| known.grant.as_ref()), &mut self.shares) else {
+            self.lacking.remove(&name);
+            return (name, entry, broken);
+        };
+        // What was accepted last stays at work, and nothing is kept of what is stored.
+        let Entry { uid, generation, .. } = entry;
+        let mut entry = Entry { broken: true, lacks: Some(lack.bytes), ..Entry::new(uid, generation) };
+        match known.filter(|known| known.uid == entry.uid) {
+            Some(known) => {
+                (entry.good, entry.accepted) = (known.good.clone(), known.accepted.clone());
+                entry.grant.clone_from(&known.grant);
+            }
+            None => entry.accepted = seed,
+        }
+        entry.due = entry.good.is_none() && entry.accepted.is_some();
+        self.lacking.insert(name.clone());
+        let serving = entry.good.as_ref().map(|profile| profile.revision().into());
+        let broken = Broken { name: name.clone(), generation, serving, diagnostics: vec![lack.diagnostic(&name)] };
+        (name, entry, Some(broken))
     }
 
     /// Takes a change. What extends another profile is only noted: [`Self::compile_due`] compiles it.
@@ -229,6 +332,8 @@ impl ProfileIndex {
                 let touched = touched.map(|name| name.name.clone()).collect();
                 let due = listed.iter().filter(|(_, entry)| entry.due).map(|(name, _)| name.clone());
                 self.due = due.collect();
+                let lacking = listed.iter().filter(|(_, entry)| entry.lacks.is_some()).map(|(name, _)| name.clone());
+                self.lacking = lacking.collect();
                 self.entries = listed;
                 self.seeds.clear();
                 self.synced = true;
@@ -247,6 +352,7 @@ impl ProfileIndex {
             }
             Change::Deleted(name) => {
                 let gone = self.entries.remove(&name);
+                self.lacking.remove(&name);
                 let touched = gone.iter().map(|_| name.name.clone()).collect();
                 Updated { changed: gone.is_some_and(|entry| entry.good.is_some()), touched, ..Updated::default() }
             }
@@ -292,8 +398,17 @@ impl ProfileIndex {
     fn compile(&mut self, name: &ProfileName, cluster: Option<&Self>, updated: &mut Updated) {
         let Some(entry) = self.entries.get(name) else { return };
         let parents = Texts(&cluster.unwrap_or(self).entries);
+        let lacks = Cell::new(None);
         let compiled = |text: &Text| {
-            guard::compiled(name, || read(&text.json).and_then(|spec| compile_with(name, &spec, &parents)))
+            let good = guard::compiled(name, || read(&text.json).and_then(|spec| compile_with(name, &spec, &parents)))?;
+            let bytes = good.memory() + 2 * text.json.len();
+            match room(name, bytes, entry.grant.as_ref(), &self.shares) {
+                Ok(()) => Ok(good),
+                Err(lack) => {
+                    lacks.set(Some(lack.bytes));
+                    Err(vec![lack.diagnostic(name)])
+                }
+            }
         };
         let stored = entry.extending.clone().map(|text| (compiled(&text), text));
         let accepted = match &stored {
@@ -323,7 +438,15 @@ impl ProfileIndex {
             }
             (None, accepted) => accepted.and_then(Result::ok),
         };
+        if lacks.get().is_some() {
+            (entry.lacks, entry.extending) = (lacks.get(), None);
+            self.lacking.insert(name.clone());
+        }
         updated.changed |= entry.put_to_work(good);
+        let before = entry.grant.take();
+        if entry.charge(name, before.as_ref(), &mut self.shares).is_err() {
+            entry.grant = before;
+        }
         if let Some(broken) = updated.broken.last_mut().filter(|broken| broken.name == *name) {
             broken.serving = entry.good.as_ref().map(|profile| profile.revision().into());
         }
@@ -360,6 +483,33 @@ impl ProfileIndex {
 }
 
 impl Entry {
+    const fn new(uid: Box<str>, generation: Option<i64>) -> Self {
+        Self {
+            uid,
+            generation,
+            good: None,
+            accepted: None,
+            broken: false,
+            extending: None,
+            due: false,
+            grant: None,
+            lacks: None,
+        }
+    }
+
+    /// Takes memory of the namespace's share for what is kept, in the place of an earlier grant.
+    fn charge(&mut self, name: &ProfileName, instead_of: Option<&Grant>, shares: &mut Shares) -> Result<(), Lack> {
+        let Some(namespace) = &name.namespace else { return Ok(()) };
+        let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
+        let bytes = texts.sum::<usize>() + self.good.as_ref().map_or(0, |good| good.memory());
+        if self.grant.as_ref().is_some_and(|grant| grant.bytes() == bytes) {
+            return Ok(());
+        }
+        let grant = shares.grant(namespace, bytes, instead_of).map_err(|exceeded| Lack { bytes, exceeded })?;
+        self.grant = Some(grant);
+        Ok(())
+    }
+
     /// The profiles that its texts extend.
     fn parents(&self) -> impl Iterator<Item = &str> {
         self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref())
@@ -407,12 +557,13 @@ fn next(
     let StoredProfile { name, uid, generation, spec } = stored;
     // What was deleted and made anew, while the watch was away, has no last good one.
     let known = known.filter(|entry| entry.uid == uid);
-    if let Some(entry) = known.filter(|entry| generation.is_some() && entry.generation == generation) {
+    let is_read = |entry: &&Entry| generation.is_some() && entry.generation == generation && entry.lacks.is_none();
+    if let Some(entry) = known.filter(is_read) {
         return (name, entry.clone(), None);
     }
     let good = known.and_then(|entry| entry.good.clone());
     let accepted = known.and_then(|entry| entry.accepted.clone()).or(seed);
-    let mut entry = Entry { uid, generation, good, accepted, broken: false, extending: None, due: false };
+    let mut entry = Entry { good, accepted, ..Entry::new(uid, generation) };
     let text = |parent| Text { json: spec.to_string().into(), parent };
     let compiled = match guard::compiled(&name, || from_value(&spec)) {
         Ok(ProfileSpec { extends: Some(parent), .. }) => {

@@ -200,3 +200,79 @@ fn a_tenant_takes_no_steps_from_the_platform() {
     let (_, object) = decide(profiles);
     assert_eq!(object["metadata"]["annotations"]["guard.example.com/v"], "12502500");
 }
+
+/// Profiles that are large in one way each.
+fn large_profiles() -> Vec<(&'static str, Json)> {
+    let with = |template: Json| json!({"template": template});
+    let annotations = |count: usize, value: &dyn Fn(usize) -> String| {
+        let all = (0..count).map(|number| (format!("a/{number}"), json!(value(number))));
+        with(json!({"metadata": {"annotations": all.collect::<serde_json::Map<_, _>>()}}))
+    };
+    let variables = |count: usize, expression: &dyn Fn(usize) -> String| {
+        let all = (0..count).map(|number| json!({"name": format!("v{number}"), "expression": expression(number)}));
+        json!({"variables": all.collect::<Vec<_>>(), "template": {"metadata": {"annotations": {"a/b": "c"}}}})
+    };
+    let containers = |count: usize, beside: &Json| {
+        let all = (0..count).map(|number| {
+            let mut container = beside.clone();
+            (container["name"], container["image"]) = (json!(format!("c{number}")), json!("i:1"));
+            container
+        });
+        with(json!({"spec": {"containers": all.collect::<Vec<_>>()}}))
+    };
+    vec![
+        ("smallest", annotations(1, &|_| "b".to_owned())),
+        ("one text", annotations(1, &|_| "b".repeat(60_000))),
+        ("many texts", annotations(3_000, &|_| "b".to_owned())),
+        ("many escapes", annotations(1, &|_| "\n".repeat(30_000))),
+        ("many expressions", annotations(1_500, &|_| "${1 + 2}".to_owned())),
+        ("small expressions", annotations(1_500, &|_| "${1}".to_owned())),
+        ("mixed texts", annotations(20, &|_| "${'a'}b".repeat(250))),
+        ("variables", variables(128, &|_| "[1, 2, 3, 4, 5, 6, 7, 8].map(x, x + 1)".to_owned())),
+        ("long lists", variables(100, &|_| format!("[{}]", "1,".repeat(150) + "1"))),
+        ("literals", variables(100, &|_| format!("'{}'", "a".repeat(1_000)))),
+        ("patterns", variables(20, &|number| format!("'a'.matches('[a-z]{{1,{}}}x')", number + 10))),
+        ("containers", containers(1_200, &json!({}))),
+        ("directives", containers(700, &json!({"$when": "1 == 1"}))),
+        (
+            "many directives",
+            containers(
+                250,
+                &json!({"$when": "true", "$conflict": "Keep", "$position": "First",
+            "args": {"$value": ["a"], "$join": {"separator": ","}}}),
+            ),
+        ),
+        ("loops", containers(300, &json!({"$forEach": "[1]", "$as": "x"}))),
+        (
+            "parameters",
+            json!({"parameters": (0..128).map(|number| json!({
+                "name": format!("p{number}"), "type": "string", "default": "d", "annotation": format!("a/p{number}"), "sources": ["Pod"]})).collect::<Vec<_>>(),
+            "template": {"metadata": {"annotations": {"a/b": "${params.p1}"}}}}),
+        ),
+        (
+            "rules",
+            json!({"containers": (0..64).map(|number| json!({
+                "name": format!("r{number}"), "matchConditions": [{"name": "c", "expression": "container.name == 'a'"}],
+                "template": {"env": [{"name": "A", "value": "${container.name}"}]}})).collect::<Vec<_>>()}),
+        ),
+    ]
+}
+
+#[test]
+fn compiled_profiles_take_no_more_memory_than_they_say() {
+    let mut seen = std::collections::BTreeSet::new();
+    for (what, spec) in large_profiles() {
+        for is_namespaced in [false, true] {
+            let spec = serde_json::from_value(spec.clone()).unwrap();
+            let name = if is_namespaced { ProfileName::namespaced("team-a", "p") } else { ProfileName::cluster("p") };
+            let mut compiled = None;
+            let info = allocation_counter::measure(|| compiled = compile(&name, &spec).ok());
+            let Some(compiled) = compiled else { continue };
+            let (taken, said) = (info.bytes_current, compiled.memory() as i64);
+            println!("{what}: takes {taken} bytes, says {said}");
+            assert!(taken <= said, "{what}: {taken} bytes, and it says {said}");
+            seen.insert(what);
+        }
+    }
+    assert_eq!(seen.len(), large_profiles().len(), "some do not compile");
+}

@@ -55,7 +55,7 @@ pub use control_plane::ControlPlane;
 pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
 pub use moved_clock::MovedClock;
-pub use namespace::{Isolation, isolated};
+pub use namespace::{Isolation, Silence, isolated};
 pub use registration::{RegisteredService, register_service, register_webhook};
 pub use replica::{Replica, ReplicaSpec, Role};
 

@@ -425,6 +425,39 @@ pub(crate) fn set_up_addresses() -> anyhow::Result<()> {
     ip(&["address", "add", RANGE, "dev", "lo"])
 }
 
+/// An address whose packets vanish without a word, as those of a node without power do; until it is dropped.
+#[derive(Debug)]
+pub struct Silence {
+    address: String,
+}
+
+impl Silence {
+    /// Has the packets to an address of this network namespace go where nobody takes them. What listens there has to be
+    /// paused: what it sends would arrive.
+    ///
+    /// # Errors
+    /// The route cannot be made.
+    pub fn of(address: IpAddr) -> anyhow::Result<Self> {
+        // One end of a pair, and the address of no machine behind it: there is neither an answer nor an error.
+        if ip(&["link", "show", "nowhere"]).is_err() {
+            ip(&["link", "add", "nowhere", "type", "veth", "peer", "name", "nobody"])?;
+            ip(&["link", "set", "nobody", "up"])?;
+            ip(&["link", "set", "nowhere", "up"])?;
+        }
+        let address = address.to_string();
+        ip(&["neighbor", "replace", &address, "lladdr", "02:00:00:00:00:01", "dev", "nowhere", "nud", "permanent"])?;
+        ip(&["route", "add", &address, "dev", "nowhere", "table", "local"])?;
+        Ok(Self { address })
+    }
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        // With the network namespace it would go anyway.
+        let _ = ip(&["route", "delete", &self.address, "table", "local"]);
+    }
+}
+
 fn ip(arguments: &[&str]) -> anyhow::Result<()> {
     let output = Command::new("ip")
         .args(arguments)

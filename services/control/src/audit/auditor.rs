@@ -39,6 +39,13 @@ pub enum Errand {
     },
 }
 
+impl Errand {
+    pub(super) fn namespace(&self) -> &str {
+        let (Self::Get { namespace, .. } | Self::List { namespace, .. }) = self;
+        namespace
+    }
+}
+
 /// What is known of the pods of all opted-in namespaces.
 #[derive(Debug)]
 pub struct Auditor {
@@ -54,6 +61,8 @@ pub struct Auditor {
     due: BTreeMap<Box<str>, Due>,
     /// Lists that are being read, by namespace.
     listings: BTreeMap<Box<str>, Listing>,
+    /// Namespaces with an errand that was neither done nor failed: one at a time for each.
+    in_flight: BTreeSet<Box<str>>,
     /// The namespace of the last errand. The next one is another's: nobody's pods wait for all of somebody else's.
     last: Box<str>,
     shelves: Shelves,
@@ -104,6 +113,7 @@ impl Auditor {
             unjudged: BTreeMap::new(),
             due: BTreeMap::new(),
             listings: BTreeMap::new(),
+            in_flight: BTreeSet::new(),
             last: Box::default(),
             shelves: Shelves::default(),
         };
@@ -255,10 +265,12 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// The next request that is due: one namespace after the other, a request each.
+    /// The next request that is due: one namespace after the other, a request each. Of each that it gives, it has to be told
+    /// how it ended, by [`Self::done`] or [`Self::failed`].
     pub fn next_errand(&mut self) -> Option<Errand> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
+        self.in_flight.insert(namespace.clone());
         if let Some(listing) = self.listings.get(&namespace) {
             return Some(Errand::List { namespace, from: listing.next.clone() });
         }
@@ -279,15 +291,20 @@ impl Auditor {
 
     /// Whose turn it is: the first after the last in the alphabet, and then from its beginning.
     fn next_namespace(&self) -> Option<Box<str>> {
-        fn after<V>(map: &BTreeMap<Box<str>, V>, from: Bound<&str>) -> Option<Box<str>> {
-            map.range::<str, _>((from, Bound::Unbounded)).next().map(|(name, _)| name.clone())
+        fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m Box<str>> {
+            map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| name)
         }
-        let first = |from| [after(&self.due, from), after(&self.listings, from)].into_iter().flatten().min();
+        let is_free = |name: &&Box<str>| !self.in_flight.contains(*name);
+        let first = |from| {
+            let (due, listed) = (after(&self.due, from).find(is_free), after(&self.listings, from).find(is_free));
+            due.into_iter().chain(listed).min().cloned()
+        };
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
     /// An errand was done. Of a page: where the next one begins. Of a pod: whether it is there.
     pub fn done(&mut self, errand: &Errand, next: Option<String>, is_there: bool) {
+        self.in_flight.remove(errand.namespace());
         match errand {
             Errand::Get { namespace, name } if !is_there => self.forget(namespace, name),
             Errand::Get { .. } => {}
@@ -302,6 +319,7 @@ impl Auditor {
 
     /// An errand failed: it is due again.
     pub fn failed(&mut self, errand: Errand) {
+        self.in_flight.remove(errand.namespace());
         match errand {
             Errand::Get { namespace, name } if self.places.contains_key(&namespace) => {
                 add_due(&mut self.due, &namespace, &name);
@@ -414,7 +432,8 @@ impl Auditor {
                 reporter.add((name, &place.namespace), place.since, pod_name, pod);
             }
         }
-        let is_idle = self.unjudged.is_empty() && self.due.is_empty() && self.listings.is_empty();
+        let is_idle =
+            self.unjudged.is_empty() && self.due.is_empty() && self.listings.is_empty() && self.in_flight.is_empty();
         reporter.finish(self.is_listed, is_idle)
     }
 

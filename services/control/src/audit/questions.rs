@@ -66,7 +66,10 @@ pub(super) struct Asking<'a> {
 }
 
 /// The pods of an errand, and where the next page begins.
-pub(super) async fn fetch(client: &Client, errand: &Errand) -> kube::Result<(Vec<OwnedTape>, Option<String>)> {
+pub(super) type Page = (Vec<OwnedTape>, Option<String>);
+
+/// Reads the pods of an errand.
+pub(super) async fn fetch(client: &Client, errand: &Errand) -> kube::Result<Page> {
     // As whatever JSON they are: a field that this build does not know may be read by an expression.
     let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
     match errand {

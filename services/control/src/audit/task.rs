@@ -1,4 +1,4 @@
-//! The audit as a task: one watch, one request at a time, one report a second at most.
+//! The audit as a task: one watch, a few requests at a time, one report a second at most.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
 use kube::Client;
 use pillion_api::opt_in::OptIn;
@@ -19,7 +20,7 @@ use tracing::{debug, info, warn};
 
 use super::auditor::{Auditor, Errand};
 use super::metrics::AuditMetrics;
-use super::questions::{Asking, Look, ask_ages, fetch, look, watch_pods};
+use super::questions::{Asking, Look, Page, ask_ages, fetch, look, watch_pods};
 use super::report::{ProfileAudit, Report};
 use super::surroundings::Surroundings;
 use crate::index::Status;
@@ -45,9 +46,12 @@ pub struct AuditSettings {
     pub report_every: Duration,
     /// How often it is looked whether the webhook is away, or switched off.
     pub look_every: Duration,
-    /// The pause between two requests for whole pods, each of twenty at most.
+    /// How many requests for whole pods are made at one time, each of twenty at most. A page of pods may take sixty million
+    /// bytes while it is read.
+    pub requests: usize,
+    /// The least time between the begins of two of them.
     pub pause: Duration,
-    /// The pause after one that failed.
+    /// That time after one that failed.
     pub pause_after_failure: Duration,
     /// The pause until what could not be looked up for a pod is asked for again. It doubles, up to a minute, as long as
     /// there is any.
@@ -61,12 +65,14 @@ pub struct AuditSettings {
 }
 
 impl Default for AuditSettings {
-    /// A second, five seconds, a twentieth of a second, three seconds, ten seconds, ten seconds, a thousand, Pillion's own.
+    /// A second, five seconds, three requests, five milliseconds, three seconds, ten seconds, ten seconds, a thousand,
+    /// Pillion's own.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
             look_every: Duration::from_secs(5),
-            pause: Duration::from_millis(50),
+            requests: 3,
+            pause: Duration::from_millis(5),
             pause_after_failure: Duration::from_secs(3),
             ask_again: Duration::from_secs(10),
             request_limit: Duration::from_secs(10),
@@ -177,10 +183,11 @@ impl Task {
         }
         let mut next_errand = Instant::now();
         let mut errand = None;
+        let mut in_flight = FuturesUnordered::new();
         // Which namespaces are left alone is known before any pod is.
         let mut more_to_judge = self.look().await;
         loop {
-            if errand.is_none() {
+            if errand.is_none() && in_flight.len() < self.settings.requests {
                 errand = self.auditor.next_errand();
             }
             tokio::select! {
@@ -208,9 +215,14 @@ impl Task {
                     self.ask_again();
                 }
                 () = tokio::time::sleep_until(next_errand), if errand.is_some() => {
+                    next_errand = Instant::now() + self.settings.pause;
                     if let Some(errand) = errand.take() {
-                        let pause = self.go(errand).await;
-                        next_errand = Instant::now() + pause;
+                        in_flight.push(go(self.client.clone(), errand, self.settings.request_limit));
+                    }
+                }
+                Some((errand, fetched)) = in_flight.next() => {
+                    if !self.take_fetched(errand, fetched).await {
+                        next_errand = Instant::now() + self.settings.pause_after_failure;
                     }
                 }
                 () = tokio::task::yield_now(), if more_to_judge => {
@@ -220,13 +232,9 @@ impl Task {
         }
     }
 
-    /// Does an errand. How long to wait before the next one.
-    async fn go(&mut self, errand: Errand) -> Duration {
+    /// Takes what came of an errand. Whether it was done.
+    async fn take_fetched(&mut self, errand: Errand, fetched: kube::Result<Page>) -> bool {
         self.is_stale = true;
-        let limit = self.settings.request_limit;
-        let fetched = timeout(limit, fetch(&self.client, &errand))
-            .await
-            .unwrap_or_else(|_| Err(kube::Error::Service(format!("no answer within {limit:?}").into())));
         self.metrics.requested(fetched.is_ok());
         match fetched {
             Ok((pods, next)) => {
@@ -235,12 +243,12 @@ impl Task {
                     tokio::task::coop::consume_budget().await;
                 }
                 self.auditor.done(&errand, next, !pods.is_empty());
-                self.settings.pause
+                true
             }
             Err(error) => {
                 warn!(error = chain(&error), ?errand, "pods could not be read for the audit; trying again");
                 self.auditor.failed(errand);
-                self.settings.pause_after_failure
+                false
             }
         }
     }
@@ -308,6 +316,13 @@ impl Task {
         }
         more_to_judge
     }
+}
+
+/// Does an errand.
+async fn go(client: Client, errand: Errand, limit: Duration) -> (Errand, kube::Result<Page>) {
+    let fetched = timeout(limit, fetch(&client, &errand)).await;
+    let late = |_| Err(kube::Error::Service(format!("no answer within {limit:?}").into()));
+    (errand, fetched.unwrap_or_else(late))
 }
 
 /// Judges a whole pod, with what has to be looked up for it.

@@ -226,7 +226,9 @@ fn a_namespace_that_opts_in_later_has_its_pods_listed() {
     assert_eq!(auditor.pods(), 0, "nothing is kept of others");
     let label = [(INJECTION_LABEL, "enabled")];
     auditor.set_snapshot(Arc::new(before.with_namespace("shop", Some(Namespace::new(label, [])))), 5_000);
-    assert_eq!(auditor.next_errand(), Some(Errand::List { namespace: "shop".into(), from: None }));
+    let errand = auditor.next_errand().unwrap();
+    assert_eq!(errand, Errand::List { namespace: "shop".into(), from: None });
+    auditor.failed(errand);
     assert!(!auditor.report(&Surroundings::default(), 1).is_complete);
     assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1);
     let mut surroundings = known(&auditor);
@@ -359,6 +361,29 @@ fn nobodys_pods_wait_for_somebody_else() {
     }
     let turn = ["a-busy", "b-broken"];
     assert_eq!(told, [&["a-busy", "b-broken", "quiet"], &turn[..], &turn, &turn].concat());
+}
+
+#[test]
+fn several_namespaces_are_read_at_a_time_and_each_by_one_request() {
+    let mut snapshot = Snapshot::new(profiles(&[("a", conditional())]));
+    let mut pods = Vec::new();
+    for name in ["one", "two", "three"] {
+        snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        for number in 0..2 {
+            let mut pod = pod(&format!("p{number}"));
+            pod.value["metadata"]["namespace"] = name.into();
+            pods.push(pod);
+        }
+    }
+    let mut auditor = listed(snapshot, &pods);
+    let errands: Vec<_> = std::iter::from_fn(|| auditor.next_errand()).collect();
+    let namespaces: Vec<_> = errands.iter().map(Errand::namespace).collect();
+    assert_eq!(namespaces, ["one", "three", "two"]);
+    let complete = |auditor: &Auditor| auditor.report(&Surroundings::default(), 10).is_complete;
+    auditor.failed(errands[0].clone());
+    assert_eq!(auditor.next_errand().unwrap().namespace(), "one");
+    // None is left to begin, and some are not through.
+    assert_eq!((auditor.next_errand(), complete(&auditor)), (None, false));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What is published of the changes that come, and what is not.
 
 mod extending;
+mod sharing;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;

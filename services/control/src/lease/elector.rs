@@ -24,6 +24,9 @@ use crate::random;
 use crate::release::Release;
 use crate::watch::WATCH_FOR;
 
+/// The longest pause between two terms, and the shortest term that says nothing of the next one, in durations of the Lease.
+const LONGEST_PAUSE: u32 = 4;
+
 /// A term of leadership, as the leader's tasks have it.
 #[derive(Clone, Debug)]
 pub struct Claim {
@@ -146,7 +149,9 @@ impl Elector {
         F: FnMut(Claim) -> Fut,
         Fut: Future<Output = ()> + Send + 'static,
     {
+        let mut pause = self.settings.retry_period;
         while let Some(claim) = self.acquire(&stop).await {
+            let began = Instant::now();
             info!(identity = self.identity, lease = self.name, "this controller leads");
             self.metrics.began();
             let task = AbortOnDropHandle::new(tokio::spawn(lead(claim.clone())));
@@ -159,7 +164,8 @@ impl Elector {
             self.view.claim = None;
             // Whatever ended the term so soon: another one may do better.
             if end != End::Stopped {
-                rest(self.settings.retry_period, &stop).await;
+                pause = pause_after(&self.settings, pause, end, began.elapsed());
+                rest(pause, &stop).await;
             }
         }
         if self.unsure {
@@ -440,9 +446,37 @@ async fn limited<T>(limit: Duration, request: impl Future<Output = kube::Result<
     }
 }
 
+/// How long to wait after a term before taking part again. A term begins with lists of the whole cluster: where it is the
+/// API server's overload that ends terms soon, each next one would add to it.
+fn pause_after(settings: &Settings, before: Duration, end: End, lasted: Duration) -> Duration {
+    let longest = settings.lease_duration * LONGEST_PAUSE;
+    if end == End::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }
+}
+
 async fn rest(retry: Duration, stop: &CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => {}
         () = sleep(retry / 2 + random::up_to(retry / 2)) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidate_whose_terms_are_lost_soon_waits_longer_each_time() {
+        let settings = Settings::default();
+        let minute = Duration::from_mins(1);
+        assert_eq!(settings.lease_duration * LONGEST_PAUSE, minute);
+        let mut pause = settings.retry_period;
+        let pauses = std::iter::from_fn(|| {
+            pause = pause_after(&settings, pause, End::Deadline, minute / 2);
+            Some(pause.as_secs())
+        });
+        assert_eq!(pauses.take(6).collect::<Vec<_>>(), [4, 8, 16, 32, 60, 60]);
+        for (end, lasted) in [(End::Deadline, minute), (End::Taken, minute / 2), (End::Finished, minute / 2)] {
+            assert_eq!(pause_after(&settings, minute, end, lasted), settings.retry_period, "{end:?}");
+        }
     }
 }

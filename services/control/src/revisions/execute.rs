@@ -32,6 +32,8 @@ use crate::watch::chain;
 
 /// How many changes are taken at a time.
 const BATCH: usize = 1024;
+/// How many profiles are read again in one look, at most.
+const READ_AT_ONCE: usize = 256;
 /// How many profiles are written about at one time.
 const AT_ONCE: usize = 8;
 /// How often what follows from what was done is looked at in a row: a revision, then the status that publishes it.
@@ -69,7 +71,7 @@ pub async fn run(leading: Leading, settings: Settings, metrics: Metrics) {
 
 async fn lead(client: Client, settings: Settings, metrics: Metrics) {
     let mut world = loop {
-        match World::begin(&client).await {
+        match World::begin(&client, settings.memory).await {
             Ok(world) => break world,
             Err(error) => {
                 let error = chain(&error);
@@ -105,12 +107,35 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
                 if schedule.begins(world.namespaces_changed(), Instant::now()) {
                     world.count_anew();
                 }
-                let ended = look_at_all(&mut world, &writer, settings.keep).await;
+                let read = read_again(&client, &mut world).await;
+                let ended = look_at_all(&mut world, &writer, settings.keep).await.max(read);
                 schedule.ended(ended, Instant::now());
                 metrics.rejected.set(i64::try_from(world.rejected()).unwrap_or(i64::MAX));
             }
         }
     }
+}
+
+/// Reads profiles once more for which there was no memory, and is now. How that ended.
+async fn read_again(client: &Client, world: &mut World) -> Ended {
+    let names = world.index.take_readable(READ_AT_ONCE);
+    let mut ended = if names.len() < READ_AT_ONCE { Ended::Well } else { Ended::Open };
+    let reading = stream::iter(names).map(|name| async move { (observe::read_again(client, &name).await, name) });
+    let mut reading = reading.buffer_unordered(AT_ONCE);
+    while let Some((read, name)) = reading.next().await {
+        match read {
+            Ok(Some(seen)) => world.take(seen),
+            // It is gone, as the watch says or will say.
+            Ok(None) => {}
+            Err(error) => {
+                let error = chain(&error);
+                warn!(profile = %name, error, "the profile could not be read again; trying again");
+                world.index.not_read(name);
+                ended = Ended::InVain;
+            }
+        }
+    }
+    ended
 }
 
 /// Looks at all profiles, and does what is to be done. How that ended. What is in vain for one is not tried again in this look,

@@ -31,6 +31,8 @@ use prometheus_client::registry::Registry;
 
 pub use execute::run;
 
+use crate::share;
+
 /// By what a revision is bounded, as a label: who follows only the metadata of revisions has to know it.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
 /// Its value of one that is bounded by its parent alone.
@@ -49,6 +51,8 @@ pub struct Settings {
     pub retry: Duration,
     /// By which labels namespaces opt in.
     pub opt_in: OptIn,
+    /// The memory that the profiles of namespaces may take.
+    pub memory: share::Limits,
 }
 
 impl Default for Settings {
@@ -60,6 +64,7 @@ impl Default for Settings {
             count_every: Duration::from_mins(1),
             retry: Duration::from_secs(2),
             opt_in: OptIn::default(),
+            memory: share::Limits::default(),
         }
     }
 }

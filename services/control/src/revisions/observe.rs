@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::reading::each;
-pub(super) use self::reading::seen;
+pub(super) use self::reading::{read_again, seen};
 use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
@@ -26,6 +26,7 @@ use crate::guard::guarded;
 use crate::index::{Index, Update};
 use crate::profiles::{self, State, StoredProfile};
 use crate::served::read_status;
+use crate::share;
 use crate::watch;
 
 /// What is kept of a profile besides its text.
@@ -133,9 +134,9 @@ impl Profile {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(memory: share::Limits) -> Self {
         Self {
-            index: Index::default().keeping_texts(),
+            index: Index::default().keeping_texts().bounded_by(memory),
             profiles: BTreeMap::new(),
             revisions: BTreeMap::new(),
             cluster: Listing::default(),
@@ -154,7 +155,7 @@ impl World {
     ///
     /// # Errors
     /// The API server cannot be asked.
-    pub(super) async fn begin(client: &Client) -> kube::Result<Self> {
+    pub(super) async fn begin(client: &Client, memory: share::Limits) -> kube::Result<Self> {
         let mut accepted: HashMap<ProfileName, (Box<str>, Box<str>)> = HashMap::new();
         let mut note = |object: WithStatus| {
             let status = read_status(object.status);
@@ -166,7 +167,7 @@ impl World {
         each::<ClusterInjectionProfile, _>(client, &mut note).await?;
         each::<InjectionProfile, _>(client, &mut note).await?;
 
-        let mut world = Self::new();
+        let mut world = Self::new(memory);
         let mut seed = |object: WithSpec| {
             let WithSpec { metadata, spec } = object;
             let name =

@@ -40,6 +40,9 @@ pub const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
 /// Bytes of memory that the regular expressions of one profile may take together, with what searches keep.
 pub const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
 
+/// Bytes that a part of an expression takes at most, besides its text.
+const NODE_BYTES: usize = 128;
+
 impl Scope {
     /// A scope with no names.
     #[must_use]
@@ -68,6 +71,12 @@ impl Scope {
             ));
         }
         Ok(())
+    }
+
+    /// Bytes that what was compiled for the profile may take: no less than it does.
+    pub(crate) fn memory(&self) -> usize {
+        let compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        compiled.nodes * NODE_BYTES + compiled.memory
     }
 
     /// Compiles a pattern, or shares one that was compiled for the same profile.

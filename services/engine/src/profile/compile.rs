@@ -23,6 +23,15 @@ use crate::lookup::{self, Needs};
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
 
+/// Bytes that the smallest profile takes.
+const PROFILE_BYTES: usize = 4 << 10;
+
+/// How often parts of a text stand in a compiled profile, at most.
+const TEXT_COPIES: usize = 2;
+
+/// Bytes that a value of a text takes in a compiled profile, at most, besides its text.
+const VALUE_BYTES: usize = 256;
+
 /// The order of a profile that says none.
 const DEFAULT_ORDER: i32 = 100;
 
@@ -110,14 +119,18 @@ pub(super) fn compile_text(
     for validation in &validations {
         validation.each_expression(&mut |expression| needs.add(expression));
     }
-    let revision = serde_json::to_string(spec).ok().and_then(|text| whole::hash(&text, limits, &[], &[]));
+    let text = serde_json::to_string(spec).ok();
+    let revision = text.as_deref().and_then(|text| whole::hash(text, limits, &[], &[]));
     match revision {
         Some(revision) if faults.is_empty() => {
+            let size = text.map_or(0, |text| text.len());
+            let values = serde_json::to_value(spec).map_or(0, |spec| count_values(&spec));
             let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);
             Ok(CompiledProfile {
                 name: name.clone(),
                 display_name: name.to_string().into(),
                 revision,
+                memory: PROFILE_BYTES + size * TEXT_COPIES + values * VALUE_BYTES + scope.memory(),
                 limits,
                 ancestors: Box::default(),
                 activation: spec.activation.unwrap_or(match name.namespace {
@@ -151,6 +164,15 @@ pub(super) fn compile_text(
             })
         }
         _ => Err(faults),
+    }
+}
+
+/// How many values a document has, with those that hold others.
+fn count_values(json: &Json) -> usize {
+    1 + match json {
+        Json::Array(items) => items.iter().map(count_values).sum(),
+        Json::Object(members) => members.values().map(count_values).sum(),
+        _ => 0,
     }
 }
 

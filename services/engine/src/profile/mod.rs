@@ -97,6 +97,7 @@ pub struct CompiledProfile {
     /// The name as it stands in records, metrics and messages.
     display_name: Box<str>,
     revision: Box<str>,
+    memory: usize,
     limits: Limits,
     ancestors: Box<[Box<str>]>,
     pub(crate) activation: Activation,
@@ -144,6 +145,12 @@ impl CompiledProfile {
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
+    }
+
+    /// Bytes of memory that it may take: no less than it does, estimated from the sizes of its parts.
+    #[must_use]
+    pub const fn memory(&self) -> usize {
+        self.memory
     }
 
     /// What bounds it.

@@ -10,7 +10,7 @@ use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::authority::Lifetimes;
 use pillion_control::held::{PolicySettings, ReleaseSettings};
-use pillion_control::{Release, canary, configuration, lease, probe, rotation, rotator};
+use pillion_control::{Release, canary, configuration, lease, probe, rotation, rotator, share};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ use super::policy::{ApiVersion, Logs};
 use super::read::{Overrides, PolicyFile};
 use super::rules::{Contradiction, at_most};
 use super::settings::{Setting, Type, fixed};
-use super::units::Time;
+use super::units::{Size, Time};
 use crate::telemetry::logs;
 
 /// What the file is.
@@ -37,6 +37,7 @@ pub(crate) struct ControllerPolicy {
     pub(crate) leadership: Leadership,
     pub(crate) certificates: Certificates,
     pub(crate) webhooks: Webhooks,
+    pub(crate) profiles: Profiles,
     pub(crate) logs: Logs,
 }
 
@@ -76,8 +77,16 @@ pub(crate) struct Webhooks {
     pub(crate) timeout_held: Time,
 }
 
+/// What profiles of namespaces may take.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Profiles {
+    pub(crate) max_namespace_memory: Size,
+    pub(crate) max_memory: Size,
+}
+
 /// All keys, in the order of the page.
-pub(crate) const SETTINGS: [Setting; 19] = [
+pub(crate) const SETTINGS: [Setting; 21] = [
     fixed(
         "leadership.leaseDuration",
         Type::Time("1s", "10m"),
@@ -150,6 +159,16 @@ pub(crate) const SETTINGS: [Setting; 19] = [
     ),
     fixed("webhooks.timeoutHeld", Type::Time("1s", "30s"), "The same in namespaces with `held`; then a pod waits."),
     fixed(
+        "profiles.maxNamespaceMemory",
+        Type::Size("1Mi", "1Gi"),
+        "Memory that the profiles of one namespace may take in a replica, as it is estimated. What does not fit is not accepted, as the profile's status says; what was accepted before stays. While revisions roll out, a replica has two of a profile.",
+    ),
+    fixed(
+        "profiles.maxMemory",
+        Type::Size("1Mi", "64Gi"),
+        "The same for the profiles of all namespaces together. The memory limits of the replicas and of the controller have to leave room for twice as much.",
+    ),
+    fixed(
         "logs.level",
         Type::Other("text", "`error`, `warn`, `info`, `debug`, `trace`, `off`, or by part"),
         "What is logged. By part, as in `info,pillion_control=debug`.",
@@ -178,6 +197,20 @@ impl Default for Certificates {
             overlap: Time(rotation.overlap),
             interval: Time(Duration::from_secs(30)),
         }
+    }
+}
+
+impl Default for Profiles {
+    fn default() -> Self {
+        let share::Limits { of_namespace, of_all } = share::Limits::default();
+        Self { max_namespace_memory: Size(of_namespace), max_memory: Size(of_all) }
+    }
+}
+
+impl Profiles {
+    /// The memory that the profiles of namespaces may take.
+    pub(crate) const fn memory(&self) -> share::Limits {
+        share::Limits { of_namespace: self.max_namespace_memory.0, of_all: self.max_memory.0 }
     }
 }
 

@@ -102,7 +102,8 @@ impl Term {
         let failures = self.failures.clone();
         // What it says was checked when it was read.
         let opt_in = self.policy.webhooks.labels().unwrap_or_default();
-        let settings = revisions::Settings { opt_in: opt_in.clone(), ..revisions::Settings::default() };
+        let memory = self.policy.profiles.memory();
+        let settings = revisions::Settings { opt_in: opt_in.clone(), memory, ..revisions::Settings::default() };
         let accepting = revisions::run(tasks.leading(), settings, self.metrics.revisions.clone());
         tasks.spawn("the revisions of profiles", accepting);
         let (snapshot, status) = tasks.cluster(&self.client, opt_in.clone());

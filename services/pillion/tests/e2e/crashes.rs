@@ -1,4 +1,4 @@
-//! Replicas that are killed or hang while pods are created: what was in flight on them can fail, and nothing else for long.
+//! Replicas that are killed, hang, or lose their node while pods are created: what was in flight on them can fail, and nothing else for long.
 //!
 //! What kubelet and the endpoint slice controller would do is done here, as late as they would. A killed container's
 //! address stays, and connections to it are refused at once; kubelet sees its end within a second, and the slice says so.
@@ -9,7 +9,7 @@ use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{Isolation, Replica};
+use pillion_testkit::{Isolation, Replica, Silence};
 
 use crate::load::{Created, Ended, Level, Load, Outcomes, count_from, tell};
 use crate::rig::Rig;
@@ -25,6 +25,9 @@ const STEP: Duration = Duration::from_millis(3);
 const END_IS_SEEN: Duration = Duration::from_secs(1);
 /// How long it takes to see by its probes that one does not answer, and then to kill it.
 const HANG_IS_SEEN: Duration = Duration::from_secs(3);
+/// How long the node controller takes to see that a node is silent, forty seconds in most clusters: what is lost
+/// is in proportion.
+const SILENCE_IS_SEEN: Duration = Duration::from_secs(12);
 /// How long the API server takes to learn of a slice that was written.
 const SLICE_IS_SEEN: Duration = Duration::from_secs(1);
 /// Idle connections that an API server keeps to a webhook, and so what one replica has in flight of it for long.
@@ -39,6 +42,8 @@ enum Kind {
     Killed,
     /// SIGSTOP, and SIGKILL later.
     Hung,
+    /// Its node has no power: neither answers nor refusals come from its address.
+    Silent,
 }
 
 #[derive(Debug)]
@@ -97,6 +102,24 @@ impl Fault {
         let over = Instant::now() + SLICE_IS_SEEN;
         restart(rig, victim).await?;
         Ok(Self { kind: Kind::Hung, at, done, over })
+    }
+
+    /// Has its node lose power; the slice says so when the node controller has seen it.
+    async fn silence(rig: &mut Rig, victim: usize) -> Result<Self> {
+        let address = rig.replicas[victim].address();
+        let at = Instant::now();
+        let silence = Silence::of(address)?;
+        rig.replicas[victim].process().pause()?;
+        let done = Instant::now();
+        tokio::time::sleep(SILENCE_IS_SEEN).await;
+        rig.service.set_ready(address, false).await?;
+        // Connections that were idle when the power went are tried again, one pod each, until their packets are given up.
+        let over = Instant::now() + SLICE_IS_SEEN;
+        tokio::time::sleep(HANG_IS_SEEN).await;
+        drop(silence);
+        rig.replicas[victim].kill()?;
+        restart(rig, victim).await?;
+        Ok(Self { kind: Kind::Silent, at, done, over })
     }
 
     fn damage<'o>(&'o self, outcomes: &'o Outcomes) -> Damage<'o> {
@@ -196,6 +219,24 @@ fn a_replica_that_dies_takes_with_it_only_what_it_had() {
         let unaccounted =
             lost.iter().find(|created| damages.iter().all(|d| !d.lost.iter().any(|one| one.sent == created.sent)));
         ensure!(unaccounted.is_none() && accounted == lost.len(), "lost to no fault: {unaccounted:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_node_without_power_costs_its_share_of_the_calls_until_it_is_seen() {
+    Isolation::new().run(|| async move {
+        let mut rig = Rig::start_as_in_production(REPLICAS).await?;
+        let load = Load::start(&rig).await?;
+        load.answers(BETWEEN).await?;
+        let fault = Fault::silence(&mut rig, 0).await?;
+        load.answers(BETWEEN).await?;
+        let outcomes = load.stop().await?;
+        let damage = fault.damage(&outcomes);
+        tell(&format!("a node of {REPLICAS} without power: {outcomes}"));
+        tell(&format!("  {damage}"));
+        damage.check()?;
+        ensure!(damage.lost.len() == outcomes.lost().len(), "{damage}");
         Ok(())
     });
 }

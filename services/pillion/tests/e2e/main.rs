@@ -30,6 +30,7 @@ mod held;
 mod injection;
 mod k6_pods;
 mod kinds;
+mod lists;
 mod load;
 mod lookups;
 mod managed;

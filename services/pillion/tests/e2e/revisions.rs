@@ -8,6 +8,7 @@ use pillion_api::webhook_configuration;
 use pillion_control::leading::Leading;
 use pillion_control::release::Release;
 use pillion_control::revisions::{self, Metrics, Settings};
+use pillion_control::share;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
 use serde_json::{Value as Json, json};
@@ -24,13 +25,17 @@ struct Leader {
 
 impl Leader {
     fn begin(control_plane: &ControlPlane) -> Result<Self> {
+        Self::begin_with(control_plane, share::Limits::default())
+    }
+
+    fn begin_with(control_plane: &ControlPlane, memory: share::Limits) -> Result<Self> {
         let stop = CancellationToken::new();
         let leading = Leading {
             client: control_plane.client(),
             release: Arc::new(Release::new("pillion", "pillion-system", "cluster.local")?),
             stop: stop.clone(),
         };
-        let settings = Settings { count_every: Duration::from_millis(200), ..Settings::default() };
+        let settings = Settings { count_every: Duration::from_millis(200), memory, ..Settings::default() };
         let task = tokio::spawn(revisions::run(leading, settings, Metrics::default()));
         Ok(Self { stop, task })
     }
@@ -451,4 +456,47 @@ fn run(rig: &Rig, command: &str) -> Result<std::process::Output> {
     let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"));
     let program = program.args(command.split(' ').skip(1)).env("PILLION_KUBECONFIG", rig.control_plane.kubeconfig());
     Ok(program.output()?)
+}
+
+#[test]
+fn namespace_has_a_share_of_the_memory_of_profiles() {
+    isolated(|| async {
+        let (rig, leader) = start(1).await?;
+        leader.end().await?;
+        let memory = share::Limits { of_namespace: 192 << 10, ..share::Limits::default() };
+        let leader = Leader::begin_with(&rig.control_plane, memory)?;
+        let profile = |name: &str, size: usize| {
+            let text = name.repeat(size);
+            format!(
+                "apiVersion: pillion.dev/v1alpha1\nkind: InjectionProfile\n\
+                 metadata: {{name: {name}, namespace: team-a}}\n\
+                 spec: {{template: {{metadata: {{annotations: {{{name}.example.com/text: {text}}}}}}}}}\n"
+            )
+        };
+        let is_accepted = async |name: &str, expected: &str| {
+            eventually(SOON, &format!("{name} is accepted: {expected}"), async || {
+                let profile = get(&rig, &["iprof", name, "-n", "team-a"]).await?;
+                let accepted = condition(&profile["status"], "Accepted").clone();
+                ensure!(accepted["status"] == expected, "{profile}");
+                Ok(accepted["message"].as_str().unwrap_or_default().to_owned())
+            })
+            .await
+        };
+        rig.control_plane.apply_yaml(&profile("bb", 20_000)).await?;
+        is_accepted("bb", "True").await?;
+        rig.control_plane.apply_yaml(&profile("aa", 20_000)).await?;
+        let message = is_accepted("aa", "False").await?;
+        ensure!(message.contains("the profiles of namespace team-a may take 0.1 MiB"), "{message}");
+        leader.end().await?;
+
+        // The next leader finds the one that was accepted first, whatever it is called, and the other when there is room.
+        rig.control_plane.apply_yaml(&profile("a", 100)).await?;
+        let leader = Leader::begin_with(&rig.control_plane, memory)?;
+        is_accepted("a", "True").await?;
+        is_accepted("bb", "True").await?;
+        is_accepted("aa", "False").await?;
+        rig.control_plane.kubectl_ok(&["delete", "iprof", "bb", "-n", "team-a"]).await?;
+        is_accepted("aa", "True").await?;
+        leader.end().await
+    });
 }

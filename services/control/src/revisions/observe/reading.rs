@@ -6,11 +6,13 @@ use kube::runtime::watcher::watcher;
 use kube::{Api, Client, Resource};
 use pillion_api::opt_in::OptIn;
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
+use pillion_engine::profile::ProfileName;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{Profile, RevisionObject, Seen};
 use crate::cache_metrics::{CacheMetrics, Kind};
+use crate::change::Change;
 use crate::profiles::{self, StoredProfile};
 use crate::served::read_status;
 use crate::watch::{self, PROFILES_A_PAGE, changes, config};
@@ -36,16 +38,25 @@ fn profiles_of<K: Resource<DynamicType = ()>>(
     metrics: &CacheMetrics,
     is_cluster: bool,
 ) -> BoxStream<'static, Seen> {
-    let read = |mut object: DynamicObject| {
-        let spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
-        let status = object.data.get_mut("status").map_or(Value::Null, Value::take);
-        let profile = Profile::new(&object.metadata, read_status(status));
-        Box::new((profile, StoredProfile::new(object.metadata, spec)))
-    };
     let key = |object: DynamicObject| profiles::name(object.metadata);
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
     let changes = changes(watcher(api, config(PROFILES_A_PAGE)), kind, metrics.clone(), read, key);
     changes.map(move |change| Seen::Profile(change, is_cluster)).boxed()
+}
+
+fn read(mut object: DynamicObject) -> Box<(Profile, StoredProfile)> {
+    let spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
+    let status = object.data.get_mut("status").map_or(Value::Null, Value::take);
+    let profile = Profile::new(&object.metadata, read_status(status));
+    Box::new((profile, StoredProfile::new(object.metadata, spec)))
+}
+
+/// Reads a namespace's profile once more; `None` if it is gone.
+pub(in crate::revisions) async fn read_again(client: &Client, name: &ProfileName) -> kube::Result<Option<Seen>> {
+    let resource = ApiResource::erase::<InjectionProfile>(&());
+    let namespace = name.namespace.as_deref().unwrap_or_default();
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
+    Ok(api.get_opt(&name.name).await?.map(|object| Seen::Profile(Change::Applied(read(object)), false)))
 }
 
 /// Of revisions only the metadata are asked for.

@@ -20,7 +20,7 @@ fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
 
 #[test]
 fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
-    let mut world = World::new();
+    let mut world = World::new(share::Limits::default());
     for (namespace, name, owner) in [
         (None, "proxy-aa11", "1"),
         (None, "proxy-bb22", "another"),
@@ -51,7 +51,7 @@ fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
 
 #[test]
 fn a_revision_that_a_parent_bounds_is_known_by_its_label() {
-    let mut world = World::new();
+    let mut world = World::new(share::Limits::default());
     let mut bounded = object(None, "proxy-aa11", "1");
     for bounds in [None, Some("Tenant"), Some(BOUNDED_BY_PARENT)] {
         let metadata = json!({
@@ -87,7 +87,7 @@ fn between_the_pages_of_a_list_nothing_is_said_of_what_was_seen_anew() {
         world.observe(&name, profile, &existing, 0).map(|observed| observed.accepted.unwrap().revision)
     };
     for (uid, generation) in [("1", 2), ("2", 1)] {
-        let mut world = World::new();
+        let mut world = World::new(share::Limits::default());
         take(&mut world, Change::Restarted);
         take(&mut world, Change::Listed(seen("1", 1, "old")));
         take(&mut world, Change::ListComplete);
@@ -110,7 +110,7 @@ fn told(plan: &Plan) -> (&str, &str) {
 #[test]
 fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_is() {
     let name = ProfileName::cluster("proxy");
-    let mut world = World::new();
+    let mut world = World::new(share::Limits::default());
     for change in [Change::Restarted, Change::ListComplete] {
         world.take(Seen::Profile(change, true));
     }
@@ -141,7 +141,7 @@ fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_i
 #[test]
 fn revision_that_another_build_wrote_is_made_again_under_the_hash_of_this_build() {
     let name = ProfileName::cluster("proxy");
-    let (mut world, again) = (World::new(), seen("1", 1, "a"));
+    let (mut world, again) = (World::new(share::Limits::default()), seen("1", 1, "a"));
     // The other build wrote a field that this one leaves out.
     let text = json!({"parameters": [], "template": {"metadata": {"labels": {"a": "a"}}}}).to_string();
     let stored = json!({"profile": "proxy", "revision": "0000", "generation": 1, "bounds": "Platform", "text": text});

@@ -1,0 +1,61 @@
+//! What a term of a leader begins with: lists of all pods, namespaces and profiles. The API server gives them from its watch
+//! cache, page by page, so that etcd is asked for nothing, however large the cluster is.
+
+use anyhow::{Context, Result, ensure};
+use axum::http::Request;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::Api;
+use kube::api::{ListParams, ObjectMeta, PartialObjectMeta, PostParams};
+use pillion_testkit::{ControlPlane, Isolation};
+
+const NAMESPACES: usize = 7;
+/// Objects of one page: there are several.
+const A_PAGE: u32 = 2;
+
+/// How many lists of pods and namespaces the API server has asked etcd for.
+async fn asked_of_etcd(plane: &ControlPlane) -> Result<f64> {
+    let metrics = plane.client().request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let is_list = |line: &&str| {
+        line.starts_with("etcd_request_duration_seconds_count{")
+            && line.contains("operation=\"list")
+            && ["pods", "namespaces"].iter().any(|name| line.contains(&format!("resource=\"{name}\"")))
+    };
+    let count = |line: &str| line.rsplit(' ').next().context("a value")?.parse::<f64>().context(line.to_owned());
+    metrics.lines().filter(is_list).map(count).sum()
+}
+
+/// Lists all objects of a kind as the watches do: by pages, with what was written last.
+async fn list<K>(api: Api<K>) -> Result<(usize, usize)>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let (mut found, mut pages, mut parameters) = (0, 0, ListParams::default().limit(A_PAGE));
+    loop {
+        let page = api.list(&parameters).await?;
+        (found, pages) = (found + page.items.len(), pages + 1);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok((found, pages)),
+        }
+    }
+}
+
+#[test]
+fn first_lists_of_a_leader_ask_nothing_of_etcd() {
+    Isolation::new().own_network("it is counted what the API server asks of etcd").run(|| async {
+        let plane = ControlPlane::builder().start().await?;
+        let namespaces = Api::<Namespace>::all(plane.client());
+        for number in 0..NAMESPACES {
+            let metadata = ObjectMeta { name: Some(format!("team-{number}")), ..ObjectMeta::default() };
+            namespaces.create(&PostParams::default(), &Namespace { metadata, ..Namespace::default() }).await?;
+        }
+        let before = asked_of_etcd(&plane).await?;
+        ensure!(before > 0.0, "the caches themselves were filled from etcd");
+        let (found, pages) = list(Api::<PartialObjectMeta<Namespace>>::all(plane.client())).await?;
+        ensure!(found >= NAMESPACES && pages > 2, "{found} namespaces in {pages} pages");
+        list(Api::<PartialObjectMeta<Pod>>::all(plane.client())).await?;
+        let after = asked_of_etcd(&plane).await?;
+        ensure!(after == before, "etcd was asked for {} lists", after - before);
+        Ok(())
+    });
+}
