@@ -140,6 +140,7 @@ fn profile(names: &Value, scope: &str, rules: &[&Rule]) -> Result<CustomResource
         column("Order", "integer", ".spec.order", 1),
         column("Accepted", "string", ".status.conditions[?(@.type==\"Accepted\")].status", 0),
         column("Revision", "string", ".status.revision", 0),
+        column("Valid", "string", ".status.conditions[?(@.type==\"Valid\")].status", 1),
         column("Namespaces", "integer", ".status.namespacesMatched", 1),
         column("Description", "string", ".spec.description", 1),
         column("Age", "date", ".metadata.creationTimestamp", 0),

@@ -33,7 +33,7 @@ pub mod plural {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProfileStatus {
-    /// `Accepted`, `Ready`, `Conflicted`, and of the audit `Injected`.
+    /// `Accepted`, `Ready`, `Conflicted`, `Valid`, and of the audit `Injected`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,

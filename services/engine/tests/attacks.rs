@@ -268,7 +268,7 @@ fn compiled_profiles_take_no_more_memory_than_they_say() {
             let mut compiled = None;
             let info = allocation_counter::measure(|| compiled = compile(&name, &spec).ok());
             let Some(compiled) = compiled else { continue };
-            let (taken, said) = (info.bytes_current, compiled.memory() as i64);
+            let (taken, said) = (info.bytes_current, i64::try_from(compiled.memory()).unwrap());
             println!("{what}: takes {taken} bytes, says {said}");
             assert!(taken <= said, "{what}: {taken} bytes, and it says {said}");
             seen.insert(what);

@@ -370,7 +370,7 @@ fn charges_bound_time_and_memory() {
         let mut worst: BTreeMap<BTreeSet<&str>, (f64, String, Cost)> = BTreeMap::new();
         let mut kept: Vec<String> = Vec::new();
         let mut heaviest: Option<(u64, String)> = None;
-        let mut reached = BTreeSet::new();
+        let mut reached: BTreeSet<&str> = BTreeSet::new();
         let (mut evaluated, mut steps) = (0_usize, 0_usize);
         for number in 0..count {
             let left = 2 + random.below(12);

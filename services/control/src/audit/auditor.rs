@@ -291,13 +291,13 @@ impl Auditor {
 
     /// Whose turn it is: the first after the last in the alphabet, and then from its beginning.
     fn next_namespace(&self) -> Option<Box<str>> {
-        fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m Box<str>> {
-            map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| name)
+        fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m str> {
+            map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| &**name)
         }
-        let is_free = |name: &&Box<str>| !self.in_flight.contains(*name);
+        let is_free = |name: &&str| !self.in_flight.contains(*name);
         let first = |from| {
             let (due, listed) = (after(&self.due, from).find(is_free), after(&self.listings, from).find(is_free));
-            due.into_iter().chain(listed).min().cloned()
+            due.into_iter().chain(listed).min().map(Into::into)
         };
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{ObjectReference, PodTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams, Preconditions};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -17,13 +19,15 @@ use pillion_api::{ClusterProfileRevision, ProfileRevision};
 use pillion_engine::profile::ProfileName;
 use serde_json::json;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::budget::Budget;
+use super::dry_run::{Verdict, pod_template, verdict};
 use super::observe::{self, Profile, World};
 use super::plan::{News, Plan, plan};
 use super::schedule::{Ended, Schedule};
+use super::trials::Question;
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::guard::guarded;
 use crate::leading::{FIELD_MANAGER, Leading};
@@ -38,6 +42,10 @@ const READ_AT_ONCE: usize = 256;
 const AT_ONCE: usize = 8;
 /// How often what follows from what was done is looked at in a row: a revision, then the status that publishes it.
 const ROUNDS: usize = 3;
+/// How many dry runs are under way at one time.
+const DRY_RUNS: usize = 4;
+/// How long one of them may take. The API server may have to call webhooks of others.
+const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of what an event says; the API server takes 1 KiB.
 const NOTE_BYTES: usize = 1_000;
 
@@ -65,11 +73,11 @@ pub async fn run(leading: Leading, settings: Settings, metrics: Metrics) {
     let stop = leading.stop.clone();
     tokio::select! {
         () = stop.cancelled() => {}
-        () = lead(leading.client, settings, metrics) => {}
+        () = lead(leading.client, leading.release.namespace(), settings, metrics) => {}
     }
 }
 
-async fn lead(client: Client, settings: Settings, metrics: Metrics) {
+async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) {
     let mut world = loop {
         match World::begin(&client, settings.memory).await {
             Ok(world) => break world,
@@ -83,6 +91,10 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
     let writer = Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(Teller::new(&client)) };
     let mut seen = observe::seen(&client, &settings.opt_in).ready_chunks(BATCH);
     let mut schedule = Schedule::new(settings.clone());
+    // Nothing else waits for a dry run.
+    let (questions, asked) = unbounded();
+    let pod_templates = Api::namespaced_with(client.clone(), home, &ApiResource::erase::<PodTemplate>(&()));
+    let mut answers = asked.map(|question| ask(&pod_templates, question)).buffer_unordered(DRY_RUNS);
     loop {
         let next = schedule.next_look();
         let look = async {
@@ -103,13 +115,22 @@ async fn lead(client: Client, settings: Settings, metrics: Metrics) {
                     schedule.changed(Instant::now());
                 }
             }
+            Some((question, verdict)) = answers.next() => {
+                let now = Instant::now();
+                world.trials.answered(&question.name, &question.revision, verdict, now);
+                schedule.changed(now);
+            }
             () = look => {
+                let begun = Instant::now();
                 if schedule.begins(world.namespaces_changed(), Instant::now()) {
                     world.count_anew();
                 }
                 let read = read_again(&client, &mut world).await;
-                let ended = look_at_all(&mut world, &writer, settings.keep).await.max(read);
+                let ended = look_at_all(&mut world, &writer, &questions, settings.keep).await.max(read);
                 schedule.ended(ended, Instant::now());
+                if let Some(at) = world.trials.next_after(begun) {
+                    schedule.look_by(at);
+                }
                 metrics.rejected.set(i64::try_from(world.rejected()).unwrap_or(i64::MAX));
             }
         }
@@ -140,7 +161,7 @@ async fn read_again(client: &Client, world: &mut World) -> Ended {
 
 /// Looks at all profiles, and does what is to be done. How that ended. What is in vain for one is not tried again in this look,
 /// and keeps no other waiting.
-async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
+async fn look_at_all(world: &mut World, writer: &Writer, questions: &UnboundedSender<Question>, keep: usize) -> Ended {
     let mut in_vain = HashSet::new();
     let ended = |in_vain: &HashSet<ProfileName>| if in_vain.is_empty() { Ended::Well } else { Ended::InVain };
     for _ in 0..ROUNDS {
@@ -154,6 +175,10 @@ async fn look_at_all(world: &mut World, writer: &Writer, keep: usize) -> Ended {
             if let Ok(Some((plan, revision))) = decided {
                 work.push((name, profile, plan, revision));
             }
+        }
+        for question in world.questions.drain(..) {
+            // The other end goes with this one.
+            let _ = questions.unbounded_send(question);
         }
         if work.is_empty() {
             return ended(&in_vain);
@@ -225,8 +250,35 @@ pub(super) fn decide(
             }
         }
     };
+    if let Some(accepted) = observed.accepted.as_ref().filter(|_| plan.dry_run)
+        && let Some(good) = world.index.state(name).and_then(|state| state.good)
+        && let Some(question) = world.trials.begin(name, &accepted.revision, good, Instant::now())
+    {
+        world.questions.push(question);
+    }
     let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
     (!is_idle).then_some((plan, revision))
+}
+
+/// Asks the API server about a revision by a dry run.
+async fn ask(pod_templates: &Api<DynamicObject>, question: Question) -> (Question, Verdict) {
+    let name = &question.name;
+    let applied = guarded(&format_args!("the dry run of {name}"), || pod_template(&question.profile));
+    let answer = match applied {
+        Err(panicked) => Verdict::NotApplicable(panicked.to_string()),
+        Ok(Err(answer)) => answer,
+        Ok(Ok(object)) => {
+            let parameters = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
+            match timeout(DRY_RUN_TIMEOUT, pod_templates.create(&parameters, &object)).await {
+                Ok(answer) => verdict(answer.map(drop)),
+                Err(_) => Verdict::NotAsked(format!("no answer within {} s", DRY_RUN_TIMEOUT.as_secs())),
+            }
+        }
+    };
+    if let Verdict::NotAsked(error) = &answer {
+        warn!(profile = %name, revision = %question.revision, error, "no answer to the dry run of a revision; trying again");
+    }
+    (question, answer)
 }
 
 /// Writes.
@@ -405,6 +457,7 @@ impl Teller {
             News::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),
             News::Published(note) => (EventType::Normal, "Published", "Publish", note),
             News::RolledBack(note) => (EventType::Normal, "RolledBack", "Publish", note),
+            News::Invalid(note) => (EventType::Warning, "Invalid", "DryRun", note),
         };
         note.truncate(note.floor_char_boundary(NOTE_BYTES));
         let reference = ObjectReference {

@@ -3,8 +3,9 @@
 //!
 //! * `plan`: what is to be done about one profile, as a pure function of what is observed.
 //! * `conflicts`: which profiles are in one another's way.
+//! * `dry_run`: which pod the API server is asked about, and what its answer means.
 //! * `observe`: the watches, and all that is known of profiles and their revisions.
-//! * `execute`: doing it; `schedule`: when.
+//! * `execute`: doing it; `schedule`: when. `trials`: which dry runs are due, under way and done.
 //!
 //! Everything is level-triggered: after a change all profiles are looked at again, and what is as it ought to be costs
 //! a comparison. What was accepted before stands in the cluster, so whoever leads next goes on where the last one was:
@@ -15,10 +16,12 @@
 
 mod budget;
 mod conflicts;
+mod dry_run;
 mod execute;
 mod observe;
 mod plan;
 mod schedule;
+mod trials;
 
 use std::time::Duration;
 

@@ -20,6 +20,7 @@ use self::reading::each;
 pub(super) use self::reading::{read_again, seen};
 use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
+use super::trials::{Question, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::change::Change;
 use crate::guard::guarded;
@@ -101,6 +102,10 @@ pub(super) struct World {
     aliases: HashMap<ProfileName, (Box<str>, Box<str>)>,
     /// What is in the way of profiles.
     conflicts: HashMap<ProfileName, Conflict>,
+    /// The dry runs of accepted revisions.
+    pub(super) trials: Trials,
+    /// Dry runs that are to begin.
+    pub(super) questions: Vec<Question>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
 }
@@ -146,6 +151,8 @@ impl World {
             bounds: HashMap::new(),
             aliases: HashMap::new(),
             conflicts: HashMap::new(),
+            trials: Trials::default(),
+            questions: Vec::new(),
             namespaces_changed: true,
             counts: HashMap::new(),
         }
@@ -252,6 +259,7 @@ impl World {
         self.bounds.retain(|name, _| profiles.contains_key(name));
         self.aliases.retain(|name, _| profiles.contains_key(name));
         self.refused.retain(|name, _| profiles.contains_key(name));
+        self.trials.retain(|name| profiles.contains_key(name));
         let good = profiles.keys().filter_map(|name| index.state(name)?.good);
         if let Ok(found) = guarded(&"the conflicts of profiles", || conflicts(good.map(|good| &**good))) {
             self.conflicts = found;
@@ -386,6 +394,7 @@ impl World {
         };
         let generation = profile.generation;
         let status = &profile.status;
+        let verdict = accepted.as_ref().and_then(|accepted| self.trials.verdict(name, &accepted.revision));
         Some(Observed {
             generation,
             accepted,
@@ -397,6 +406,7 @@ impl World {
             bounded_by_parent: &existing.bounded_by_parent,
             namespaces,
             conflict: self.conflicts.get(name),
+            verdict,
         })
     }
 

@@ -6,6 +6,7 @@
 //! * `pillion.dev/rollback-to` publishes a revision that is kept instead of the last accepted one, to everybody.
 //!   `pillion.dev/rollback-from` says which one is rolled back: once another one is accepted, that one is published.
 //! * The latest revisions are kept, and whatever is published.
+//! * An accepted revision is tried once by a dry run, which keeps nothing from being published.
 //! * What is bounded by its parent alone is published as its parent is now, to everybody: no rollout, no rollback and no
 //!   pin keeps what the platform has taken back, and no older revision of it is kept.
 //!
@@ -24,9 +25,10 @@ use pillion_api::revision::RevisionBounds;
 use pillion_engine::profile::Diagnostic;
 
 use super::conflicts::Conflict;
+use super::dry_run::{NOT_ASKED, Verdict};
 
 /// Bytes of what is wrong with a profile in its status. The schema takes 32 KiB; people read less.
-const MESSAGE_BYTES: usize = 2_000;
+pub(super) const MESSAGE_BYTES: usize = 2_000;
 
 /// Whether the latest generation is at work, as a condition.
 pub(super) const ACCEPTED: &str = "Accepted";
@@ -34,6 +36,11 @@ pub(super) const ACCEPTED: &str = "Accepted";
 pub(super) const READY: &str = "Ready";
 /// Whether another profile is in its way.
 pub(super) const CONFLICTED: &str = "Conflicted";
+/// Whether the API server accepts a pod with the accepted revision.
+pub(super) const VALID: &str = "Valid";
+
+/// Reason of a condition about which nothing is known yet.
+const PENDING: &str = "Pending";
 
 /// A generation that compiles.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +70,8 @@ pub(super) struct Observed<'o> {
     pub(super) namespaces: i64,
     /// What is in its way.
     pub(super) conflict: Option<&'o Conflict>,
+    /// What came of the dry run of the accepted revision in this term, if it was tried.
+    pub(super) verdict: Option<&'o Verdict>,
 }
 
 /// What the annotations ask for.
@@ -81,6 +90,8 @@ pub(super) enum News {
     Published(String),
     /// Another revision is published than the last accepted one.
     RolledBack(String),
+    /// The API server rejects a pod with the accepted revision.
+    Invalid(String),
 }
 
 /// What is to be done, in this order.
@@ -88,6 +99,8 @@ pub(super) enum News {
 pub(super) struct Plan {
     /// The accepted generation has no revision yet. Nothing else is done before it is there.
     pub(super) create: bool,
+    /// The accepted revision has no verdict of the API server's. All else goes on without it.
+    pub(super) dry_run: bool,
     /// The status as it ought to be, if it is not. The times of its conditions are those of what did not change; others
     /// are the epoch.
     pub(super) status: Option<ProfileStatus>,
@@ -110,7 +123,7 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     if let Some(accepted) = accepted
         && !existing.contains_key(&accepted.revision)
     {
-        return Plan { create: true, status: None, news: Vec::new(), delete: Vec::new() };
+        return Plan { create: true, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() };
     }
     let accepted_revision = match accepted {
         Some(accepted) => Some(&*accepted.revision),
@@ -130,13 +143,16 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
         revisions: kept,
         namespaces_matched: Some(observed.namespaces),
     };
-    wanted.conditions = conditions(observed, &publication);
+    let valid = valid(observed, accepted_revision);
+    let dry_run =
+        accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
+    wanted.conditions = conditions(observed, &publication, valid);
     let news = news(observed, &wanted, &publication);
     // Conditions of others are theirs.
     let mut known = (*status).clone();
-    known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED].contains(&&*condition.type_));
+    known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED, VALID].contains(&&*condition.type_));
     let changed = wanted != known;
-    Plan { create: false, status: changed.then_some(wanted), news, delete }
+    Plan { create: false, dry_run, status: changed.then_some(wanted), news, delete }
 }
 
 impl Observed<'_> {
@@ -217,7 +233,30 @@ fn keep_latest(
     (kept, gone)
 }
 
-fn conditions(observed: &Observed<'_>, publication: &Publication<'_>) -> Vec<Condition> {
+/// The condition [`VALID`] in a status, which is always about the accepted revision of that status.
+fn valid_before(status: &ProfileStatus) -> Option<&Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == VALID)
+}
+
+/// Status, reason and message of the condition [`VALID`]; `None` if there is nothing to say yet.
+fn valid(observed: &Observed<'_>, accepted: Option<&str>) -> Option<(String, String, String)> {
+    let accepted = accepted?;
+    if let Some(verdict) = observed.verdict {
+        let (state, reason, message) = verdict.condition(accepted);
+        return Some((state.to_owned(), reason.to_owned(), message));
+    }
+    if observed.status.accepted_revision.as_deref() == Some(accepted) {
+        let before = valid_before(observed.status)?;
+        return Some((before.status.clone(), before.reason.clone(), before.message.clone()));
+    }
+    Some(("Unknown".to_owned(), PENDING.to_owned(), format!("revision {accepted} was not tried yet")))
+}
+
+fn conditions(
+    observed: &Observed<'_>,
+    publication: &Publication<'_>,
+    valid: Option<(String, String, String)>,
+) -> Vec<Condition> {
     let accepted = match observed.rejected {
         Some(diagnostics) => (ACCEPTED, "False", "Invalid", told(diagnostics)),
         None => match &observed.accepted {
@@ -225,7 +264,7 @@ fn conditions(observed: &Observed<'_>, publication: &Publication<'_>) -> Vec<Con
                 let message = format!("the text is right and is revision {}", accepted.revision);
                 (ACCEPTED, "True", "Compiled", message)
             }
-            None => (ACCEPTED, "Unknown", "Pending", "the text was not compiled yet".to_owned()),
+            None => (ACCEPTED, "Unknown", PENDING, "the text was not compiled yet".to_owned()),
         },
     };
     let ready = match publication.newest {
@@ -266,21 +305,25 @@ fn conditions(observed: &Observed<'_>, publication: &Publication<'_>) -> Vec<Con
         Some(conflict) => (CONFLICTED, "True", conflict.reason(), conflict.message()),
         None => (CONFLICTED, "False", "NoConflict", "no other profile has its key or its name".to_owned()),
     };
-    [accepted, (type_, state, reason, message), conflicted]
+    let ours = [accepted, (type_, state, reason, message), conflicted]
+        .map(|(type_, state, reason, message)| (type_, state.to_owned(), reason.to_owned(), message));
+    let valid = valid.map(|(state, reason, message)| (VALID, state, reason, message));
+    ours.into_iter()
+        .chain(valid)
         .map(|(type_, state, reason, message)| {
             let before = observed.status.conditions.iter().find(|condition| condition.type_ == type_);
             let since =
                 before.filter(|before| before.status == state).map(|before| before.last_transition_time.clone());
             Condition {
                 type_: type_.to_owned(),
-                status: state.to_owned(),
-                reason: reason.to_owned(),
+                status: state,
+                reason,
                 message,
                 observed_generation: observed.generation,
                 last_transition_time: since.unwrap_or(Time(Timestamp::UNIX_EPOCH)),
             }
         })
-        .into()
+        .collect()
 }
 
 /// What is told to those who look at events: what was not said before. Whoever leads next reads in the status what was.
@@ -305,6 +348,13 @@ fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publicati
         } else {
             News::Published(format!("revision {revision} is published; before it was {before}"))
         });
+    }
+    // The message names the revision.
+    let invalid = valid_before(wanted).filter(|valid| valid.status == "False");
+    if let Some(invalid) = invalid
+        && valid_before(observed.status).is_none_or(|before| before.message != invalid.message)
+    {
+        news.push(News::Invalid(invalid.message.clone()));
     }
     news
 }

@@ -68,7 +68,8 @@ impl Schedule {
         }
     }
 
-    fn look_by(&mut self, at: Instant) {
+    /// It is looked at this time at the latest, unless a write was in vain.
+    pub(super) fn look_by(&mut self, at: Instant) {
         self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
     }
 }

@@ -243,6 +243,12 @@ impl CompiledProfile {
         self.namespace_selector.as_ref()
     }
 
+    /// Which objects may have it, by their labels; `None`: all.
+    #[must_use]
+    pub const fn object_selector(&self) -> Option<&LabelSelector> {
+        self.object_selector.as_ref()
+    }
+
     /// Who is to get it, as its text says. It is no part of a revision: whoever publishes one decides.
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {

@@ -26,7 +26,7 @@ const FIRES_WITHIN: Duration = Duration::from_mins(1);
 /// Dashboards about what is off here.
 const NOT_HERE: [&str; 1] = ["tenants"];
 /// What does not fire in a cluster in which all is well.
-const QUIET: [&str; 26] = [
+const QUIET: [&str; 27] = [
     "PillionAuditIncomplete",
     "PillionCacheStale",
     "PillionCallsFail",
@@ -40,6 +40,7 @@ const QUIET: [&str; 26] = [
     "PillionFailedOpen",
     "PillionHandshakesFail",
     "PillionHeldPoliciesFail",
+    "PillionInjectedPodsRejected",
     "PillionLeafNotLoaded",
     "PillionNoLeader",
     "PillionNotScraped",
@@ -54,8 +55,19 @@ const QUIET: [&str; 26] = [
     "PillionShedding",
     "PillionSwitchedOff",
 ];
+/// A profile whose pods the API server rejects.
+const GREEDY: &str = "
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: greedy}
+spec:
+  template:
+    spec:
+      containers:
+      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '1'}}}
+";
 /// Commands of runbooks with a name to be filled in.
-const NEEDS_MORE: [&str; 2] = [" NAME", " -n NAMESPACE"];
+const NEEDS_MORE: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
 /// What fires from the beginning, since the authority lives for a month only.
 const OF_AN_AUTHORITY: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
 /// What fires when requests are not decided.
@@ -189,6 +201,30 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
     Ok(run.len())
 }
 
+/// Creates pods that a profile makes invalid until the alert about them fires.
+async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
+    let kubectl = &managed.rig.control_plane;
+    kubectl.apply_yaml(GREEDY).await?;
+    // A replica that does not serve it yet lets the pod through.
+    let rejected = async |number: usize| {
+        let mut pod = bare_pod(&format!("greedy-{number}"));
+        pod["metadata"]["annotations"]["pillion.dev/profiles"] = "greedy".into();
+        managed.rig.create("team-a", &pod).await.is_err_and(|error| format!("{error:#}").contains("cpu limit"))
+    };
+    let mut number = 0;
+    eventually(FIRES_WITHIN, "injected pods are rejected", async || {
+        number += 1;
+        ensure!(rejected(number).await);
+        let firing = prometheus.firing();
+        ensure!(firing.iter().any(|labels| labels["alertname"] == "PillionInjectedPodsRejected"), "{firing:?}");
+        Ok(())
+    })
+    .await?;
+    println!("PillionInjectedPodsRejected after {number} pods");
+    kubectl.kubectl_ok(&["delete", "ciprof", "greedy"]).await?;
+    Ok(())
+}
+
 /// Each query of each panel finds a number, while a pod is created a moment.
 async fn no_panel_is_empty(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
@@ -250,6 +286,8 @@ fn what_really_happens_fires_what_it_should() {
             &["PillionDisarmed", "PillionSwitchedOff"],
         )
         .await?;
+
+        rejected_pods_fire(&managed, &prometheus).await?;
 
         set(&managed, r#"{"injection":"disabled"}"#).await?;
         fires(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;

@@ -55,7 +55,7 @@ fn first_lists_of_a_leader_ask_nothing_of_etcd() {
         ensure!(found >= NAMESPACES && pages > 2, "{found} namespaces in {pages} pages");
         list(Api::<PartialObjectMeta<Pod>>::all(plane.client())).await?;
         let after = asked_of_etcd(&plane).await?;
-        ensure!(after == before, "etcd was asked for {} lists", after - before);
+        ensure!(after <= before, "etcd was asked for {} lists", after - before);
         Ok(())
     });
 }

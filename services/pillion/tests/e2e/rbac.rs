@@ -93,6 +93,7 @@ coordination.k8s.io leases pillion-controller: get list update watch
 coordination.k8s.io leases: create
 discovery.k8s.io endpointslices pillion-canary: create delete patch
 discovery.k8s.io endpointslices: list
+podtemplates: create
 secrets pillion-authority: get list update watch
 secrets pillion-serving: get list update watch
 secrets: create
@@ -131,6 +132,8 @@ const CASES: &[Case] = &[
     ("controller", "update", "/secrets", NAMESPACE, "pillion-serving", true),
     ("controller", "create", "/secrets", NAMESPACE, "", true),
     ("controller", "create", "/secrets", "team-a", "", false),
+    ("controller", "create", "/podtemplates", NAMESPACE, "", true),
+    ("controller", "create", "/podtemplates", "team-a", "", false),
     ("controller", "get", "/secrets", NAMESPACE, "another", false),
     ("controller", "list", "/secrets", NAMESPACE, "", false),
     ("controller", "delete", "/secrets", NAMESPACE, "pillion-authority", false),

@@ -4,18 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use kube::Client;
 use pillion_api::webhook_configuration;
 use pillion_control::leading::Leading;
 use pillion_control::release::Release;
 use pillion_control::revisions::{self, Metrics, Settings};
 use pillion_control::share;
+use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
 use serde_json::{Value as Json, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::rig::{ASK, NGINX, Rig, SOON, annotation, bare_pod};
+use crate::rbac::{CONTROLLER, kubeconfig};
+use crate::rig::{ASK, NGINX, Rig, SOON, annotation, bare_pod, install_definitions};
 
 /// A leader's term, in this process.
 struct Leader {
@@ -25,13 +28,13 @@ struct Leader {
 
 impl Leader {
     fn begin(control_plane: &ControlPlane) -> Result<Self> {
-        Self::begin_with(control_plane, share::Limits::default())
+        Self::begin_with(control_plane.client(), share::Limits::default())
     }
 
-    fn begin_with(control_plane: &ControlPlane, memory: share::Limits) -> Result<Self> {
+    fn begin_with(client: Client, memory: share::Limits) -> Result<Self> {
         let stop = CancellationToken::new();
         let leading = Leading {
-            client: control_plane.client(),
+            client,
             release: Arc::new(Release::new("pillion", "pillion-system", "cluster.local")?),
             stop: stop.clone(),
         };
@@ -464,7 +467,7 @@ fn namespace_has_a_share_of_the_memory_of_profiles() {
         let (rig, leader) = start(1).await?;
         leader.end().await?;
         let memory = share::Limits { of_namespace: 192 << 10, ..share::Limits::default() };
-        let leader = Leader::begin_with(&rig.control_plane, memory)?;
+        let leader = Leader::begin_with(rig.control_plane.client(), memory)?;
         let profile = |name: &str, size: usize| {
             let text = name.repeat(size);
             format!(
@@ -491,12 +494,142 @@ fn namespace_has_a_share_of_the_memory_of_profiles() {
 
         // The next leader finds the one that was accepted first, whatever it is called, and the other when there is room.
         rig.control_plane.apply_yaml(&profile("a", 100)).await?;
-        let leader = Leader::begin_with(&rig.control_plane, memory)?;
+        let leader = Leader::begin_with(rig.control_plane.client(), memory)?;
         is_accepted("a", "True").await?;
         is_accepted("bb", "True").await?;
         is_accepted("aa", "False").await?;
         rig.control_plane.kubectl_ok(&["delete", "iprof", "bb", "-n", "team-a"]).await?;
         is_accepted("aa", "True").await?;
+        leader.end().await
+    });
+}
+
+/// Profiles in whose texts nothing is wrong. The API server rejects the pods of the first two.
+const TRIED: &str = "
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: greedy}
+spec:
+  template:
+    spec:
+      containers:
+      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '1'}}}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: InjectionProfile
+metadata: {name: misnamed, namespace: team-a}
+spec:
+  parameters: [{name: suffix, type: string, default: _Name}]
+  template: {spec: {containers: [{name: 'Bad${params.suffix}', image: 'logger:1'}]}}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: good}
+spec:
+  namespaceSelector: {matchLabels: {stage: prod}}
+  objectSelector: {matchExpressions: [{key: app, operator: Exists}]}
+  template: {spec: {containers: [{name: good, image: 'good:1'}]}}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: InjectionProfile
+metadata: {name: good, namespace: team-a}
+spec: {template: {spec: {containers: [{name: own, image: 'own:1'}]}}}
+---
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: picky}
+spec:
+  matchConditions: [{name: two, expression: pod.spec.containers.size() > 1}]
+  template: {metadata: {labels: {a: b}}}
+";
+
+/// By profile: what the condition says, and a part of its message.
+const VERDICTS: [(&[&str], &str, &str); 5] = [
+    (&["ciprof", "greedy"], "False", "spec.containers[1].resources.requests: Invalid value: \"2\""),
+    (&["iprof", "misnamed", "-n", "team-a"], "False", "spec.containers[1].name: Invalid value: \"Bad_Name\""),
+    (&["ciprof", "good"], "True", "the API server accepts a pod with revision"),
+    (&["iprof", "good", "-n", "team-a"], "True", "the API server accepts a pod with revision"),
+    (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold: two"),
+];
+
+async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {
+    let arguments: Vec<_> = ["get", "-o", "json"].iter().chain(what).copied().collect();
+    Ok(serde_json::from_str(&control_plane.kubectl_ok(&arguments).await?)?)
+}
+
+/// Waits until the condition `Valid` of a profile is this, and its accepted revision is published.
+async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &str, words: &str) -> Result<()> {
+    eventually(SOON, &format!("{profile:?} becomes {state}: {words}"), async || {
+        let profile = json_of(control_plane, profile).await?;
+        let (status, valid) = (&profile["status"], condition(&profile["status"], "Valid"));
+        ensure!(
+            valid["status"] == state && valid["message"].as_str().is_some_and(|told| told.contains(words)),
+            "{status}"
+        );
+        ensure!(valid["observedGeneration"] == profile["metadata"]["generation"], "{status}");
+        ensure!(status["revision"].is_string() && status["revision"] == status["acceptedRevision"], "{status}");
+        Ok(())
+    })
+    .await
+}
+
+/// By the rights of the controller, in a namespace whose pods Pod Security restricts.
+#[test]
+fn dry_run_tells_verdict_of_api_server_in_status() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        install_definitions(&control_plane).await?;
+        control_plane.create_namespace(NAMESPACE, &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
+        control_plane.create_namespace("team-a", &[]).await?;
+        control_plane.apply_yaml(CONTROLLER).await?;
+        let controller = kubeconfig(&control_plane, "controller").await?;
+        control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:pillion-controller");
+        eventually(SOON, "the right is gone", async || {
+            let may =
+                control_plane.kubectl(&["auth", "can-i", "create", "podtemplates", "-n", NAMESPACE, &account]).await?;
+            ensure!(!may.status.success());
+            Ok(())
+        })
+        .await?;
+        control_plane.apply_yaml(TRIED).await?;
+        let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
+        let (greedy, ..) = VERDICTS[0];
+        valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
+
+        // It asks again.
+        control_plane.apply_yaml(CONTROLLER).await?;
+        for (profile, state, words) in VERDICTS {
+            valid_becomes(&control_plane, profile, state, words).await?;
+        }
+        let events = eventually(SOON, "the events are there", async || {
+            let events = control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
+            ensure!(events.matches("Invalid").count() >= 2, "{events}");
+            Ok(events)
+        })
+        .await?;
+        ensure!(
+            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/misnamed"),
+            "{events}"
+        );
+        let stored = control_plane.kubectl_ok(&["get", "podtemplates", "-A"]).await?;
+        ensure!(stored.is_empty(), "{stored}");
+        let table = control_plane.kubectl_ok(&["get", "ciprof", "-o", "wide"]).await?;
+        ensure!(table.contains("VALID") && table.contains("False"), "{table}");
+        leader.end().await?;
+
+        // The next leader has its predecessor's verdicts, and asks about another text.
+        control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
+        let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
+        control_plane.apply_yaml(&TRIED.replace("cpu: '2'", "cpu: '1'").replace("_Name", "-name")).await?;
+        valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
+        for (profile, state, words) in &VERDICTS[2..] {
+            valid_becomes(&control_plane, profile, state, words).await?;
+        }
+        control_plane.apply_yaml(CONTROLLER).await?;
+        for (profile, ..) in &VERDICTS[..2] {
+            valid_becomes(&control_plane, profile, "True", "accepts").await?;
+        }
         leader.end().await
     });
 }

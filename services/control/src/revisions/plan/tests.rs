@@ -14,6 +14,7 @@ struct Case {
     existing: BTreeMap<Box<str>, Timestamp>,
     parents: BTreeSet<Box<str>>,
     conflict: Option<Conflict>,
+    verdict: Option<Verdict>,
 }
 
 impl Case {
@@ -29,6 +30,7 @@ impl Case {
             existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), made(n))).collect(),
             parents: BTreeSet::new(),
             conflict: None,
+            verdict: None,
         }
     }
 
@@ -69,6 +71,7 @@ impl Case {
             bounded_by_parent: &self.parents,
             namespaces: 3,
             conflict: self.conflict.as_ref(),
+            verdict: self.verdict.as_ref(),
         };
         plan(&observed, keep)
     }
@@ -97,7 +100,7 @@ fn some(newest: &str, promoted: Option<&str>, percent: u8) -> (Option<String>, O
 #[test]
 fn a_revision_is_there_before_anything_names_it() {
     let plan = Case::new(Some("b"), &["a"]).published("a", Some("a")).plan();
-    assert_eq!(plan, Plan { create: true, status: None, news: Vec::new(), delete: Vec::new() });
+    assert_eq!(plan, Plan { create: true, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() });
     assert_eq!(Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).result(), all("b"));
 }
 
@@ -108,7 +111,7 @@ fn what_is_as_it_ought_to_be_is_not_written_again() {
     assert_eq!((status.observed_generation, status.namespaces_matched), (Some(7), Some(3)));
     assert_eq!(status.revisions, ["a"]);
     let case = Case::new(Some("a"), &["a"]).after(&first);
-    assert_eq!(case.plan(), Plan { create: false, status: None, news: Vec::new(), delete: Vec::new() });
+    assert_eq!(case.plan(), Plan { create: false, dry_run: true, status: None, news: Vec::new(), delete: Vec::new() });
     // Another one's condition is not ours to change.
     let mut case = case;
     let mut foreign = case.status.conditions[0].clone();
@@ -308,4 +311,66 @@ fn what_is_told_is_bounded() {
     assert!(text.len() < MESSAGE_BYTES + 50 && text.ends_with("more"), "{}", text.len());
     let long = Diagnostic { message: "é".repeat(5_000), ..fault(0) };
     assert!(told(&[long]).len() <= MESSAGE_BYTES);
+}
+
+/// What a status says of the dry run: status, reason, and whether the message has these words.
+fn told_of_dry_run(status: &ProfileStatus, words: &str) -> (String, String, bool) {
+    let found = status.conditions.iter().find(|condition| condition.type_ == VALID).expect("the condition");
+    (found.status.clone(), found.reason.clone(), found.message.contains(words))
+}
+
+#[test]
+fn verdict_of_dry_run_is_told_once_for_each_revision() {
+    let of = |state: &str, reason: &str| (state.to_owned(), reason.to_owned(), true);
+    let first = Case::new(Some("a"), &["a"]).plan();
+    assert!(first.dry_run, "publishing does not wait for it: {first:?}");
+    assert_eq!(told_of_dry_run(first.status.as_ref().unwrap(), "revision a"), of("Unknown", "Pending"));
+
+    let mut case = Case::new(Some("a"), &["a"]).after(&first);
+    case.verdict = Some(Verdict::Rejected("spec.containers[1].name: Invalid value".to_owned()));
+    let rejected = case.plan();
+    assert!(!rejected.dry_run);
+    let status = rejected.status.as_ref().unwrap();
+    assert_eq!(told_of_dry_run(status, "revision a: spec.containers[1].name"), of("False", "DryRun"));
+    assert_eq!(status.revision.as_deref(), Some("a"), "it is published all the same");
+    assert!(matches!(rejected.news.as_slice(), [News::Invalid(text)] if text.contains("spec.containers[1].name")));
+
+    // The next leader reads it in the status.
+    let mut case = case.after(&rejected);
+    case.verdict = None;
+    let idle = Plan { create: false, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() };
+    assert_eq!(case.plan(), idle);
+
+    // It says nothing about another revision.
+    let (accepted, existing) = (Some("b"), ["a", "b"]);
+    let mut case = Case { status: case.status, ..Case::new(accepted, &existing) };
+    let next = case.plan();
+    assert!(next.dry_run);
+    assert_eq!(told_of_dry_run(next.status.as_ref().unwrap(), "revision b"), of("Unknown", "Pending"));
+    case = case.after(&next);
+    case.verdict = Some(Verdict::NotApplicable("a condition".to_owned()));
+    let unknown = case.plan();
+    assert!(!unknown.dry_run && unknown.news.is_empty());
+    assert_eq!(told_of_dry_run(unknown.status.as_ref().unwrap(), "a condition"), of("Unknown", "NotApplicable"));
+}
+
+#[test]
+fn dry_run_without_answer_is_tried_again() {
+    let first = Case::new(Some("a"), &["a"]).plan();
+    let mut case = Case::new(Some("a"), &["a"]).after(&first);
+    case.verdict = Some(Verdict::NotAsked("forbidden".to_owned()));
+    let plan = case.plan();
+    assert!(plan.dry_run && plan.news.is_empty());
+    let mut case = case.after(&plan);
+    assert!(case.plan().dry_run && case.plan().status.is_none(), "it is written once");
+    case.verdict = None;
+    assert!(case.plan().dry_run && case.plan().status.is_none(), "also by the next leader");
+    case.verdict = Some(Verdict::Valid);
+    let plan = case.plan();
+    assert!(!plan.dry_run);
+    assert_eq!(told_of_dry_run(plan.status.as_ref().unwrap(), "accepts").0, "True");
+
+    // Of a text that was never accepted there is nothing to try.
+    let never = Case::new(None, &[]).broken().plan();
+    assert!(!never.dry_run && never.status.unwrap().conditions.iter().all(|condition| condition.type_ != VALID));
 }

@@ -1,0 +1,273 @@
+//! The dry run of an accepted revision: the object that the API server validates, and the meaning of its answer. Pure.
+//!
+//! The engine applies the revision alone to a minimal pod. The API server validates the result as a `PodTemplate`, because it
+//! checks the template of one as it checks a pod, and neither Pod Security nor a webhook for pods is called. Nothing is stored.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::PodTemplate;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{ApiResource, DynamicObject};
+use pillion_api::names::{INJECTION_LABEL, InjectionLevel, PROFILES_ANNOTATION};
+use pillion_api::selector::{LabelSelector, Operator};
+use pillion_engine::creation::Creation;
+use pillion_engine::lookup::{KnownObjects, LookedUp};
+use pillion_engine::profile::{CompiledProfile, ProfileSet};
+use pillion_engine::review::{Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use serde_json::{Value as Json, json};
+
+use super::plan::MESSAGE_BYTES;
+use crate::leading::FIELD_MANAGER;
+use crate::watch::chain;
+
+/// Name of the pod, and of its namespace where the profile is for all of them.
+const NAME: &str = "pillion-dry-run";
+/// Id of the review that the engine is given.
+const UID: &str = "00000000-0000-4000-8000-000000000000";
+
+/// What is known of the pods that a revision makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The API server accepts the pod.
+    Valid,
+    /// The API server rejects the pod, with these words.
+    Rejected(String),
+    /// The revision does not change the pod of the dry run, for this reason.
+    NotApplicable(String),
+    /// The API server gave no verdict, for this reason.
+    NotAsked(String),
+}
+
+impl Verdict {
+    /// Status, reason and message of the condition about this revision.
+    pub(super) fn condition(&self, revision: &str) -> (&'static str, &'static str, String) {
+        match self {
+            Self::Valid => ("True", "DryRun", format!("the API server accepts a pod with revision {revision}")),
+            Self::Rejected(words) => {
+                ("False", "DryRun", format!("the API server rejects a pod with revision {revision}: {words}"))
+            }
+            Self::NotApplicable(why) => (
+                "Unknown",
+                "NotApplicable",
+                format!("revision {revision} does not change the pod of the dry run: {why}"),
+            ),
+            Self::NotAsked(why) => {
+                ("Unknown", NOT_ASKED, format!("the API server was not asked about revision {revision}: {why}"))
+            }
+        }
+    }
+}
+
+/// Reason of the condition while the API server has not answered.
+pub(super) const NOT_ASKED: &str = "NotAsked";
+
+/// The object that is created by a dry run.
+///
+/// # Errors
+/// The revision does not change the pod: [`Verdict::NotApplicable`].
+pub(super) fn pod_template(profile: &Arc<CompiledProfile>) -> Result<DynamicObject, Verdict> {
+    let mut pod = injected(profile).map_err(Verdict::NotApplicable)?;
+    if let Some(metadata) = pod.get_mut("metadata").and_then(Json::as_object_mut) {
+        metadata.retain(|field, _| !["name", "namespace"].contains(&&**field));
+    }
+    let template = json!({"template": {"metadata": pod.get("metadata"), "spec": pod.get("spec")}});
+    let metadata = ObjectMeta { generate_name: Some(format!("{NAME}-")), ..ObjectMeta::default() };
+    let object = DynamicObject::new("", &ApiResource::erase::<PodTemplate>(&())).data(template);
+    Ok(DynamicObject { metadata, ..object })
+}
+
+/// The minimal pod with the profile applied, or why it is not.
+fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, String> {
+    if !profile.injects() {
+        return Err("the profile only validates".to_owned());
+    }
+    let name = profile.name();
+    let namespace = name.namespace.as_deref().unwrap_or(NAME);
+    let mut pod = minimal_pod(namespace, &name.name, &matching(profile.object_selector()));
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+    let mut labels = matching(profile.namespace_selector());
+    labels.insert(INJECTION_LABEL.to_owned(), InjectionLevel::Enabled.label_value().to_owned());
+
+    let user = json!({"username": FIELD_MANAGER});
+    let creation = Creation { object: &pod, namespace, uid: UID, user: &user, dry_run: true };
+    let body = creation.review().to_string();
+    let review = Review::parse(body.as_bytes()).map_err(|error| error.to_string())?;
+    let snapshot = Snapshot::new(ProfileSet::new([Arc::clone(profile)]));
+    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    let mut facts = Facts { namespace: Some(Arc::new(Namespace::new(labels, BTreeMap::new()))), ..Facts::default() };
+    facts.looked_up = KnownObjects::new([&account], namespace).answer(review.needs(endpoint, &snapshot, &facts));
+    facts.looked_up.cluster = LookedUp::unknown_cluster();
+    let decided = review.decide(endpoint, &snapshot, &facts).map_err(|fault| fault.to_string())?;
+    let Some(patch) = decided.patch else {
+        let decision = decided.decision;
+        return Err(match decision.profiles.first() {
+            None => decision.reason.sentence().to_owned(),
+            Some(profile) => match &profile.detail {
+                None => profile.reason.sentence().to_owned(),
+                Some(detail) => format!("{}: {detail}", profile.reason.sentence()),
+            },
+        });
+    };
+    let patch: json_patch::Patch = serde_json::from_slice(&patch).map_err(|error| error.to_string())?;
+    json_patch::patch(&mut pod, &patch).map_err(|error| error.to_string())?;
+    Ok(pod)
+}
+
+/// A pod that asks for a profile by its name, with the defaults that the API server sets before it calls webhooks.
+fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>) -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": NAME, "namespace": namespace, "labels": labels, "annotations": {PROFILES_ANNOTATION: profile},
+        },
+        "spec": {
+            "containers": [{
+                "name": "app", "image": "app", "imagePullPolicy": "Always", "resources": {},
+                "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
+            }],
+            "dnsPolicy": "ClusterFirst", "enableServiceLinks": true, "restartPolicy": "Always",
+            "schedulerName": "default-scheduler", "securityContext": {},
+            "serviceAccount": "default", "serviceAccountName": "default", "terminationGracePeriodSeconds": 30,
+        },
+    })
+}
+
+/// Labels that a selector matches, if there are any.
+fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
+    let Some(LabelSelector { match_labels, match_expressions }) = selector else { return BTreeMap::new() };
+    let mut labels = match_labels.clone();
+    for requirement in match_expressions {
+        if matches!(requirement.operator, Operator::In | Operator::Exists) {
+            let value = requirement.values.first().cloned().unwrap_or_default();
+            labels.entry(requirement.key.clone()).or_insert(value);
+        }
+    }
+    labels
+}
+
+/// What the answer to the dry run means. Only the API server's own validation rejects a pod: a policy or a quota for
+/// `PodTemplates` says nothing about pods.
+pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
+    let error = match answer {
+        Ok(()) => return Verdict::Valid,
+        Err(error) => error,
+    };
+    let bounded = |text: &str| text.get(..text.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default().to_owned();
+    if let kube::Error::Api(status) = &error {
+        // `PodTemplate "pillion-dry-run-x7k2p" is invalid: template.spec…`, where the name is another one each time.
+        let invalid = status.message.strip_prefix("PodTemplate \"").and_then(|rest| rest.split_once("\" is invalid: "));
+        let unreadable = || status.message.contains("cannot be handled as a PodTemplate");
+        match (status.code, invalid) {
+            (422, Some((_, words))) => return Verdict::Rejected(bounded(words)),
+            (400, _) if unreadable() => return Verdict::Rejected(bounded(&status.message)),
+            _ => return Verdict::NotAsked(bounded(&status.message)),
+        }
+    }
+    Verdict::NotAsked(bounded(&chain(&error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+    use pillion_engine::profile::{ProfileName, compile};
+
+    use super::*;
+
+    fn profile(name: &ProfileName, spec: Json) -> Arc<CompiledProfile> {
+        Arc::new(compile(name, &serde_json::from_value(spec).unwrap()).unwrap())
+    }
+
+    fn sidecar(spec: Json) -> Json {
+        let mut whole = json!({"template": {"spec": {"containers": [{"name": "proxy", "image": "proxy"}]}}});
+        whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        whole
+    }
+
+    #[test]
+    fn asks_about_pod_with_profile_applied() {
+        let names = [ProfileName::cluster("proxy"), ProfileName::namespaced("shop", "proxy")];
+        let picky = json!({
+            "objectSelector": {"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]},
+        });
+        let somewhere = json!({
+            "namespaceSelector": {"matchExpressions": [
+                {"key": "stage", "operator": "In", "values": ["prod", "test"]}, {"key": "old", "operator": "DoesNotExist"},
+            ]},
+            "matchConditions": [{"name": "account", "expression": "serviceAccount.name == 'default'"}],
+        });
+        for (name, spec) in [(&names[0], json!({})), (&names[1], json!({})), (&names[0], picky), (&names[0], somewhere)]
+        {
+            let object = pod_template(&profile(name, sidecar(spec.clone()))).unwrap();
+            let object = json!(object);
+            assert_eq!((&object["kind"], &object["metadata"]["namespace"]), (&json!("PodTemplate"), &Json::Null));
+            let template = &object["template"];
+            let containers = template["spec"]["containers"].as_array().unwrap();
+            let found: Vec<_> = containers.iter().map(|container| container["name"].as_str().unwrap()).collect();
+            assert_eq!(found, ["app", "proxy"], "{spec}");
+            assert!(template["metadata"].get("name").is_none(), "{template}");
+        }
+    }
+
+    #[test]
+    fn tells_why_profile_changes_nothing() {
+        let name = ProfileName::cluster("proxy");
+        let condition = json!({"matchConditions": [{"name": "never", "expression": "1 > 2"}]});
+        let parameter = json!({
+            "parameters": [{"name": "size", "type": "string", "sources": ["Pod"], "annotation": "example.com/size"}],
+            "template": {"spec": {"containers": [{"name": "proxy", "image": "proxy:${params.size.lowerAscii()}"}]}},
+        });
+        let other = json!({
+            "target": {"group": "apps", "version": "v1", "resources": ["deployments"]},
+            "template": {"metadata": {"labels": {"a": "b"}}},
+        });
+        let lookup = json!({
+            "lookups": [{"name": "map", "version": "v1", "resource": "configmaps", "objectName": "map"}],
+            "template": {"metadata": {"labels": {"a": "${lookups.map.data.a}"}}},
+        });
+        for (spec, why) in [
+            (sidecar(condition), "a condition of the profile's does not hold"),
+            (parameter, "size"),
+            (other, "no profile is for this resource"),
+            (lookup, "map"),
+            (sidecar(json!({"activation": "Never"})), "profile"),
+            (json!({"validations": [{"name": "never", "expression": "false"}]}), "the profile only validates"),
+        ] {
+            let Err(Verdict::NotApplicable(told)) = pod_template(&profile(&name, spec.clone())) else {
+                panic!("{spec}")
+            };
+            assert!(told.contains(why), "{spec}: {told}");
+        }
+    }
+
+    fn answer(code: u16, message: &str) -> Verdict {
+        let status = Status { code, ..Status::failure(message, "") };
+        verdict(Err(kube::Error::Api(status.boxed())))
+    }
+
+    #[test]
+    fn only_validation_of_api_server_rejects_pod() {
+        let words = "template.spec.containers[1].name: Invalid value: \"Bad_Name\": a lowercase RFC 1123 label must …";
+        let invalid = format!("PodTemplate \"pillion-dry-run-x7k2p\" is invalid: {words}");
+        assert_eq!(answer(422, &invalid), Verdict::Rejected(words.to_owned()));
+        let unreadable =
+            "PodTemplate in version \"v1\" cannot be handled as a PodTemplate: json: cannot unmarshal string";
+        assert_eq!(answer(400, unreadable), Verdict::Rejected(unreadable.to_owned()));
+        assert_eq!(verdict(Ok(())), Verdict::Valid);
+        for (code, message) in [
+            (
+                422,
+                "podtemplates \"pillion-dry-run-x7k2p\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no",
+            ),
+            (403, "podtemplates \"pillion-dry-run-x7k2p\" is forbidden: exceeded quota: none"),
+            (400, "admission webhook \"policy.example.com\" denied the request: PodTemplate is invalid"),
+            (500, "etcdserver: request timed out"),
+        ] {
+            assert_eq!(answer(code, message), Verdict::NotAsked(message.to_owned()));
+        }
+        let long = format!("PodTemplate \"pillion-dry-run-x7k2p\" is invalid: {}", "ü".repeat(MESSAGE_BYTES));
+        let Verdict::Rejected(bounded) = answer(422, &long) else { panic!() };
+        assert_eq!(bounded.len(), MESSAGE_BYTES);
+    }
+}

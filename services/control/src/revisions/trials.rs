@@ -1,0 +1,172 @@
+//! Which dry runs of accepted revisions are due, under way and done. Pure.
+//!
+//! Each revision is asked about once in a term. What the API server did not answer is asked again, with pauses that double; a
+//! namespace that accepts revisions faster than its budget allows waits, and keeps no other namespace waiting.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillion_engine::profile::{CompiledProfile, ProfileName};
+use tokio::time::Instant;
+
+use super::budget::Budget;
+use super::dry_run::Verdict;
+
+/// The pause before the second question about a revision, and before a namespace whose budget is used up is looked at again.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_mins(10);
+
+/// A revision that the API server is to be asked about.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    pub(super) name: ProfileName,
+    /// Its name in the cluster, which another build may have given it.
+    pub(super) revision: Box<str>,
+    pub(super) profile: Arc<CompiledProfile>,
+}
+
+/// All dry runs of a term.
+#[derive(Debug, Default)]
+pub(super) struct Trials {
+    all: HashMap<ProfileName, Trial>,
+    budget: Budget,
+    /// When a namespace whose budget was used up may have some again.
+    budget_at: Option<Instant>,
+}
+
+/// The dry run of the latest revision of a profile.
+#[derive(Debug)]
+struct Trial {
+    revision: Box<str>,
+    verdict: Option<Verdict>,
+    state: State,
+    pause: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    UnderWay,
+    Done,
+    Again(Instant),
+}
+
+impl Trials {
+    /// What came of the dry run of a revision.
+    pub(super) fn verdict(&self, name: &ProfileName, revision: &str) -> Option<&Verdict> {
+        self.all.get(name).filter(|trial| *trial.revision == *revision)?.verdict.as_ref()
+    }
+
+    /// The question about a revision that has no verdict, if it may be asked now.
+    pub(super) fn begin(
+        &mut self,
+        name: &ProfileName,
+        revision: &str,
+        profile: &Arc<CompiledProfile>,
+        now: Instant,
+    ) -> Option<Question> {
+        let before = self.all.get(name).filter(|trial| *trial.revision == *revision);
+        if before.is_some_and(|trial| !matches!(trial.state, State::Again(at) if at <= now)) {
+            return None;
+        }
+        if !self.budget.take(name.namespace.as_deref(), now) {
+            self.budget_at = Some(now + FIRST_PAUSE);
+            return None;
+        }
+        let (verdict, pause) = before.map_or((None, FIRST_PAUSE), |trial| (trial.verdict.clone(), trial.pause));
+        let trial = Trial { revision: revision.into(), verdict, state: State::UnderWay, pause };
+        self.all.insert(name.clone(), trial);
+        Some(Question { name: name.clone(), revision: revision.into(), profile: Arc::clone(profile) })
+    }
+
+    /// Takes an answer, unless another revision is accepted meanwhile.
+    pub(super) fn answered(&mut self, name: &ProfileName, revision: &str, verdict: Verdict, now: Instant) {
+        let Some(trial) = self.all.get_mut(name).filter(|trial| *trial.revision == *revision) else { return };
+        trial.state = State::Done;
+        if matches!(verdict, Verdict::NotAsked(_)) {
+            trial.state = State::Again(now + trial.pause);
+            trial.pause = (2 * trial.pause).min(LONGEST_PAUSE);
+        }
+        trial.verdict = Some(verdict);
+    }
+
+    /// When the next question may be due. Those that were due at this time already were asked, or have no use any more.
+    pub(super) fn next_after(&self, begun: Instant) -> Option<Instant> {
+        let again = self.all.values().filter_map(|trial| match trial.state {
+            State::Again(at) => Some(at),
+            State::UnderWay | State::Done => None,
+        });
+        again.chain(self.budget_at).filter(|at| *at > begun).min()
+    }
+
+    /// Forgets profiles that are gone.
+    pub(super) fn retain(&mut self, is_there: impl Fn(&ProfileName) -> bool) {
+        self.all.retain(|name, _| is_there(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillion_engine::profile::compile;
+    use serde_json::json;
+
+    use super::*;
+
+    fn profile(name: &ProfileName) -> Arc<CompiledProfile> {
+        let spec = json!({"template": {"metadata": {"labels": {"a": "b"}}}});
+        Arc::new(compile(name, &serde_json::from_value(spec).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn revision_is_asked_about_once() {
+        let (mut trials, now, name) = (Trials::default(), Instant::now(), ProfileName::cluster("proxy"));
+        let profile = profile(&name);
+        let begin = |trials: &mut Trials, revision: &str, now| trials.begin(&name, revision, &profile, now).is_some();
+        assert!(begin(&mut trials, "a", now));
+        assert!(!begin(&mut trials, "a", now), "it is under way");
+        trials.answered(&name, "a", Verdict::Valid, now);
+        assert!(!begin(&mut trials, "a", now + LONGEST_PAUSE), "it is answered");
+        assert_eq!((trials.verdict(&name, "a"), trials.verdict(&name, "b")), (Some(&Verdict::Valid), None));
+        assert_eq!(trials.next_after(now), None);
+
+        assert!(begin(&mut trials, "b", now));
+        trials.answered(&name, "a", Verdict::Valid, now);
+        assert_eq!(trials.verdict(&name, "b"), None, "a late answer is about another revision");
+        trials.retain(|_| false);
+        assert!(begin(&mut trials, "b", now));
+    }
+
+    #[test]
+    fn unanswered_question_is_asked_again_with_growing_pauses() {
+        let (mut trials, mut now, name) = (Trials::default(), Instant::now(), ProfileName::cluster("proxy"));
+        let profile = profile(&name);
+        let away = Verdict::NotAsked("away".to_owned());
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            assert!(trials.begin(&name, "a", &profile, now).is_some());
+            trials.answered(&name, "a", away.clone(), now);
+            let next = trials.next_after(now).unwrap();
+            assert!(trials.begin(&name, "a", &profile, next - Duration::from_millis(1)).is_none());
+            pauses.push((next - now).as_secs());
+            now = next;
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]);
+        assert!(trials.begin(&name, "a", &profile, now).is_some());
+        assert_eq!(trials.verdict(&name, "a"), Some(&away), "what is known stays until it is answered");
+    }
+
+    #[test]
+    fn namespace_without_budget_waits_alone() {
+        let (mut trials, now) = (Trials::default(), Instant::now());
+        let names: Vec<_> = (0..100).map(|number| ProfileName::namespaced("noisy", format!("p{number}"))).collect();
+        let profile = profile(&names[0]);
+        let begun = |trials: &mut Trials, now| {
+            names.iter().filter(|name| trials.begin(name, "a", &profile, now).is_some()).count()
+        };
+        assert_eq!(begun(&mut trials, now), 25);
+        assert!(trials.begin(&ProfileName::namespaced("quiet", "p"), "a", &profile, now).is_some());
+        let next = trials.next_after(now).unwrap();
+        assert_eq!(begun(&mut trials, next), 1);
+    }
+}
