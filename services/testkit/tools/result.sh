@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs tests by cargo-nextest with these arguments. The last line is one JSON object: what the test wrote to the file that
-# PILLION_RESULT names, or else the counts of the run.
+# PILLION_RESULT names, or else the counts of the run. With --counts before the arguments, always the counts.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+[ "${1:-}" != --counts ] || { counts=yes && shift; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # A pipe, not a process substitution: the log is whole when the pipeline has ended.
@@ -11,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
   PILLION_RESULT=$work/result "$("$here/prebuilt.sh" cargo-nextest)" nextest run --locked "$@" 2>&1 1>&3 | tee "$work/log" >&2
   status=${PIPESTATUS[0]}
 } 3>&1
-if [ -s "$work/result" ]; then
+if [ -s "$work/result" ] && [ -z "${counts:-}" ]; then
   cat "$work/result"
 else
   # For instance: Summary [  12.3s] 6 tests run: 5 passed (1 slow), 1 failed, 2 skipped

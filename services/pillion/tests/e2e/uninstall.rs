@@ -38,11 +38,9 @@ fn kill(processes: &mut [Replica]) -> Result<()> {
 
 /// The objects in no namespace that are called as the release is, without definitions and what Helm keeps for the next one.
 async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
-    // All kinds that call or refuse, as far as this version of Kubernetes has them.
-    let of_group = ["api-resources", "--api-group=admissionregistration.k8s.io", "--output=name"];
-    let known = control_plane.kubectl_ok(&of_group).await?;
-    let kinds = known.lines().chain(["clusterroles", "clusterrolebindings"]).collect::<Vec<_>>().join(",");
-    let all = control_plane.kubectl_ok(&["get", &kinds, "--output=name"]).await?;
+    let kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
+                 mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let all = control_plane.kubectl_ok(&["get", kinds, "--output=name"]).await?;
     Ok(all.lines().filter(|name| name.contains("/pillion")).map(str::to_owned).collect())
 }
 

@@ -103,7 +103,7 @@ fn what_was_accepted_before_comes_first() {
     assert!(begin(&mut index, [new.clone(), old]).is_empty());
     assert!(index.state(&new.name).unwrap().due, "it was not looked at yet");
     assert_eq!(at_work(&mut index), ["shop/z"]);
-    assert_eq!(index.take_readable(9), [new.name.clone()]);
+    assert_eq!(index.take_readable(9), std::slice::from_ref(&new.name));
     assert_eq!(apply(&mut index, new).len(), 1);
     assert_eq!(at_work(&mut index), ["shop/z"]);
 }
