@@ -83,6 +83,9 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, String> {
     if !profile.injects() {
         return Err("the profile only validates".to_owned());
     }
+    if !profile.target().resources.iter().any(|resource| resource == "pods") {
+        return Err("the profile is not for pods".to_owned());
+    }
     let name = profile.name();
     let namespace = name.namespace.as_deref().unwrap_or(NAME);
     let mut pod = minimal_pod(namespace, &name.name, &matching(profile.object_selector()));
@@ -229,7 +232,7 @@ mod tests {
         for (spec, why) in [
             (sidecar(condition), "a condition of the profile's does not hold"),
             (parameter, "size"),
-            (other, "no profile is for this resource"),
+            (other, "the profile is not for pods"),
             (lookup, "map"),
             (sidecar(json!({"activation": "Never"})), "profile"),
             (json!({"validations": [{"name": "never", "expression": "false"}]}), "the profile only validates"),

@@ -61,10 +61,11 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: greedy}
 spec:
+  parameters: [{name: limit, type: quantity, default: '1'}]
   template:
     spec:
       containers:
-      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '1'}}}
+      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '${params.limit}'}}}
 ";
 /// Commands of runbooks with a name to be filled in.
 const NEEDS_MORE: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];

@@ -510,10 +510,11 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: greedy}
 spec:
+  parameters: [{name: limit, type: quantity, default: '1'}]
   template:
     spec:
       containers:
-      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '1'}}}
+      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '${params.limit}'}}}
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -621,7 +622,7 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         // The next leader has its predecessor's verdicts, and asks about another text.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
-        control_plane.apply_yaml(&TRIED.replace("cpu: '2'", "cpu: '1'").replace("_Name", "-name")).await?;
+        control_plane.apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("_Name", "-name")).await?;
         valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {
             valid_becomes(&control_plane, profile, state, words).await?;
