@@ -182,7 +182,7 @@ mod tests {
         Arc::new(compile(name, &serde_json::from_value(spec).unwrap()).unwrap())
     }
 
-    fn sidecar(spec: Json) -> Json {
+    fn sidecar(spec: &Json) -> Json {
         let mut whole = json!({"template": {"spec": {"containers": [{"name": "proxy", "image": "proxy"}]}}});
         whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
         whole
@@ -202,7 +202,7 @@ mod tests {
         });
         for (name, spec) in [(&names[0], json!({})), (&names[1], json!({})), (&names[0], picky), (&names[0], somewhere)]
         {
-            let object = pod_template(&profile(name, sidecar(spec.clone()))).unwrap();
+            let object = pod_template(&profile(name, sidecar(&spec))).unwrap();
             let object = json!(object);
             assert_eq!((&object["kind"], &object["metadata"]["namespace"]), (&json!("PodTemplate"), &Json::Null));
             let template = &object["template"];
@@ -230,11 +230,11 @@ mod tests {
             "template": {"metadata": {"labels": {"a": "${lookups.map.data.a}"}}},
         });
         for (spec, why) in [
-            (sidecar(condition), "a condition of the profile's does not hold"),
+            (sidecar(&condition), "a condition of the profile's does not hold"),
             (parameter, "size"),
             (other, "the profile is not for pods"),
             (lookup, "map"),
-            (sidecar(json!({"activation": "Never"})), "profile"),
+            (sidecar(&json!({"activation": "Never"})), "profile"),
             (json!({"validations": [{"name": "never", "expression": "false"}]}), "the profile only validates"),
         ] {
             let Err(Verdict::NotApplicable(told)) = pod_template(&profile(&name, spec.clone())) else {
