@@ -131,8 +131,10 @@ struct Entry {
     due: bool,
     /// Memory for what is kept of it, if it is a namespace's.
     grant: Option<Grant>,
-    /// It is not as it is stored: how many bytes it needs to be.
+    /// What is stored is not kept, because there is no memory for it: how many bytes it needs; 0 if it was not looked at yet.
     lacks: Option<usize>,
+    /// The profile that it extends, if it is not kept.
+    lacks_with: Option<Box<str>>,
 }
 
 /// There is no memory for a profile.
@@ -229,13 +231,17 @@ impl ProfileIndex {
         if !self.synced {
             return Vec::new();
         }
-        let has_room = |name: &&ProfileName| {
-            self.entries.get(*name).is_some_and(|entry| {
-                let bytes = entry.lacks.unwrap_or(0);
-                room(name, bytes, entry.grant.as_ref(), &self.shares).is_ok()
-            })
-        };
-        let readable: Vec<_> = self.lacking.iter().filter(has_room).take(count).cloned().collect();
+        let mut readable: Vec<ProfileName> = Vec::new();
+        // All of them together have to fit.
+        let mut planned = 0;
+        for name in &self.lacking {
+            let Some(entry) = self.entries.get(name).filter(|_| readable.len() < count) else { continue };
+            let bytes = entry.lacks.unwrap_or(0);
+            if bytes == 0 || room(name, planned + bytes, entry.grant.as_ref(), &self.shares).is_ok() {
+                planned += bytes;
+                readable.push(name.clone());
+            }
+        }
         for name in &readable {
             self.lacking.remove(name);
         }
@@ -282,29 +288,36 @@ impl ProfileIndex {
             // It stays until the list is complete: one that is cut off begins anew, with nothing known.
             None => self.seeds.get(&stored.name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
         };
-        // Memory goes to what was accepted before first: nobody's new profile takes the place of one that is at work.
-        let is_first_list = !self.synced && !self.seeds.is_empty();
-        if is_first_list && known.is_none() && seed.is_none() && stored.name.namespace.is_some() {
+        if let Some(known) = known.filter(|known| known.uid == stored.uid && known.is_generation(stored.generation))
+            && let Some(bytes) = known.lacks.filter(|bytes| *bytes > 0)
+            && room(&stored.name, bytes, known.grant.as_ref(), &self.shares).is_err()
+        {
+            return (stored.name, known.clone(), None);
+        }
+        let (known, mut seed) = (known.cloned(), seed);
+        if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
+            seed.json = stored.spec.to_string().into();
+        } else if !self.synced && !self.seeds.is_empty() && known.is_none() && stored.name.namespace.is_some() {
+            // What was accepted before comes first: nobody's new text takes the place of one that is at work. This one is read
+            // again when the list is complete.
             let StoredProfile { name, uid, generation, .. } = stored;
             self.lacking.insert(name.clone());
-            return (name, Entry { lacks: Some(0), ..Entry::new(uid, generation) }, None);
+            let due = seed.is_some();
+            return (name, Entry { accepted: seed, due, lacks: Some(0), ..Entry::new(uid, generation) }, None);
         }
-        let (name, mut entry, broken) = next(known, stored, seed.clone(), self.keeps_texts);
-        let Err(lack) = entry.charge(&name, known.and_then(|known| known.grant.as_ref()), &mut self.shares) else {
+        let is_accepted = seed.is_some();
+        let (name, mut entry, broken) = next(known.as_ref(), stored, seed, self.keeps_texts);
+        let Err(lack) = entry.charge(&name, known.as_ref(), is_accepted, &mut self.shares) else {
             self.lacking.remove(&name);
             return (name, entry, broken);
         };
         // What was accepted last stays at work, and nothing is kept of what is stored.
         let Entry { uid, generation, .. } = entry;
-        let mut entry = Entry { broken: true, lacks: Some(lack.bytes), ..Entry::new(uid, generation) };
-        match known.filter(|known| known.uid == entry.uid) {
-            Some(known) => {
-                (entry.good, entry.accepted) = (known.good.clone(), known.accepted.clone());
-                entry.grant.clone_from(&known.grant);
-            }
-            None => entry.accepted = seed,
+        let lacks_with = entry.extending.and_then(|text| text.parent);
+        let mut entry = Entry { broken: true, lacks: Some(lack.bytes), lacks_with, ..Entry::new(uid, generation) };
+        if let Some(known) = known.filter(|known| known.uid == entry.uid) {
+            (entry.good, entry.accepted, entry.grant) = (known.good, known.accepted, known.grant);
         }
-        entry.due = entry.good.is_none() && entry.accepted.is_some();
         self.lacking.insert(name.clone());
         let serving = entry.good.as_ref().map(|profile| profile.revision().into());
         let broken = Broken { name: name.clone(), generation, serving, diagnostics: vec![lack.diagnostic(&name)] };
@@ -370,6 +383,11 @@ impl ProfileIndex {
                 entry.due = true;
                 self.due.insert(name.clone());
                 touched.insert(name.name.clone());
+                if entry.lacks.is_some() && entry.lacks_with.is_some() {
+                    // It may need less now.
+                    entry.lacks = Some(0);
+                    self.lacking.insert(name.clone());
+                }
             }
         }
         touched
@@ -401,6 +419,10 @@ impl ProfileIndex {
         let lacks = Cell::new(None);
         let compiled = |text: &Text| {
             let good = guard::compiled(name, || read(&text.json).and_then(|spec| compile_with(name, &spec, &parents)))?;
+            // What was accepted before stays, also where its parent has become larger.
+            if entry.accepted.as_ref() == Some(text) {
+                return Ok(good);
+            }
             let bytes = good.memory() + 2 * text.json.len();
             match room(name, bytes, entry.grant.as_ref(), &self.shares) {
                 Ok(()) => Ok(good),
@@ -439,14 +461,12 @@ impl ProfileIndex {
             (None, accepted) => accepted.and_then(Result::ok),
         };
         if lacks.get().is_some() {
-            (entry.lacks, entry.extending) = (lacks.get(), None);
+            entry.lacks = lacks.get();
+            entry.lacks_with = entry.extending.take().and_then(|text| text.parent);
             self.lacking.insert(name.clone());
         }
         updated.changed |= entry.put_to_work(good);
-        let before = entry.grant.take();
-        if entry.charge(name, before.as_ref(), &mut self.shares).is_err() {
-            entry.grant = before;
-        }
+        entry.take_memory(name, 0, &mut self.shares);
         if let Some(broken) = updated.broken.last_mut().filter(|broken| broken.name == *name) {
             broken.serving = entry.good.as_ref().map(|profile| profile.revision().into());
         }
@@ -494,25 +514,55 @@ impl Entry {
             due: false,
             grant: None,
             lacks: None,
+            lacks_with: None,
         }
     }
 
-    /// Takes memory of the namespace's share for what is kept, in the place of an earlier grant.
-    fn charge(&mut self, name: &ProfileName, instead_of: Option<&Grant>, shares: &mut Shares) -> Result<(), Lack> {
-        let Some(namespace) = &name.namespace else { return Ok(()) };
-        let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
-        let bytes = texts.sum::<usize>() + self.good.as_ref().map_or(0, |good| good.memory());
-        if self.grant.as_ref().is_some_and(|grant| grant.bytes() == bytes) {
-            return Ok(());
+    fn is_generation(&self, generation: Option<i64>) -> bool {
+        generation.is_some() && self.generation == generation
+    }
+
+    /// Takes memory of the namespace's share for what is kept. Older revisions of a profile may be served besides this one, by
+    /// a roll-out or a rollback: so the memory that it once had stays its own until it is deleted.
+    ///
+    /// # Errors
+    /// There is no room for what is new.
+    fn charge(
+        &mut self,
+        name: &ProfileName,
+        known: Option<&Self>,
+        is_accepted: bool,
+        shares: &mut Shares,
+    ) -> Result<(), Lack> {
+        let before = known.and_then(|known| known.grant.as_ref());
+        let once = before.filter(|_| known.is_some_and(|known| known.uid == self.uid)).map_or(0, Grant::bytes);
+        if !is_accepted {
+            room(name, self.bytes().max(once), before, shares)?;
         }
-        let grant = shares.grant(namespace, bytes, instead_of).map_err(|exceeded| Lack { bytes, exceeded })?;
-        self.grant = Some(grant);
+        self.take_memory(name, once, shares);
         Ok(())
+    }
+
+    fn take_memory(&mut self, name: &ProfileName, least: usize, shares: &mut Shares) {
+        let Some(namespace) = &name.namespace else { return };
+        let granted = self.grant.as_ref().map_or(0, Grant::bytes);
+        let bytes = self.bytes().max(least).max(granted);
+        if bytes != granted {
+            self.grant = Some(shares.grant(namespace, bytes));
+        }
+    }
+
+    /// Bytes of what is kept. Before it is compiled, what it replaces does not count.
+    fn bytes(&self) -> usize {
+        let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
+        let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());
+        texts.sum::<usize>() + good
     }
 
     /// The profiles that its texts extend.
     fn parents(&self) -> impl Iterator<Item = &str> {
-        self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref())
+        let of_texts = self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref());
+        of_texts.chain(self.lacks_with.as_deref())
     }
 
     /// Replaces the profile at work by what its text is now; `None` if it is nothing any more. Whether it is another.
@@ -526,6 +576,15 @@ impl Entry {
             self.good = now.map(Arc::new);
         }
         !keep
+    }
+}
+
+impl Text {
+    /// Whether this text says what a stored one does, but for whom a roll-out reaches.
+    fn is_text_of(&self, stored: &Value) -> bool {
+        let plain = |spec: Result<ProfileSpec, _>| Some(ProfileSpec { rollout: None, ..spec.ok()? });
+        let own = plain(read(&self.json));
+        own.is_some() && own == plain(from_value(stored))
     }
 }
 
@@ -557,7 +616,7 @@ fn next(
     let StoredProfile { name, uid, generation, spec } = stored;
     // What was deleted and made anew, while the watch was away, has no last good one.
     let known = known.filter(|entry| entry.uid == uid);
-    let is_read = |entry: &&Entry| generation.is_some() && entry.generation == generation && entry.lacks.is_none();
+    let is_read = |entry: &&Entry| entry.is_generation(generation) && entry.lacks.is_none();
     if let Some(entry) = known.filter(is_read) {
         return (name, entry.clone(), None);
     }

@@ -1,13 +1,13 @@
 //! The memory that profiles of namespaces may take, for each namespace and for all of them together.
 //!
 //! Compiled profiles are in the memory of every replica. Without a bound, one namespace with many large profiles would
-//! end all of them.
+//! end all of them. A limit stops what is new; what was accepted before is never taken back for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How much there is.
+/// The bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes for the profiles of one namespace.
@@ -79,12 +79,9 @@ impl Shares {
         Ok(())
     }
 
-    /// Grants so many bytes. The grant that this one replaces has to be dropped afterwards.
-    ///
-    /// # Errors
-    /// The limit that leaves no room.
-    pub fn grant(&mut self, namespace: &str, bytes: usize, instead_of: Option<&Grant>) -> Result<Grant, Exceeded> {
-        self.fits(namespace, bytes, instead_of)?;
+    /// Grants so many bytes, also beyond the limits: for what was accepted before, or fits. The grant that this one replaces
+    /// has to be dropped afterwards.
+    pub fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
         if !self.of_namespaces.contains_key(namespace) {
             // Nothing is kept of namespaces that have no profiles any more.
             self.of_namespaces.retain(|_, taken| Arc::strong_count(taken) > 1);
@@ -94,7 +91,7 @@ impl Shares {
         for taken in &taken {
             taken.fetch_add(bytes, Ordering::Relaxed);
         }
-        Ok(Grant(Arc::new(Granted { bytes, taken })))
+        Grant(Arc::new(Granted { bytes, taken }))
     }
 }
 
@@ -121,20 +118,21 @@ mod tests {
     #[test]
     fn what_is_granted_is_bounded_and_given_back() {
         let mut shares = Shares::new(Limits { of_namespace: 10, of_all: 15 });
-        let first = shares.grant("a", 6, None).unwrap();
-        assert_eq!(shares.grant("a", 5, None).unwrap_err(), Exceeded::Namespace(10));
+        let first = shares.grant("a", 6);
+        assert_eq!(shares.fits("a", 5, None), Err(Exceeded::Namespace(10)));
         // An edit counts in the place of what it replaces.
-        let edited = shares.grant("a", 10, Some(&first)).unwrap();
+        assert_eq!(shares.fits("a", 10, Some(&first)), Ok(()));
+        let edited = shares.grant("a", 10);
         drop(first);
-        assert_eq!(shares.grant("b", 6, None).unwrap_err(), Exceeded::All(15));
-        let other = shares.grant("b", 5, None).unwrap();
+        assert_eq!(shares.fits("b", 6, None), Err(Exceeded::All(15)));
+        let other = shares.grant("b", 5);
         let clone = edited.clone();
         drop(edited);
         assert_eq!(shares.fits("a", 1, None), Err(Exceeded::Namespace(10)));
         drop(clone);
         assert_eq!(shares.fits("a", 10, None), Ok(()));
         drop(other);
-        drop(shares.grant("c", 1, None).unwrap());
+        drop(shares.grant("c", 1));
         assert_eq!(shares.of_namespaces.len(), 1, "{shares:?}");
     }
 }

@@ -61,8 +61,9 @@ pub struct Auditor {
     due: BTreeMap<Box<str>, Due>,
     /// Lists that are being read, by namespace.
     listings: BTreeMap<Box<str>, Listing>,
-    /// Namespaces with an errand that was neither done nor failed: one at a time for each.
-    in_flight: BTreeSet<Box<str>>,
+    /// Namespaces with an errand that was neither done nor failed, one at a time for each, with the pods of which the watch has
+    /// said something meanwhile: that is newer than what comes of the errand.
+    in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
     /// The namespace of the last errand. The next one is another's: nobody's pods wait for all of somebody else's.
     last: Box<str>,
     shelves: Shelves,
@@ -113,7 +114,7 @@ impl Auditor {
             unjudged: BTreeMap::new(),
             due: BTreeMap::new(),
             listings: BTreeMap::new(),
-            in_flight: BTreeSet::new(),
+            in_flight: BTreeMap::new(),
             last: Box::default(),
             shelves: Shelves::default(),
         };
@@ -183,7 +184,10 @@ impl Auditor {
     pub fn update(&mut self, change: PodChange) {
         match change {
             Change::Restarted => self.epoch = self.epoch.wrapping_add(1),
-            Change::Listed(seen) | Change::Applied(seen) => self.take(seen),
+            Change::Listed(seen) | Change::Applied(seen) => {
+                self.note_newer(&seen.namespace, &seen.name);
+                self.take(seen);
+            }
             Change::ListComplete => {
                 let epoch = self.epoch;
                 for place in self.places.values_mut() {
@@ -192,7 +196,16 @@ impl Auditor {
                 }
                 self.is_listed = true;
             }
-            Change::Deleted((namespace, name)) => self.forget(&namespace, &name),
+            Change::Deleted((namespace, name)) => {
+                self.note_newer(&namespace, &name);
+                self.forget(&namespace, &name);
+            }
+        }
+    }
+
+    fn note_newer(&mut self, namespace: &str, name: &str) {
+        if let Some(newer) = self.in_flight.get_mut(namespace) {
+            newer.insert(name.into());
         }
     }
 
@@ -270,7 +283,7 @@ impl Auditor {
     pub fn next_errand(&mut self) -> Option<Errand> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
-        self.in_flight.insert(namespace.clone());
+        self.in_flight.insert(namespace.clone(), HashSet::new());
         if let Some(listing) = self.listings.get(&namespace) {
             return Some(Errand::List { namespace, from: listing.next.clone() });
         }
@@ -294,7 +307,7 @@ impl Auditor {
         fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m str> {
             map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| &**name)
         }
-        let is_free = |name: &&str| !self.in_flight.contains(*name);
+        let is_free = |name: &&str| !self.in_flight.contains_key(*name);
         let first = |from| {
             let (due, listed) = (after(&self.due, from).find(is_free), after(&self.listings, from).find(is_free));
             due.into_iter().chain(listed).min().map(Into::into)
@@ -369,6 +382,14 @@ impl Auditor {
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
         let Ok(Some(seen)) = guarded(&"a pod of the audit", || read(pod)) else { return };
         if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
+            return;
+        }
+        if self.in_flight.get(&seen.namespace).is_some_and(|newer| newer.contains(&seen.name)) {
+            // Read again, if it still waits for that.
+            let place = self.places.get(&seen.namespace);
+            if place.and_then(|place| place.pods.get(&seen.name)).is_some_and(|pod| is_open(&pod.verdict)) {
+                add_due(&mut self.due, &seen.namespace, &seen.name);
+            }
             return;
         }
         let (namespace, name) = (seen.namespace.clone(), seen.name.clone());

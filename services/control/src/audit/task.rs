@@ -65,13 +65,13 @@ pub struct AuditSettings {
 }
 
 impl Default for AuditSettings {
-    /// A second, five seconds, three requests, five milliseconds, three seconds, ten seconds, ten seconds, a thousand,
+    /// A second, five seconds, two requests, five milliseconds, three seconds, ten seconds, ten seconds, a thousand,
     /// Pillion's own.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
             look_every: Duration::from_secs(5),
-            requests: 3,
+            requests: 2,
             pause: Duration::from_millis(5),
             pause_after_failure: Duration::from_secs(3),
             ask_again: Duration::from_secs(10),

@@ -140,7 +140,8 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) 
 /// Reads profiles once more for which there was no memory, and is now. How that ended.
 async fn read_again(client: &Client, world: &mut World) -> Ended {
     let names = world.index.take_readable(READ_AT_ONCE);
-    let mut ended = if names.len() < READ_AT_ONCE { Ended::Well } else { Ended::Open };
+    // There may be more.
+    let mut ended = if names.is_empty() { Ended::Well } else { Ended::Open };
     let reading = stream::iter(names).map(|name| async move { (observe::read_again(client, &name).await, name) });
     let mut reading = reading.buffer_unordered(AT_ONCE);
     while let Some((read, name)) = reading.next().await {
