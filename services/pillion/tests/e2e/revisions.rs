@@ -474,10 +474,10 @@ spec:
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
-metadata: {name: misnamed, namespace: team-a}
+metadata: {name: unpullable, namespace: team-a}
 spec:
-  parameters: [{name: suffix, type: string, default: _Name}]
-  template: {spec: {containers: [{name: 'Bad${params.suffix}', image: 'logger:1'}]}}
+  parameters: [{name: policy, type: string, default: Sometimes}]
+  template: {spec: {containers: [{name: logger, image: 'logger:1', imagePullPolicy: '${params.policy}'}]}}
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -503,7 +503,11 @@ spec:
 /// By profile: what the condition says, and a part of its message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["ciprof", "greedy"], "False", "spec.containers[1].resources.requests: Invalid value: \"2\""),
-    (&["iprof", "misnamed", "-n", "team-a"], "False", "spec.containers[1].name: Invalid value: \"Bad_Name\""),
+    (
+        &["iprof", "unpullable", "-n", "team-a"],
+        "False",
+        "spec.containers[1].imagePullPolicy: Unsupported value: \"Sometimes\"",
+    ),
     (&["ciprof", "good"], "True", "the API server accepts a pod with revision"),
     (&["iprof", "good", "-n", "team-a"], "True", "the API server accepts a pod with revision"),
     (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold: two"),
@@ -566,7 +570,7 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         })
         .await?;
         ensure!(
-            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/misnamed"),
+            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/unpullable"),
             "{events}"
         );
         let stored = control_plane.kubectl_ok(&["get", "podtemplates", "-A"]).await?;
@@ -578,7 +582,7 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         // The next leader has its predecessor's verdicts, and asks about another text.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_as(client_of(&controller).await?)?;
-        control_plane.apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("_Name", "-name")).await?;
+        control_plane.apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("Sometimes", "Always")).await?;
         valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {
             valid_becomes(&control_plane, profile, state, words).await?;
