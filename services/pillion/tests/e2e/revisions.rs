@@ -474,10 +474,13 @@ spec:
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
-metadata: {name: unpullable, namespace: team-a}
+metadata: {name: hungry, namespace: team-a}
 spec:
-  parameters: [{name: policy, type: string, default: Sometimes}]
-  template: {spec: {containers: [{name: logger, image: 'logger:1', imagePullPolicy: '${params.policy}'}]}}
+  parameters: [{name: limit, type: quantity, default: 1Gi}]
+  template:
+    spec:
+      containers:
+      - {name: hungry, image: 'hungry:1', resources: {requests: {memory: 2Gi}, limits: {memory: '${params.limit}'}}}
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -503,11 +506,7 @@ spec:
 /// By profile: what the condition says, and a part of its message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["ciprof", "greedy"], "False", "spec.containers[1].resources.requests: Invalid value: \"2\""),
-    (
-        &["iprof", "unpullable", "-n", "team-a"],
-        "False",
-        "spec.containers[1].imagePullPolicy: Unsupported value: \"Sometimes\"",
-    ),
+    (&["iprof", "hungry", "-n", "team-a"], "False", "spec.containers[1].resources.requests: Invalid value: \"2Gi\""),
     (&["ciprof", "good"], "True", "the API server accepts a pod with revision"),
     (&["iprof", "good", "-n", "team-a"], "True", "the API server accepts a pod with revision"),
     (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold: two"),
@@ -570,7 +569,7 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         })
         .await?;
         ensure!(
-            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/unpullable"),
+            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/hungry"),
             "{events}"
         );
         let stored = control_plane.kubectl_ok(&["get", "podtemplates", "-A"]).await?;
@@ -582,7 +581,9 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         // The next leader has its predecessor's verdicts, and asks about another text.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_as(client_of(&controller).await?)?;
-        control_plane.apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("Sometimes", "Always")).await?;
+        control_plane
+            .apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("default: 1Gi", "default: 2Gi"))
+            .await?;
         valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {
             valid_becomes(&control_plane, profile, state, words).await?;
