@@ -499,7 +499,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: picky}
 spec:
-  matchConditions: [{name: two, expression: pod.spec.containers.size() > 1}]
+  matchConditions: [{name: two, expression: object.spec.containers.size() > 1}]
   template: {metadata: {labels: {a: b}}}
 ";
 
@@ -509,7 +509,7 @@ const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["iprof", "hungry", "-n", "team-a"], "False", "spec.containers[1].resources.requests: Invalid value: \"2Gi\""),
     (&["ciprof", "good"], "True", "the API server accepts a pod with revision"),
     (&["iprof", "good", "-n", "team-a"], "True", "the API server accepts a pod with revision"),
-    (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold: two"),
+    (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold"),
 ];
 
 async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {
