@@ -518,10 +518,13 @@ spec:
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
-metadata: {name: misnamed, namespace: team-a}
+metadata: {name: hungry, namespace: team-a}
 spec:
-  parameters: [{name: suffix, type: string, default: _Name}]
-  template: {spec: {containers: [{name: 'Bad${params.suffix}', image: 'logger:1'}]}}
+  parameters: [{name: limit, type: quantity, default: 1Gi}]
+  template:
+    spec:
+      containers:
+      - {name: hungry, image: 'hungry:1', resources: {requests: {memory: 2Gi}, limits: {memory: '${params.limit}'}}}
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -540,17 +543,17 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: picky}
 spec:
-  matchConditions: [{name: two, expression: pod.spec.containers.size() > 1}]
+  matchConditions: [{name: two, expression: object.spec.containers.size() > 1}]
   template: {metadata: {labels: {a: b}}}
 ";
 
 /// By profile: what the condition says, and a part of its message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["ciprof", "greedy"], "False", "spec.containers[1].resources.requests: Invalid value: \"2\""),
-    (&["iprof", "misnamed", "-n", "team-a"], "False", "spec.containers[1].name: Invalid value: \"Bad_Name\""),
+    (&["iprof", "hungry", "-n", "team-a"], "False", "spec.containers[1].resources.requests: Invalid value: \"2Gi\""),
     (&["ciprof", "good"], "True", "the API server accepts a pod with revision"),
     (&["iprof", "good", "-n", "team-a"], "True", "the API server accepts a pod with revision"),
-    (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold: two"),
+    (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold"),
 ];
 
 async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {
@@ -610,7 +613,7 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         })
         .await?;
         ensure!(
-            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/misnamed"),
+            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/hungry"),
             "{events}"
         );
         let stored = control_plane.kubectl_ok(&["get", "podtemplates", "-A"]).await?;
@@ -622,7 +625,9 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         // The next leader has its predecessor's verdicts, and asks about another text.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
-        control_plane.apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("_Name", "-name")).await?;
+        control_plane
+            .apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("default: 1Gi", "default: 2Gi"))
+            .await?;
         valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {
             valid_becomes(&control_plane, profile, state, words).await?;
