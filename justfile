@@ -117,7 +117,7 @@ rotate count="100":
 attacks:
     #!/usr/bin/env bash
     set -uo pipefail
-    result=$(services/testkit/tools/result.sh --workspace -E 'test(/(^|::)(attacks|pod_resources|unfinished)::/)')
+    result=$(services/testkit/tools/result.sh --workspace -E 'test(/(^|::)(attacks|pod_resources|sharing|unfinished)::/)')
     status=$?
     [[ $result =~ \"passed\":([0-9]+),\"failed\":([0-9]+) ]]
     echo "{\"attacks\":$((BASH_REMATCH[1] + BASH_REMATCH[2])),\"failed\":${BASH_REMATCH[2]}}"
