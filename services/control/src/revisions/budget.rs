@@ -1,6 +1,7 @@
-//! How many events are told: so many at once in a namespace, and then one for each pause. What one namespace has used up
-//! takes nothing from the others, but all of them together have a limit too, or thousands of namespaces that have something
-//! to tell at the same time would bury the API server. The platform's own profiles share with nobody.
+//! How many events are told, and how many dry runs begin: so many at once in a namespace, and then one for each pause.
+//! What one namespace has used up takes nothing from the others, but all of them together have a limit too, or thousands of
+//! namespaces that have something to tell at the same time would bury the API server. The platform's own profiles share with
+//! nobody.
 
 use std::collections::HashMap;
 use std::time::Duration;
