@@ -131,7 +131,7 @@ struct Entry {
     due: bool,
     /// Memory for what is kept of it, if it is a namespace's.
     grant: Option<Grant>,
-    /// What is stored is not kept, because there is no memory for it: how many bytes it needs; 0 if it was not looked at yet.
+    /// The bytes that the stored text needs, if there was no memory for it; 0 if it was not looked at yet. It is not kept.
     lacks: Option<usize>,
     /// The profile that it extends, if it is not kept.
     lacks_with: Option<Box<str>>,
@@ -283,7 +283,7 @@ impl ProfileIndex {
     /// What a profile is after it was seen as `stored`, and what is newly wrong with it.
     fn take(&mut self, stored: StoredProfile) -> (ProfileName, Entry, Option<Broken>) {
         let known = self.entries.get(&stored.name);
-        let seed = match known {
+        let mut seed = match known {
             Some(_) => None,
             // It stays until the list is complete: one that is cut off begins anew, with nothing known.
             None => self.seeds.get(&stored.name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
@@ -294,29 +294,28 @@ impl ProfileIndex {
         {
             return (stored.name, known.clone(), None);
         }
-        let (known, mut seed) = (known.cloned(), seed);
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
             seed.json = stored.spec.to_string().into();
         } else if !self.synced && !self.seeds.is_empty() && known.is_none() && stored.name.namespace.is_some() {
-            // What was accepted before comes first: nobody's new text takes the place of one that is at work. This one is read
-            // again when the list is complete.
+            // Memory goes to accepted texts first. This text is new: it is read again when the list is complete.
             let StoredProfile { name, uid, generation, .. } = stored;
             self.lacking.insert(name.clone());
             let due = seed.is_some();
             return (name, Entry { accepted: seed, due, lacks: Some(0), ..Entry::new(uid, generation) }, None);
         }
         let is_accepted = seed.is_some();
-        let (name, mut entry, broken) = next(known.as_ref(), stored, seed, self.keeps_texts);
-        let Err(lack) = entry.charge(&name, known.as_ref(), is_accepted, &mut self.shares) else {
+        let (name, mut entry, broken) = next(known, stored, seed, self.keeps_texts);
+        let Err(lack) = entry.charge(&name, known, is_accepted, &mut self.shares) else {
             self.lacking.remove(&name);
             return (name, entry, broken);
         };
-        // What was accepted last stays at work, and nothing is kept of what is stored.
+        // The last accepted text stays at work. The stored text is not kept.
         let Entry { uid, generation, .. } = entry;
         let lacks_with = entry.extending.and_then(|text| text.parent);
         let mut entry = Entry { broken: true, lacks: Some(lack.bytes), lacks_with, ..Entry::new(uid, generation) };
         if let Some(known) = known.filter(|known| known.uid == entry.uid) {
-            (entry.good, entry.accepted, entry.grant) = (known.good, known.accepted, known.grant);
+            let Entry { good, accepted, grant, .. } = known.clone();
+            (entry.good, entry.accepted, entry.grant) = (good, accepted, grant);
         }
         self.lacking.insert(name.clone());
         let serving = entry.good.as_ref().map(|profile| profile.revision().into());
@@ -580,7 +579,7 @@ impl Entry {
 }
 
 impl Text {
-    /// Whether this text says what a stored one does, but for whom a roll-out reaches.
+    /// Whether this is the same text as the stored one, apart from `rollout`.
     fn is_text_of(&self, stored: &Value) -> bool {
         let plain = |spec: Result<ProfileSpec, _>| Some(ProfileSpec { rollout: None, ..spec.ok()? });
         let own = plain(read(&self.json));

@@ -61,8 +61,8 @@ pub struct Auditor {
     due: BTreeMap<Box<str>, Due>,
     /// Lists that are being read, by namespace.
     listings: BTreeMap<Box<str>, Listing>,
-    /// Namespaces with an errand that was neither done nor failed, one at a time for each, with the pods of which the watch has
-    /// said something meanwhile: that is newer than what comes of the errand.
+    /// The namespaces with a request under way, one for each. With the pods that the watch has reported since it began: the
+    /// answer is older than that.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
     /// The namespace of the last errand. The next one is another's: nobody's pods wait for all of somebody else's.
     last: Box<str>,
@@ -278,12 +278,17 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// The next request that is due: one namespace after the other, a request each. Of each that it gives, it has to be told
-    /// how it ended, by [`Self::done`] or [`Self::failed`].
+    /// The next request that is due: one namespace after the other, a request each. [`Self::done`] or [`Self::failed`] has to
+    /// be called for each request that this returns.
     pub fn next_errand(&mut self) -> Option<Errand> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
-        self.in_flight.insert(namespace.clone(), HashSet::new());
+        let errand = self.errand_of(namespace)?;
+        self.in_flight.insert(errand.namespace().into(), HashSet::new());
+        Some(errand)
+    }
+
+    fn errand_of(&mut self, namespace: Box<str>) -> Option<Errand> {
         if let Some(listing) = self.listings.get(&namespace) {
             return Some(Errand::List { namespace, from: listing.next.clone() });
         }

@@ -387,6 +387,24 @@ fn several_namespaces_are_read_at_a_time_and_each_by_one_request() {
 }
 
 #[test]
+fn deleted_pod_stays_gone_when_its_answer_is_late() {
+    let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
+    let errand = auditor.next_errand().unwrap();
+    auditor.update(Change::Deleted(("shop".into(), "p".into())));
+    auditor.whole(pod("p").whole().root(), &LookedUp::default());
+    auditor.done(&errand, None, true);
+    assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
+}
+
+#[test]
+fn namespace_whose_due_pods_are_deleted_is_not_under_way() {
+    let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
+    auditor.update(Change::Deleted(("shop".into(), "p".into())));
+    assert_eq!(auditor.next_errand(), None);
+    assert!(auditor.report(&Surroundings::default(), 1).is_complete);
+}
+
+#[test]
 fn pods_go_with_their_deletion_and_with_a_list_that_lacks_them() {
     let snapshot = shop(profiles(&[("a", always())]));
     let mut auditor = listed(snapshot, &[pod("a"), pod("bb"), pod("ccc")]);

@@ -18,7 +18,7 @@ use serde_json::Value as Json;
 use crate::direct::{Direct, review};
 use crate::managed::{Managed, QUICK};
 use crate::prometheus::Prometheus;
-use crate::rig::{SOON, bare_pod};
+use crate::rig::{GREEDY, SOON, bare_pod};
 use crate::rotation::Damage;
 
 /// How long an alert may take: several windows.
@@ -55,18 +55,6 @@ const QUIET: [&str; 27] = [
     "PillionShedding",
     "PillionSwitchedOff",
 ];
-/// A profile whose pods the API server rejects.
-const GREEDY: &str = "
-apiVersion: pillion.dev/v1alpha1
-kind: ClusterInjectionProfile
-metadata: {name: greedy}
-spec:
-  parameters: [{name: limit, type: quantity, default: '1'}]
-  template:
-    spec:
-      containers:
-      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '${params.limit}'}}}
-";
 /// Commands of runbooks with a name to be filled in.
 const NEEDS_MORE: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
 /// What fires from the beginning, since the authority lives for a month only.

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::rbac::{CONTROLLER, kubeconfig};
-use crate::rig::{ASK, NGINX, Rig, SOON, annotation, bare_pod, install_definitions};
+use crate::rig::{ASK, GREEDY, NGINX, Rig, SOON, annotation, bare_pod, install_definitions};
 
 /// A leader's term, in this process.
 struct Leader {
@@ -504,17 +504,8 @@ fn namespace_has_a_share_of_the_memory_of_profiles() {
     });
 }
 
-/// Profiles in whose texts nothing is wrong. The API server rejects the pods of the first two.
+/// More profiles that compile. The API server rejects the pods of the first one, as those of [`GREEDY`].
 const TRIED: &str = "
-apiVersion: pillion.dev/v1alpha1
-kind: ClusterInjectionProfile
-metadata: {name: greedy}
-spec:
-  parameters: [{name: limit, type: quantity, default: '1'}]
-  template:
-    spec:
-      containers:
-      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '${params.limit}'}}}
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -596,7 +587,8 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
             Ok(())
         })
         .await?;
-        control_plane.apply_yaml(TRIED).await?;
+        let tried = format!("{GREEDY}{TRIED}");
+        control_plane.apply_yaml(&tried).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         let (greedy, ..) = VERDICTS[0];
         valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
@@ -626,7 +618,7 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         control_plane
-            .apply_yaml(&TRIED.replace("default: '1'", "default: '2'").replace("default: 1Gi", "default: 2Gi"))
+            .apply_yaml(&tried.replace("default: '1'", "default: '2'").replace("default: 1Gi", "default: 2Gi"))
             .await?;
         valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {

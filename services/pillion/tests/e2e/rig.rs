@@ -28,6 +28,19 @@ pub(crate) const TRIES: usize = 6;
 pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const STATUS: &str = "sidecar-injector-webhook.morven.me/status";
 
+/// A profile whose pods the API server rejects: a container requests more than its limit.
+pub(crate) const GREEDY: &str = "
+apiVersion: pillion.dev/v1alpha1
+kind: ClusterInjectionProfile
+metadata: {name: greedy}
+spec:
+  parameters: [{name: limit, type: quantity, default: '1'}]
+  template:
+    spec:
+      containers:
+      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '${params.limit}'}}}
+";
+
 /// The profile as it is shipped.
 pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 
