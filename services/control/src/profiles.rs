@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use crate::change::Change;
 use crate::guard;
-use crate::share::{self, Exceeded, Grant, Shares};
+use crate::share::{self, Grant, Shares};
 
 /// A profile as it is stored, its text unread.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,23 +142,22 @@ struct Entry {
 struct Lack {
     /// The bytes that it needs.
     bytes: usize,
-    exceeded: Exceeded,
+    /// The bytes that all profiles of its namespace may take.
+    limit: usize,
 }
 
 impl Lack {
     fn diagnostic(self, name: &ProfileName) -> Diagnostic {
         let mib = |bytes: usize| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
-        let needs = mib(self.bytes);
-        let (whose, limit) = match self.exceeded {
-            Exceeded::Namespace(limit) => {
-                (format!("the profiles of namespace {}", name.namespace.as_deref().unwrap_or_default()), limit)
-            }
-            Exceeded::All(limit) => ("the profiles of all namespaces together".to_owned(), limit),
-        };
-        let message =
-            format!("{whose} may take {} of memory, and with the {needs} of this one they take more", mib(limit));
+        let message = format!(
+            "the profiles of namespace {} may take {} of memory, and with the {} of this one they take more",
+            name.namespace.as_deref().unwrap_or_default(),
+            mib(self.limit),
+            mib(self.bytes),
+        );
         let help = "make it smaller, or delete others: it is looked at again when there is room. Literals and regular \
-                    expressions take most. The limits are `profiles` in the controller's policy";
+                    expressions take most. The limits are `profiles` in the controller's policy; no namespace gets more \
+                    than half of what the others leave";
         Diagnostic { path: "spec".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
     }
 }
@@ -166,7 +165,7 @@ impl Lack {
 /// Whether there is memory for a namespace's profile, in the place of an earlier grant.
 fn room(name: &ProfileName, bytes: usize, instead_of: Option<&Grant>, shares: &Shares) -> Result<(), Lack> {
     let Some(namespace) = &name.namespace else { return Ok(()) };
-    shares.fits(namespace, bytes, instead_of).map_err(|exceeded| Lack { bytes, exceeded })
+    shares.fits(namespace, bytes, instead_of).map_err(|limit| Lack { bytes, limit })
 }
 
 /// The text of a profile.

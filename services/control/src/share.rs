@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Limits {
     /// Bytes for the profiles of one namespace.
     pub of_namespace: usize,
-    /// Bytes for the profiles of all namespaces together.
+    /// Bytes for the profiles of all namespaces together. No namespace takes more than half of what the others leave.
     pub of_all: usize,
 }
 
@@ -42,15 +42,6 @@ struct Granted {
     taken: [Arc<AtomicUsize>; 2],
 }
 
-/// A limit that leaves no room for a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exceeded {
-    /// The namespace's share, which is so many bytes.
-    Namespace(usize),
-    /// What there is for all namespaces together, which is so many bytes.
-    All(usize),
-}
-
 impl Shares {
     /// With these limits.
     #[must_use]
@@ -58,25 +49,23 @@ impl Shares {
         Self { limits, ..Self::default() }
     }
 
-    /// Whether there is room for so many bytes in the place of an earlier grant.
+    /// Checks that a namespace may have `bytes`. `replaced` is an earlier grant that these bytes replace.
+    ///
+    /// A namespace may take [`Limits::of_namespace`], and at most half of what the other namespaces leave of
+    /// [`Limits::of_all`]: no number of large namespaces takes everything. A smaller replacement is always allowed.
     ///
     /// # Errors
-    /// The limit that leaves no room.
-    pub fn fits(&self, namespace: &str, bytes: usize, instead_of: Option<&Grant>) -> Result<(), Exceeded> {
-        let freed = instead_of.map_or(0, |grant| grant.0.bytes);
-        let after = |taken: &AtomicUsize| taken.load(Ordering::Relaxed).saturating_sub(freed).saturating_add(bytes);
-        let Limits { of_namespace, of_all } = self.limits;
-        // What takes no more than before is never refused: limits may have become lower.
+    /// The bytes that all profiles of the namespace may take now.
+    pub fn fits(&self, namespace: &str, bytes: usize, replaced: Option<&Grant>) -> Result<(), usize> {
+        let freed = replaced.map_or(0, |grant| grant.0.bytes);
         if bytes <= freed {
             return Ok(());
         }
-        if self.of_namespaces.get(namespace).map_or(bytes, |taken| after(taken)) > of_namespace {
-            return Err(Exceeded::Namespace(of_namespace));
-        }
-        if after(&self.of_all) > of_all {
-            return Err(Exceeded::All(of_all));
-        }
-        Ok(())
+        let taken = self.of_namespaces.get(namespace).map_or(0, |taken| taken.load(Ordering::Relaxed));
+        let taken_by_others = self.of_all.load(Ordering::Relaxed).saturating_sub(taken);
+        let limit = self.limits.of_namespace.min(self.limits.of_all.saturating_sub(taken_by_others) / 2);
+        let after = taken.saturating_sub(freed).saturating_add(bytes);
+        if after <= limit { Ok(()) } else { Err(limit) }
     }
 
     /// Grants so many bytes, also beyond the limits: for what was accepted before, or fits. The grant that this one replaces
@@ -116,23 +105,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_granted_is_bounded_and_given_back() {
-        let mut shares = Shares::new(Limits { of_namespace: 10, of_all: 15 });
+    fn grants_are_bounded_and_given_back() {
+        let mut shares = Shares::new(Limits { of_namespace: 10, of_all: 1000 });
         let first = shares.grant("a", 6);
-        assert_eq!(shares.fits("a", 5, None), Err(Exceeded::Namespace(10)));
-        // An edit counts in the place of what it replaces.
+        assert_eq!(shares.fits("a", 5, None), Err(10));
+        // An edit replaces the earlier grant.
         assert_eq!(shares.fits("a", 10, Some(&first)), Ok(()));
         let edited = shares.grant("a", 10);
         drop(first);
-        assert_eq!(shares.fits("b", 6, None), Err(Exceeded::All(15)));
-        let other = shares.grant("b", 5);
         let clone = edited.clone();
         drop(edited);
-        assert_eq!(shares.fits("a", 1, None), Err(Exceeded::Namespace(10)));
+        assert_eq!(shares.fits("a", 1, None), Err(10));
         drop(clone);
         assert_eq!(shares.fits("a", 10, None), Ok(()));
-        drop(other);
         drop(shares.grant("c", 1));
         assert_eq!(shares.of_namespaces.len(), 1, "{shares:?}");
+    }
+
+    #[test]
+    fn greedy_namespaces_leave_memory_to_others() {
+        let mut shares = Shares::new(Limits { of_namespace: 16_000, of_all: 128_000 });
+        let mut grants = Vec::new();
+        for namespace in 0..12 {
+            let namespace = format!("greedy-{namespace}");
+            let most = shares.fits(&namespace, usize::MAX, None).unwrap_err();
+            assert_eq!(shares.fits(&namespace, most, None), Ok(()));
+            grants.push(shares.grant(&namespace, most));
+        }
+        assert_eq!(grants.iter().map(Grant::bytes).take(7).collect::<Vec<_>>(), [16_000; 7]);
+        assert_eq!(shares.fits("modest", 250, None), Ok(()), "{shares:?}");
     }
 }

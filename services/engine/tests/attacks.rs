@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
-use pillion_engine::review::Decided;
+use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value as Json, json};
 
@@ -199,6 +199,23 @@ fn a_tenant_takes_no_steps_from_the_platform() {
     profiles.push(platform("guard", guard));
     let (_, object) = decide(profiles);
     assert_eq!(object["metadata"]["annotations"]["guard.example.com/v"], "12502500");
+}
+
+#[test]
+fn expressions_end_at_the_deadline_of_the_request() {
+    let profile = tenant("long", annotated(&[], "${string(lists.range(10000).all(i, i >= 0))}")).unwrap();
+    let namespace = Namespace::opted_in(InjectionLevel::Enabled);
+    let snapshot = Snapshot::new(ProfileSet::new([profile])).with_namespace("team-a", Some(namespace.clone()));
+    let body = review(&pod());
+    for (deadline, expected) in [(None, "injected"), (Some(Instant::now()), "expression_failed")] {
+        let facts = Facts { namespace: Some(Arc::new(namespace.clone())), deadline, ..Facts::default() };
+        let review = Review::parse(&body).unwrap();
+        let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts).unwrap();
+        let decision = &decided.decision.profiles[0];
+        assert_eq!(decision.reason.as_str(), expected, "{decision:?}");
+        let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("has to be answered"));
+        assert_eq!(ended, deadline.is_some(), "{decision:?}");
+    }
 }
 
 /// Profiles that are large in one way each.

@@ -86,3 +86,88 @@ fn computed_value_of_wrong_type_is_refused() {
         }
     }
 }
+
+/// The decision on a profile, and the pod with its patch.
+fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
+    let body = review(pod);
+    let (decided, _) = answer(&body, &snapshot(&[("merged", profile)]));
+    let decision = &decided.decision.profiles[0];
+    let detail = decision.detail.as_deref().unwrap_or_default().to_owned();
+    (decision.reason.as_str().to_owned(), detail, patched(&body, decided.patch.as_deref()))
+}
+
+/// A profile that changes the pod's own containers.
+fn changing(template: &Json) -> Json {
+    json!({"activation": "Always", "containers": [{"name": "all", "template": template}]})
+}
+
+#[test]
+fn merged_fields_of_a_container_fit_one_another() {
+    let http = json!({"httpGet": {"port": 80}});
+    let web = |fields: Json| {
+        let mut container = json!({"name": "web", "image": "web:1"});
+        container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        json!({"spec": {"containers": [container]}})
+    };
+    let (bare, limited) = (web(json!({})), web(json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}})));
+    let probed = web(json!({"livenessProbe": http}));
+    let cpu = |kind: &str, amount: &str| json!({"resources": {kind: {"cpu": amount}}});
+    for (template, pod, message) in [
+        (cpu("requests", "500m"), &limited, None),
+        (
+            cpu("requests", "2"),
+            &limited,
+            Some("/spec/containers/web/resources: requests 2 of cpu, which is more than its limit of 1"),
+        ),
+        (cpu("requests", "2"), &bare, None),
+        (json!({"livenessProbe": {"periodSeconds": 5}}), &probed, None),
+        (
+            json!({"livenessProbe": {"periodSeconds": 5}}),
+            &bare,
+            Some("/spec/containers/web/livenessProbe: a probe or hook needs one of"),
+        ),
+        (
+            json!({"livenessProbe": {"exec": {"command": ["a"]}}}),
+            &probed,
+            Some("/spec/containers/web/livenessProbe: a probe or hook does one thing, found exec, httpGet"),
+        ),
+        (json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}), &probed, None),
+        (
+            json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}),
+            &web(json!({"lifecycle": {"preStop": {"exec": {"command": ["a"]}}}})),
+            Some("/lifecycle: preStop: a probe or hook does one thing"),
+        ),
+    ] {
+        let (reason, detail, object) = applied(changing(&template), pod);
+        match message {
+            None => assert_eq!(reason, "injected", "{template}: {detail}"),
+            Some(message) => {
+                assert_eq!((reason.as_str(), &object), ("invalid_result", pod), "{template}: {detail}");
+                assert!(detail.contains(message), "{detail}");
+            }
+        }
+    }
+    // What is wrong before is the author's affair.
+    let wrong = web(json!({"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}));
+    let (reason, detail, _) = applied(changing(&json!({"resources": {"limits": {"memory": "1Gi"}}})), &wrong);
+    assert_eq!(reason, "injected", "{detail}");
+}
+
+#[test]
+fn computed_fields_of_a_container_fit_one_another() {
+    let pod = json!({"spec": {"containers": [{"name": "web", "image": "web:1"}]}});
+    let resources = |limit: &str| json!({"requests": {"cpu": "2"}, "limits": {"cpu": limit}});
+    for template in [
+        container("resources", resources("${'1'}")),
+        container("resources", json!("${{'requests': {'cpu': '2'}, 'limits': {'cpu': '1'}}}")),
+        container("livenessProbe", json!("${{'exec': {'command': ['a']}, 'tcpSocket': {'port': 1}}}")),
+        container("lifecycle", json!({"preStop": "${{'exec': {'command': ['a']}, 'sleep': {'seconds': 1}}}"})),
+        json!({"spec": {"containers": ["${{'name': 'c', 'image': 'i', 'resources': {'requests': {'cpu': 2}, 'limits': {'cpu': 1}}}}"]}}),
+    ] {
+        let (reason, detail, object) = applied(json!({"activation": "Always", "template": template}), &pod);
+        assert!(["invalid_result", "expression_failed"].contains(&reason.as_str()), "{template}: {reason} {detail}");
+        assert_eq!(object, pod);
+    }
+    let fits = json!({"activation": "Always", "template": container("resources", resources("${'2'}"))});
+    assert_eq!(applied(fits, &pod).0, "injected");
+}

@@ -14,6 +14,7 @@ use pillion_api::selector::{LabelSelector, Operator};
 use pillion_engine::creation::Creation;
 use pillion_engine::lookup::{KnownObjects, LookedUp};
 use pillion_engine::profile::{CompiledProfile, ProfileSet};
+use pillion_engine::report::Reason;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value as Json, json};
@@ -34,6 +35,8 @@ pub(super) enum Verdict {
     Valid,
     /// The API server rejects the pod, with these words.
     Rejected(String),
+    /// The engine left the revision out, because the API server would reject the pod for this reason.
+    Invalid(String),
     /// The revision does not change the pod of the dry run, for this reason.
     NotApplicable(String),
     /// The API server gave no verdict, for this reason.
@@ -47,6 +50,9 @@ impl Verdict {
             Self::Valid => ("True", "DryRun", format!("the API server accepts a pod with revision {revision}")),
             Self::Rejected(words) => {
                 ("False", "DryRun", format!("the API server rejects a pod with revision {revision}: {words}"))
+            }
+            Self::Invalid(why) => {
+                ("False", "Invalid", format!("the API server would reject a pod with revision {revision}: {why}"))
             }
             Self::NotApplicable(why) => (
                 "Unknown",
@@ -66,9 +72,9 @@ pub(super) const NOT_ASKED: &str = "NotAsked";
 /// The object that is created by a dry run.
 ///
 /// # Errors
-/// The revision does not change the pod: [`Verdict::NotApplicable`].
+/// The engine does not apply the revision: [`Verdict::Invalid`] or [`Verdict::NotApplicable`].
 pub(super) fn pod_template(profile: &Arc<CompiledProfile>) -> Result<DynamicObject, Verdict> {
-    let mut pod = injected(profile).map_err(Verdict::NotApplicable)?;
+    let mut pod = injected(profile)?;
     if let Some(metadata) = pod.get_mut("metadata").and_then(Json::as_object_mut) {
         metadata.retain(|field, _| !["name", "namespace"].contains(&&**field));
     }
@@ -79,12 +85,12 @@ pub(super) fn pod_template(profile: &Arc<CompiledProfile>) -> Result<DynamicObje
 }
 
 /// The minimal pod with the profile applied, or why it is not.
-fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, String> {
+fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     if !profile.injects() {
-        return Err("the profile only validates".to_owned());
+        return Err(Verdict::NotApplicable("the profile only validates".to_owned()));
     }
     if !profile.target().resources.iter().any(|resource| resource == "pods") {
-        return Err("the profile is not for pods".to_owned());
+        return Err(Verdict::NotApplicable("the profile is not for pods".to_owned()));
     }
     let name = profile.name();
     let namespace = name.namespace.as_deref().unwrap_or(NAME);
@@ -96,25 +102,27 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, String> {
     let user = json!({"username": FIELD_MANAGER});
     let creation = Creation { object: &pod, namespace, uid: UID, user: &user, dry_run: true };
     let body = creation.review().to_string();
-    let review = Review::parse(body.as_bytes()).map_err(|error| error.to_string())?;
+    let failed = |error: &dyn std::error::Error| Verdict::NotApplicable(error.to_string());
+    let review = Review::parse(body.as_bytes()).map_err(|error| failed(&error))?;
     let snapshot = Snapshot::new(ProfileSet::new([Arc::clone(profile)]));
     let endpoint = Endpoint::Level(InjectionLevel::Enabled);
     let mut facts = Facts { namespace: Some(Arc::new(Namespace::new(labels, BTreeMap::new()))), ..Facts::default() };
     facts.looked_up = KnownObjects::new([&account], namespace).answer(review.needs(endpoint, &snapshot, &facts));
     facts.looked_up.cluster = LookedUp::unknown_cluster();
-    let decided = review.decide(endpoint, &snapshot, &facts).map_err(|fault| fault.to_string())?;
+    let decided = review.decide(endpoint, &snapshot, &facts).map_err(|fault| failed(&fault))?;
     let Some(patch) = decided.patch else {
         let decision = decided.decision;
-        return Err(match decision.profiles.first() {
-            None => decision.reason.sentence().to_owned(),
-            Some(profile) => match &profile.detail {
-                None => profile.reason.sentence().to_owned(),
-                Some(detail) => format!("{}: {detail}", profile.reason.sentence()),
-            },
+        let Some(profile) = decision.profiles.first() else {
+            return Err(Verdict::NotApplicable(decision.reason.sentence().to_owned()));
+        };
+        return Err(match (profile.reason, &profile.detail) {
+            (Reason::InvalidResult, Some(detail)) => Verdict::Invalid(detail.to_string()),
+            (reason, None) => Verdict::NotApplicable(reason.sentence().to_owned()),
+            (reason, Some(detail)) => Verdict::NotApplicable(format!("{}: {detail}", reason.sentence())),
         });
     };
-    let patch: json_patch::Patch = serde_json::from_slice(&patch).map_err(|error| error.to_string())?;
-    json_patch::patch(&mut pod, &patch).map_err(|error| error.to_string())?;
+    let patch: json_patch::Patch = serde_json::from_slice(&patch).map_err(|error| failed(&error))?;
+    json_patch::patch(&mut pod, &patch).map_err(|error| failed(&error))?;
     Ok(pod)
 }
 

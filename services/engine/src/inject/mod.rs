@@ -4,6 +4,7 @@
 pub(crate) mod authors;
 mod changes;
 mod confirmed;
+mod consistent;
 mod elements;
 mod index;
 mod join;
@@ -37,6 +38,7 @@ use crate::select::Selected;
 
 use authors::Authors;
 use confirmed::Confirmed;
+use consistent::BrokenRule;
 use elements::Places;
 use join::text_of;
 pub(crate) use locate::{NamespaceWork, without_record};
@@ -362,10 +364,16 @@ impl<'a> Pass<'_, 'a> {
             merge.containers = own;
         }
         let (changes, notes, containers) = merge.finish();
-        match missing_volume(document, &profile.foreign_volumes)? {
-            Some(volume) => Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume))),
-            None => Ok((changes, notes, containers)),
+        if let Some(volume) = missing_volume(document, &profile.foreign_volumes)? {
+            return Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume)));
         }
+        if changes > 0
+            && subject.type_.is_pod()
+            && let Some(BrokenRule { place, message }) = consistent::broken(document, subject.object)?
+        {
+            return Err(Fault::Conflict(Conflict::new(Reason::InvalidResult, &format!("{place}: {message}"))));
+        }
+        Ok((changes, notes, containers))
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) mod set;
 pub(crate) mod target;
 pub(crate) mod template;
 mod tenant;
+pub(crate) mod together;
 mod typed;
 pub(crate) mod validations;
 mod whole;

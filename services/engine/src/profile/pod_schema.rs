@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use crate::expression::Quantity;
 use crate::json;
 
+use super::together;
+
 /// Lines of `Type field:kind field:kind`, in the order of the types.
 const TABLE: &str = include_str!("pod_schema.txt");
 
@@ -162,7 +164,7 @@ impl Kind {
         }
     }
 
-    /// What is wrong with a computed value in the place of one of this kind. What is below an object is not looked at.
+    /// What is wrong with a computed value in the place of one of this kind. Of what is below an object, only the rules about several fields are checked.
     fn fault_of(self, value: json::Value<'_>) -> Option<String> {
         let wrong = || Some(format!("expected {}, found {}", self.expected(), called(value)));
         match self {
@@ -192,7 +194,7 @@ impl Kind {
                 let item = Self::of(item);
                 value.members().find_map(|(_, value)| item.fault_of(value))
             }
-            Self::Object(_) if value.kind() == json::Kind::Object => None,
+            Self::Object(of) if value.kind() == json::Kind::Object => together::broken_rule(of, value, false),
             Self::Boolean | Self::Int32 | Self::Int64 | Self::List(_) | Self::Map(_) | Self::Object(_) => wrong(),
         }
     }

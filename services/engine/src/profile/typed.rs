@@ -12,6 +12,7 @@ use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
 use super::pod_schema::{Kind, PodSchema, is_one_of};
+use super::together::{HANDLERS, more_than_limit, more_than_one_handler};
 use crate::expression::{Quantity, Source, Text, closest};
 
 /// Fields of a pod's spec that cannot be set when a pod is created.
@@ -20,9 +21,6 @@ const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 /// Directives that stand beside a map's fields.
 pub(super) const DIRECTIVES: [&str; 10] =
     ["$value", "$when", "$forEach", "$as", "$conflict", "$join", "$position", "$each", "$prune", "$sidecar"];
-
-/// What a probe or hook can do. It does one of these.
-const HANDLERS: [&str; 5] = ["exec", "grpc", "httpGet", "sleep", "tcpSocket"];
 
 /// How many fields are listed where none is like the one that was written.
 const LISTED_FIELDS: usize = 12;
@@ -167,8 +165,7 @@ impl Walk<'_, '_> {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
         let handlers: Vec<_> = HANDLERS.into_iter().filter(is_certain).collect();
         if matches!(of, "Probe" | "LifecycleHandler") && handlers.len() > 1 {
-            let message = format!("a probe or hook does one thing, found {}", handlers.join(", "));
-            self.faults.push(Diagnostic::new(&self.path, message));
+            self.faults.push(Diagnostic::new(&self.path, more_than_one_handler(&handlers)));
         }
         if of == "ResourceRequirements" {
             let amount = |kind: &str, name: &str| match fields.get(kind)?.get(name)? {
@@ -176,10 +173,9 @@ impl Walk<'_, '_> {
                 other => Quantity::read(&other.to_string()),
             };
             for name in fields.get("requests").and_then(Json::as_object).into_iter().flat_map(Map::keys) {
-                if let (Some(requests), Some(limits)) = (amount("requests", name), amount("limits", name))
-                    && requests.is_more_than(limits)
+                if let (Some(requests), Some(limit)) = (amount("requests", name), amount("limits", name))
+                    && let Some(message) = more_than_limit(name, requests, limit)
                 {
-                    let message = format!("requests {requests} of {name}, which is more than its limit of {limits}");
                     self.faults.push(Diagnostic::new(&self.path, message));
                 }
             }

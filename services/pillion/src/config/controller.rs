@@ -166,7 +166,7 @@ pub(crate) const SETTINGS: [Setting; 21] = [
     fixed(
         "profiles.maxMemory",
         Type::Size("1Mi", "64Gi"),
-        "The same for the profiles of all namespaces together. The memory limits of the replicas and of the controller have to leave room for twice as much.",
+        "The same for the profiles of all namespaces together. No namespace gets more than half of what the others leave. The memory limits of the replicas and of the controller have to leave room for twice as much.",
     ),
     fixed(
         "logs.level",

@@ -193,7 +193,9 @@ pub(crate) fn code(reason: Reason) -> Option<Code> {
         Reason::LookupFailed => Code::LookupFailed,
         Reason::ExclusiveGroup => Code::ExclusiveGroup,
         Reason::NameTaken => Code::NameTaken,
-        Reason::TypeConflict | Reason::DuplicateKey | Reason::MissingVolume => Code::TemplateConflict,
+        Reason::TypeConflict | Reason::DuplicateKey | Reason::MissingVolume | Reason::InvalidResult => {
+            Code::TemplateConflict
+        }
         Reason::OperatingSystem => Code::OperatingSystem,
         Reason::RecordTooLarge | Reason::LimitExceeded => Code::LimitExceeded,
         Reason::SwitchedOff => Code::SwitchedOff,

@@ -101,11 +101,26 @@ async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     if !ran.status.success() {
         bail!("the job {name}: {}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     }
-    let now = job["metadata"]["creationTimestamp"].clone();
-    let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
-    let status = json!({"status": {"succeeded": 1, "startTime": now, "completionTime": now,
-        "conditions": [condition("SuccessCriteriaMet"), condition("Complete")]}});
-    jobs.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    end_job(&jobs, &job, ["SuccessCriteriaMet", "Complete"]).await
+}
+
+/// Lets the job of a hook fail.
+async fn fail_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
+    let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
+    let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
+    end_job(&jobs, &serde_json::to_value(job)?, ["FailureTarget", "Failed"]).await
+}
+
+/// Writes what the controller of jobs writes when a job ends.
+async fn end_job(jobs: &Api<Job>, job: &Json, conditions: [&str; 2]) -> Result<()> {
+    let now = &job["metadata"]["creationTimestamp"];
+    let conditions = conditions.map(|kind| json!({"type": kind, "status": "True", "lastTransitionTime": now}));
+    let mut status = json!({"startTime": now, "conditions": conditions});
+    if conditions[1]["type"] == "Complete" {
+        (status["succeeded"], status["completionTime"]) = (json!(1), now.clone());
+    }
+    let name = job["metadata"]["name"].as_str().context("a name")?;
+    jobs.patch_status(name, &PatchParams::default(), &Patch::Merge(&json!({"status": status}))).await?;
     Ok(())
 }
 
@@ -215,7 +230,16 @@ fn a_release_is_installed_injects_is_upgraded_and_leaves_nothing_in_the_way() {
         // Everything of it dies, and the release is deleted.
         let Rig { control_plane, replicas, .. } = rig;
         drop((replicas, controllers));
-        helm_with_job(&control_plane, "pillion-uninstall", &["uninstall", "pillion"], None).await?;
+        // A job that fails stays, for its log; its permissions do not.
+        let uninstall = ["uninstall", "pillion"];
+        let (said, failed) =
+            tokio::join!(helm(&control_plane, &uninstall, None), fail_job(&control_plane, "pillion-uninstall"));
+        failed?;
+        ensure!(!said?.status.success());
+        let left = control_plane.kubectl_ok(&["get", "clusterroles,clusterrolebindings", "--output=name"]).await?;
+        ensure!(!left.contains("pillion-uninstall"), "{left}");
+        control_plane.kubectl_ok(&["delete", "job", "pillion-uninstall", "--namespace", NAMESPACE]).await?;
+        helm_with_job(&control_plane, "pillion-uninstall", &uninstall, None).await?;
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
         ensure!(mutating.get_opt("pillion").await?.is_none() && validating.get_opt("pillion").await?.is_none());

@@ -18,7 +18,7 @@ use serde_json::Value as Json;
 use crate::direct::{Direct, review};
 use crate::managed::{Managed, QUICK};
 use crate::prometheus::Prometheus;
-use crate::rig::{GREEDY, SOON, bare_pod};
+use crate::rig::{REJECTED, SOON, bare_pod};
 use crate::rotation::Damage;
 
 /// How long an alert may take: several windows.
@@ -193,12 +193,12 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
 /// Creates pods that a profile makes invalid until the alert about them fires.
 async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
     let kubectl = &managed.rig.control_plane;
-    kubectl.apply_yaml(GREEDY).await?;
+    kubectl.apply_yaml(REJECTED).await?;
     // A replica that does not serve it yet lets the pod through.
     let rejected = async |number: usize| {
-        let mut pod = bare_pod(&format!("greedy-{number}"));
-        pod["metadata"]["annotations"]["pillion.dev/profiles"] = "greedy".into();
-        managed.rig.create("team-a", &pod).await.is_err_and(|error| format!("{error:#}").contains("cpu limit"))
+        let mut pod = bare_pod(&format!("rejected-{number}"));
+        pod["metadata"]["annotations"]["pillion.dev/profiles"] = "rejected".into();
+        managed.rig.create("team-a", &pod).await.is_err_and(|error| format!("{error:#}").contains("successThreshold"))
     };
     let mut number = 0;
     eventually(FIRES_WITHIN, "injected pods are rejected", async || {
@@ -210,7 +210,7 @@ async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Resul
     })
     .await?;
     println!("PillionInjectedPodsRejected after {number} pods");
-    kubectl.kubectl_ok(&["delete", "ciprof", "greedy"]).await?;
+    kubectl.kubectl_ok(&["delete", "ciprof", "rejected"]).await?;
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::rbac::{CONTROLLER, kubeconfig};
-use crate::rig::{ASK, GREEDY, NGINX, Rig, SOON, annotation, bare_pod, install_definitions};
+use crate::rig::{ASK, NGINX, REJECTED, Rig, SOON, annotation, bare_pod, install_definitions};
 
 /// A leader's term, in this process.
 struct Leader {
@@ -504,7 +504,7 @@ fn namespace_has_a_share_of_the_memory_of_profiles() {
     });
 }
 
-/// More profiles that compile. The API server rejects the pods of the first one, as those of [`GREEDY`].
+/// More profiles that compile. The API server would reject the pods of the first one.
 const TRIED: &str = "
 ---
 apiVersion: pillion.dev/v1alpha1
@@ -540,8 +540,8 @@ spec:
 
 /// By profile: what the condition says, and a part of its message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
-    (&["ciprof", "greedy"], "False", "spec.containers[1].resources.requests: Invalid value: \"2\""),
-    (&["iprof", "hungry", "-n", "team-a"], "False", "spec.containers[1].resources.requests: Invalid value: \"2Gi\""),
+    (&["ciprof", "rejected"], "False", "spec.containers[1].livenessProbe.successThreshold: Invalid value: 2"),
+    (&["iprof", "hungry", "-n", "team-a"], "False", "would reject a pod with revision"),
     (&["ciprof", "good"], "True", "the API server accepts a pod with revision"),
     (&["iprof", "good", "-n", "team-a"], "True", "the API server accepts a pod with revision"),
     (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold"),
@@ -587,11 +587,11 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
             Ok(())
         })
         .await?;
-        let tried = format!("{GREEDY}{TRIED}");
+        let tried = format!("{REJECTED}{TRIED}");
         control_plane.apply_yaml(&tried).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
-        let (greedy, ..) = VERDICTS[0];
-        valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
+        let (rejected, ..) = VERDICTS[0];
+        valid_becomes(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
 
         // It asks again.
         control_plane.apply_yaml(CONTROLLER).await?;
@@ -605,7 +605,7 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         })
         .await?;
         ensure!(
-            events.contains("clusterinjectionprofile/greedy") && events.contains("injectionprofile/hungry"),
+            events.contains("clusterinjectionprofile/rejected") && events.contains("injectionprofile/hungry"),
             "{events}"
         );
         let stored = control_plane.kubectl_ok(&["get", "podtemplates", "-A"]).await?;
@@ -618,9 +618,9 @@ fn dry_run_tells_verdict_of_api_server_in_status() {
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         control_plane
-            .apply_yaml(&tried.replace("default: '1'", "default: '2'").replace("default: 1Gi", "default: 2Gi"))
+            .apply_yaml(&tried.replace("default: 2}", "default: 1}").replace("default: 1Gi", "default: 2Gi"))
             .await?;
-        valid_becomes(&control_plane, greedy, "Unknown", "podtemplates is forbidden").await?;
+        valid_becomes(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {
             valid_becomes(&control_plane, profile, state, words).await?;
         }

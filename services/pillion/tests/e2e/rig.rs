@@ -28,17 +28,17 @@ pub(crate) const TRIES: usize = 6;
 pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const STATUS: &str = "sidecar-injector-webhook.morven.me/status";
 
-/// A profile whose pods the API server rejects: a container requests more than its limit.
-pub(crate) const GREEDY: &str = "
+/// A profile whose pods the API server rejects: a liveness probe succeeds at once or not at all.
+pub(crate) const REJECTED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
-metadata: {name: greedy}
+metadata: {name: rejected}
 spec:
-  parameters: [{name: limit, type: quantity, default: '1'}]
+  parameters: [{name: threshold, type: integer, default: 2}]
   template:
     spec:
       containers:
-      - {name: greedy, image: 'greedy:1', resources: {requests: {cpu: '2'}, limits: {cpu: '${params.limit}'}}}
+      - {name: rejected, image: 'i:1', livenessProbe: {tcpSocket: {port: 1}, successThreshold: '${params.threshold}'}}
 ";
 
 /// The profile as it is shipped.
