@@ -27,7 +27,8 @@ result=$(echo "$said" | tail -1)
 if [ -n "$record" ]; then
   page=$here/../../../docs/releases.md
   counts=$(echo "$result" | sed 's/[{}"]//g; s/\([a-z]*\):\([0-9]*\)/\2 \1/g; s/,/, /g')
-  row="| $version | $counts | $(IFS=';'; echo "${reasons[*]#*:}") |"
+  why=$(IFS=';'; echo "${reasons[*]#*:}" | sed 's/^ //; s/ | / or /g')
+  row="| $version | $counts | $why |"
   # The row of this minor version, or a new one below the heading of the table.
   sed -i "/^| ${kubernetes//./\\.}\.[0-9]/d" "$page"
   awk -v row="$row" '{ print } /^\| tested version /{ heading = 1 } heading && /^\|---/ { print row; heading = 0 }' "$page" >"$page.new"
