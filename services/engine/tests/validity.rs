@@ -126,17 +126,7 @@ fn merged_fields_of_a_container_fit_one_another() {
             &bare,
             Some("/spec/containers/web/livenessProbe: a probe or hook needs one of"),
         ),
-        (
-            json!({"livenessProbe": {"exec": {"command": ["a"]}}}),
-            &probed,
-            Some("/spec/containers/web/livenessProbe: a probe or hook does one thing, found exec, httpGet"),
-        ),
         (json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}), &probed, None),
-        (
-            json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}),
-            &web(json!({"lifecycle": {"preStop": {"exec": {"command": ["a"]}}}})),
-            Some("/lifecycle: preStop: a probe or hook does one thing"),
-        ),
     ] {
         let (reason, detail, object) = applied(changing(&template), pod);
         match message {
