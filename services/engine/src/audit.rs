@@ -12,11 +12,12 @@ use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
 
 use crate::compute::{Arena, World};
 use crate::expression::Allowances;
-use crate::inject::{Record, is_genuine, without_record};
+use crate::inject::without_record;
 use crate::json::{OwnedTape, Value, write_string};
 use crate::lookup::{LookedUp, Wanted};
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
+use crate::record::{Record, is_genuine};
 use crate::report::{ProfileDecision, ProfileOutcome, Reason};
 use crate::schema;
 use crate::select::revisions::Subject;

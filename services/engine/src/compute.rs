@@ -12,8 +12,8 @@ use crate::expression::{
 };
 use crate::json::{self, OwnedTape};
 use crate::lookup::{self, LookedUp};
+use crate::namespace::NamespaceMetadata;
 use crate::profile::CompiledProfile;
-use crate::snapshot::Namespace;
 
 /// The names that every expression of a profile may use, beside its variables.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
@@ -52,7 +52,7 @@ pub(crate) struct World<'v> {
     pub(crate) object: json::Value<'v>,
     pub(crate) request: json::Value<'v>,
     pub(crate) namespace_name: &'v str,
-    pub(crate) namespace: &'v Namespace,
+    pub(crate) namespace: &'v NamespaceMetadata,
     pub(crate) uid: &'v str,
     pub(crate) looked_up: &'v LookedUp,
     /// What the profiles may use together.

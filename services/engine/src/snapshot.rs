@@ -19,8 +19,9 @@ use crate::profile::{CompiledProfile, ProfileName, ProfileSet};
 use crate::select::candidates::Candidates;
 use crate::select::revisions::{self, Subject};
 
+pub use self::namespace::Namespace;
+pub use crate::namespace::{NamespaceMetadata, Pairs};
 use kept::Kept;
-pub use namespace::{Namespace, Pairs};
 use pool::Pool;
 
 /// How many tables the index of namespaces is kept in.
@@ -144,13 +145,13 @@ impl Snapshot {
     /// The profiles that may act in a namespace. They are found once for each namespace and set of profiles, and kept once
     /// for all namespaces that get the same.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
-        if let Some(found) = namespace.remembered()
+        if let Some(found) = namespace.cached_candidates()
             && found.is_of(&self.profiles, name)
         {
             return found;
         }
         let found = self.pool.share(Candidates::find(&self.profiles, name, namespace));
-        namespace.remember(&found);
+        namespace.cache_candidates(&found);
         found
     }
 

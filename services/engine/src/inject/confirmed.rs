@@ -5,7 +5,7 @@
 
 use crate::expression::Meter;
 use crate::json::{SlotId, Value};
-use crate::limits::Done;
+use crate::record::Done;
 use crate::schema::KeyedList;
 
 use super::elements::Element;

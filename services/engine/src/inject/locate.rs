@@ -8,7 +8,7 @@ use crate::schema::{Field, KeyedList, Type};
 
 use super::index::push_keys;
 use super::pod_resources::PodResources;
-use super::record::{Change, Move, Record};
+use crate::record::{Change, Move, Record};
 
 /// In lists with no more elements than this, one is looked for among all.
 const FEW: usize = 16;

@@ -14,6 +14,7 @@ use crate::json::{
 };
 use crate::limits::{Excess, Protected};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
+use crate::record::{Earlier, RecordWriter};
 use crate::report::Reason;
 use crate::schema::{self, Field, Type};
 
@@ -22,7 +23,6 @@ use super::confirmed::Confirmed;
 use super::elements::Places;
 use super::index::{Index, Keys};
 use super::members::Member;
-use super::record::{Earlier, RecordWriter};
 
 /// Why a template cannot be laid over an object.
 #[derive(Debug)]

@@ -14,7 +14,6 @@ mod moves;
 mod notes;
 mod order;
 mod pod_resources;
-mod record;
 mod references;
 mod render;
 mod rules;
@@ -31,6 +30,7 @@ use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Va
 use crate::limits::{Bounds, Excess, Limit, Protected};
 use crate::patch::{self, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::{CompiledProfile, Limits};
+use crate::record::{Change, Record, RecordWriter};
 use crate::report::{ProfileOutcome, Reason};
 use crate::schema::Type;
 use crate::select::Selected;
@@ -42,8 +42,6 @@ use join::text_of;
 pub(crate) use locate::{NamespaceWork, without_record};
 use merge::{Conflict, Desk, Fault, Merge, PartOf, Surroundings};
 use pod_resources::PodResources;
-use record::Change;
-pub(crate) use record::{Record, RecordWriter, is_genuine};
 use rules::Standing;
 pub use undo::{UndoError, Undone, undo};
 

@@ -8,7 +8,7 @@ use crate::schema::{self, KeyedList};
 use super::index::push_keys;
 use super::locate::{before, part_before, value_at};
 use super::merge::{Fault, Merge};
-use super::record::{Change, Move};
+use crate::record::{Change, Move};
 
 /// What stood at a place before an earlier pass of the same profile.
 #[derive(Clone, Copy)]

@@ -176,8 +176,8 @@ impl<'a> Merge<'_, 'a> {
         let mut copy = Document::new(value);
         let mut places = super::elements::Places::default();
         let mut desk = super::merge::Desk::default();
-        let mut record = super::record::RecordWriter::new();
-        let earlier = super::record::Earlier::default();
+        let mut record = crate::record::RecordWriter::new();
+        let earlier = crate::record::Earlier::default();
         let surroundings = super::merge::Surroundings {
             document: &mut copy,
             places: &mut places,

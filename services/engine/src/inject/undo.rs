@@ -6,8 +6,8 @@ use pillion_api::names::INJECTED_ANNOTATION;
 use thiserror::Error;
 
 use super::locate;
-use super::record::Record;
 use crate::json::OwnedTape;
+use crate::record::Record;
 use crate::schema;
 
 /// An object without what was injected.

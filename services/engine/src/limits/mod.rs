@@ -25,17 +25,17 @@ pub use control::{Control, PodSecurityLevel};
 pub(crate) use excess::{Excess, Limit};
 pub use guardrails::{Domain, Guardrails, VolumeKind};
 pub use image::ImagePrefix;
-pub(crate) use protected::{Done, Protected};
+pub(crate) use protected::Protected;
 
 use crate::json::{Document, OwnedTape, Value};
+use crate::namespace::NamespaceMetadata;
 use crate::profile::Limits;
-use crate::snapshot::Namespace;
 use pod_security::{CONTAINER_LISTS, Subject, Violation, name_of, violations};
 
 /// What the limits of one request depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds<'b> {
-    pub(crate) namespace: &'b Namespace,
+    pub(crate) namespace: &'b NamespaceMetadata,
     pub(crate) guardrails: &'b Guardrails,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn check(
     before: Value<'_>,
     after: Value<'_>,
     protected: &Protected,
-    namespace: &Namespace,
+    namespace: &NamespaceMetadata,
     guardrails: &Guardrails,
 ) -> Result<(), Excess> {
     protected.check(before, after)?;

@@ -6,20 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::difference::{Difference, Differences, Order, pointer};
 use super::excess::{Excess, Limit};
 use crate::json::Value;
-
-/// What was done at a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Done {
-    /// Something was added. If somebody else took it away since, there is nothing to protect.
-    Added,
-    /// What stood there was replaced or taken away, or was already as it should be. That there is nothing now may be what
-    /// was wanted.
-    Set,
-    /// An element that was there was moved within its list.
-    Moved,
-    /// An element was put first in its list, or before another element.
-    PutInFront,
-}
+use crate::record::Done;
 
 /// Places that the platform's profiles added or set, by pointers as they stand in the record.
 #[derive(Clone, Debug, Default)]

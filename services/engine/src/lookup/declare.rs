@@ -9,7 +9,7 @@ use pillion_api::names::is_dns_name;
 use pillion_api::profile::Lookup;
 
 use super::{Query, Which};
-use crate::profile::{Diagnostic, Limits};
+use crate::diagnostic::Diagnostic;
 
 /// A look-up that was found to be right.
 #[derive(Clone, Debug)]
@@ -32,12 +32,7 @@ impl Declared {
 }
 
 /// Compiles the look-ups of a profile. What is wrong goes to `faults`.
-pub(crate) fn compile(limits: Limits, lookups: &[Lookup], faults: &mut Vec<Diagnostic>) -> Box<[Declared]> {
-    if limits == Limits::Tenant && !lookups.is_empty() {
-        let fault = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
-        faults.push(fault.with_help("they are read with Pillion's rights, not with those of the namespace"));
-        return Box::default();
-    }
+pub(crate) fn compile(lookups: &[Lookup], faults: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::new();
     for (index, lookup) in lookups.iter().enumerate() {

@@ -17,7 +17,7 @@ use pillion_api::selector::LabelSelector;
 
 use crate::expression::EvaluationError;
 use crate::json::OwnedTape;
-use crate::report::Reason;
+use crate::reason::Reason;
 
 pub(crate) use declare::{Declared, compile};
 pub use known::{KnownObjects, metadata_tape};

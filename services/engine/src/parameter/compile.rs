@@ -5,8 +5,8 @@ use regex::RegexBuilder;
 use serde_json::Value as Json;
 
 use super::{Bound, Default, Key, Kind, Parameter, RecordField};
+use crate::diagnostic::Diagnostic;
 use crate::expression::Scope;
-use crate::profile::Diagnostic;
 
 /// How large a compiled regular expression may be, in bytes.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;

@@ -4,9 +4,9 @@ use pillion_api::parameter::Source;
 use serde_json::Value as Json;
 
 use super::{Kind, Parameter};
+use crate::diagnostic::Diagnostic;
 use crate::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Source as Piece, Text};
 use crate::lookup::Needs;
-use crate::profile::Diagnostic;
 
 /// What a parameter is where nobody sets it.
 #[derive(Debug)]

@@ -3,22 +3,23 @@
 //! All mistakes are reported, not only the first. What this build cannot do is a mistake too: a profile must never take
 //! effect half.
 
-use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut, ProfileSpec, RequestKey};
+use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
 
-use super::check::{check_key, check_template};
+use super::check::check_template;
 use super::expressions::{self, Computed};
 use super::extend::{self, Limits, NoParents, Parents};
 use super::object::check_object;
 use super::pod_schema::Kind;
+use super::request;
 use super::rules;
 use super::target::{self, Target};
 use super::template::{Compiler, LocalNames, Node, without_directives};
 use super::tenant::check_tenant;
-use super::{CompiledProfile, Diagnostic, ProfileName, Request, whole};
+use super::{CompiledProfile, Diagnostic, ProfileName, whole};
 use crate::expression::Scope;
-use crate::lookup::{self, Needs};
+use crate::lookup::{self, Declared, Needs};
 
 /// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -34,12 +35,6 @@ const VALUE_BYTES: usize = 256;
 
 /// The order of a profile that says none.
 const DEFAULT_ORDER: i32 = 100;
-
-/// Words that ask for the default profile of a key, unless the profile says others.
-const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
-
-/// Words that ask for none, unless the profile says others.
-const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
 /// Compiles a profile that extends none.
 ///
@@ -85,9 +80,9 @@ pub(super) fn compile_text(
     {
         check_selector(path, selector.as_ref(), &mut faults);
     }
-    let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
+    let request = spec.request.as_ref().map(|request| request::compile(request, &mut faults));
     let target = target::compile(name, spec, &mut faults);
-    let lookups = lookup::compile(limits, &spec.lookups, &mut faults);
+    let lookups = compile_lookups(limits, spec, &mut faults);
     let computed = expressions::compile(spec, target.is_pods(), &mut faults);
     let Computed { parameters, variables, conditions, validations, scope, locals } = computed;
     check_does_something(spec, &mut faults);
@@ -207,41 +202,14 @@ fn check_selector(path: &str, selector: Option<&LabelSelector>, faults: &mut Vec
     }
 }
 
-fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Request {
-    if request.annotation.is_none() && request.label.is_none() {
-        faults.push(Diagnostic::new("spec.request", "request needs an annotation or a label"));
+/// Compiles the declared lookups. A profile that is bounded by the limits for tenants may declare none.
+fn compile_lookups(limits: Limits, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Box<[Declared]> {
+    if limits == Limits::Tenant && !spec.lookups.is_empty() {
+        let fault = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
+        faults.push(fault.with_help("they are read with Pillion's rights, not with those of the namespace"));
+        return Box::default();
     }
-    for (field, key) in [("annotation", &request.annotation), ("label", &request.label)] {
-        if let Some(sentence) = key.as_deref().and_then(check_key) {
-            faults.push(Diagnostic::new(format!("spec.request.{field}"), sentence));
-        }
-    }
-    let lower = |words: &[String]| words.iter().map(|word| word.trim().to_lowercase().into()).collect();
-    let or = |words: &Option<Vec<String>>, default: &[&str]| match words {
-        Some(words) => lower(words),
-        None => default.iter().map(|word| Box::from(*word)).collect(),
-    };
-    let compiled = Request {
-        label: request.label.as_deref().map(Box::from),
-        annotation: request.annotation.as_deref().map(Box::from),
-        values: lower(&request.values),
-        truthy: or(&request.truthy, &TRUTHY),
-        falsy: or(&request.falsy, &FALSY),
-        empty: request.empty.unwrap_or_default(),
-        on_unknown: request.on_unknown.unwrap_or(OnUnknown::Ignore),
-    };
-    for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
-        for (index, _) in words.iter().enumerate().filter(|(_, word)| word.is_empty() || word.contains(',')) {
-            faults.push(
-                Diagnostic::new(format!("spec.request.{field}[{index}]"), "a word is not empty and has no comma")
-                    .with_help("a comma separates the words of a request"),
-            );
-        }
-    }
-    if let Some(word) = compiled.truthy.iter().find(|word| compiled.falsy.contains(word)) {
-        faults.push(Diagnostic::new("spec.request", format!("the word {word:?} is both truthy and falsy")));
-    }
-    compiled
+    lookup::compile(&spec.lookups, faults)
 }
 
 /// A profile does something, or is there to be extended by one that does.

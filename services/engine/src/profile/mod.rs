@@ -7,12 +7,12 @@ mod advice;
 mod check;
 mod compile;
 mod contend;
-mod diagnostic;
 mod elements;
 pub(crate) mod expressions;
 mod extend;
 mod object;
 mod pod_schema;
+pub(crate) mod request;
 mod review;
 pub(crate) mod rules;
 pub(crate) mod set;
@@ -25,18 +25,19 @@ mod whole;
 
 use std::fmt;
 
-use pillion_api::profile::{Activation, EmptyValue, OnError, OnUnknown, OptOut, Rollout};
+use pillion_api::profile::{Activation, OnError, OptOut, Rollout};
 use pillion_api::selector::LabelSelector;
 
 use crate::compute::Variable;
 use crate::lookup::{Declared, Needs};
 use crate::parameter::Parameter;
 use crate::schema::{self, Type};
+use request::Request;
 use target::{Action, Phase};
 
+pub use crate::diagnostic::{Diagnostic, Part};
 pub use advice::advise;
 pub use compile::{MAX_TEMPLATE_BYTES, compile, compile_with};
-pub use diagnostic::{Diagnostic, Part};
 pub(crate) use expressions::one_line;
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
@@ -76,18 +77,6 @@ impl fmt::Display for ProfileName {
             None => formatter.write_str(&self.name),
         }
     }
-}
-
-/// How a pod or its namespace asks for a profile by a key of the profile's own. All words are in lower case.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) label: Option<Box<str>>,
-    pub(crate) annotation: Option<Box<str>>,
-    pub(crate) values: Box<[Box<str>]>,
-    pub(crate) truthy: Box<[Box<str>]>,
-    pub(crate) falsy: Box<[Box<str>]>,
-    pub(crate) empty: EmptyValue,
-    pub(crate) on_unknown: OnUnknown,
 }
 
 /// A profile that was found to be right, in the form in which it is run.

@@ -9,11 +9,12 @@ use super::envelope::{Envelope, object_of};
 use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, mark, validating};
 use crate::compute::{Arena, World};
 use crate::expression::Allowances;
-use crate::inject::{self, Applied, LeftOut, NamespaceWork, Record, RecordWriter, Subject, Verdict};
+use crate::inject::{self, Applied, LeftOut, NamespaceWork, Subject, Verdict};
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::limits::{self, Bounds, Excess};
 use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::target::Phase;
+use crate::record::{self, Record, RecordWriter};
 use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::schema;
 use crate::select::revisions::Subject as Choosing;
@@ -124,7 +125,7 @@ pub(super) enum FoundRecord {
 impl FoundRecord {
     pub(super) fn find(object: Value<'_>, trust: RecordTrust) -> Self {
         let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
-        if trust == RecordTrust::ManagedFields && !inject::is_genuine(object) {
+        if trust == RecordTrust::ManagedFields && !record::is_genuine(object) {
             return Self::Foreign;
         }
         match annotation.as_str().and_then(|text| Record::read(&text)) {

@@ -12,11 +12,11 @@ use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::OptOut;
 
 use super::index::{Index, KeyGroup, KeyKind, StagePlaces};
+use crate::namespace::{NamespaceMetadata, Pairs};
 use crate::profile::set::Staging;
 use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, ProfileSet};
 use crate::report::Notice;
-use crate::snapshot::{Namespace, Pairs};
 
 /// Place of a profile among the candidates. A lower place is applied first: all of the platform's come before all of the
 /// namespace's own.
@@ -68,7 +68,7 @@ pub(crate) struct Groups<'c> {
 
 impl Candidates {
     /// Finds them.
-    pub(crate) fn find(set: &ProfileSet, name: &str, namespace: &Namespace) -> Self {
+    pub(crate) fn find(set: &ProfileSet, name: &str, namespace: &NamespaceMetadata) -> Self {
         let cluster = Arc::clone(set.cluster());
         let own = set.of_namespace(name).cloned();
         let mut excluded = Places::default();

@@ -9,10 +9,10 @@ use super::Refusal;
 use super::pod::Pod;
 use crate::compute::{Computation, Parameters, World};
 use crate::expression::{EvaluationError, Meter, Purpose};
+use crate::namespace::NamespaceMetadata;
 use crate::parameter::{self, Invalid, Metadata, Parameter, Resolved, Sources};
 use crate::profile::CompiledProfile;
 use crate::report::{Notice, ProfileOutcome, Reason};
-use crate::snapshot::Namespace;
 
 /// The values of a profile's parameters. What their authors are told goes to `notices`.
 ///
@@ -103,7 +103,7 @@ impl Metadata for Pod<'_> {
     }
 }
 
-impl Metadata for Namespace {
+impl Metadata for NamespaceMetadata {
     fn label(&self, key: &str) -> Option<Cow<'_, str>> {
         Self::label(self, key).map(Cow::Borrowed)
     }

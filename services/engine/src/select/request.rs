@@ -12,12 +12,9 @@ use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
 use super::candidates::{Candidates, Groups, Meaning, Place};
 use super::index::KeyKind;
 use super::pod::Pod;
-use crate::profile::Request;
+use crate::profile::request::{names, words};
 use crate::profile::target::Action;
 use crate::report::{Notice, Reason};
-
-/// How many words of one value are read. More are ignored: nobody asks for so many profiles.
-const MAX_WORDS: usize = 64;
 
 /// What is asked for.
 pub(super) struct Asked {
@@ -218,13 +215,6 @@ impl Reader<'_, '_> {
     }
 }
 
-impl Request {
-    /// Whether a value asks for none: it is empty, or has only falsy words.
-    pub(crate) fn declines(&self, value: &str) -> bool {
-        words(value).all(|word| self.falsy.iter().any(|falsy| **falsy == *word))
-    }
-}
-
 /// A word of somebody else's, cut to a length that messages can bear.
 struct Shortened<'w>(&'w str);
 
@@ -245,16 +235,4 @@ impl std::fmt::Debug for Shortened<'_> {
 /// A name without the revision that it is pinned to.
 fn without_pin(name: &str) -> &str {
     name.split_once('@').map_or(name, |(name, _)| name)
-}
-
-/// The words of a value, in lower case.
-fn words(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
-    names(value).map(|word| {
-        let is_lower = !word.chars().any(char::is_uppercase);
-        if is_lower { Cow::Borrowed(word) } else { Cow::Owned(word.to_lowercase()) }
-    })
-}
-
-pub(super) fn names(value: &str) -> impl Iterator<Item = &str> {
-    value.split(',').map(str::trim).filter(|word| !word.is_empty()).take(MAX_WORDS)
 }

@@ -20,13 +20,13 @@ use sha2::{Digest, Sha256};
 
 use super::candidates::{Candidates, Choice, Place};
 use super::pod::Pod;
-use super::request::names;
-use crate::inject::Record;
 use crate::json::Value;
 use crate::lookup::{Answer, Query, Which, workload};
+use crate::namespace::NamespaceMetadata;
+use crate::profile::request::names;
 use crate::profile::{CompiledProfile, Limits, ProfileName};
+use crate::record::Record;
 use crate::report::Notice;
-use crate::snapshot::Namespace;
 
 /// Shares are told apart by hundredths of a percent.
 const SHARES: u64 = 10_000;
@@ -35,7 +35,7 @@ const SHARES: u64 = 10_000;
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'s> {
     pub(crate) namespace_name: &'s str,
-    pub(crate) namespace: &'s Namespace,
+    pub(crate) namespace: &'s NamespaceMetadata,
     /// As its author wrote it.
     pub(crate) object: Value<'s>,
     /// The record of an earlier pass of the same request.

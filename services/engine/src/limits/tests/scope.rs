@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
+use crate::record::Done;
 
 const SIDE: &str = "/spec/containers/1";
 

@@ -14,7 +14,6 @@ use std::borrow::Cow;
 use pillion_api::names::INJECTED_ANNOTATION;
 
 use crate::json::{OwnedTape, Value};
-use crate::limits::Done;
 
 mod write;
 
@@ -78,6 +77,20 @@ impl Change<'_> {
             Self::Moved(moved) => Self::Moved(Move { pointer, ..moved }),
         })
     }
+}
+
+/// What was done at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// Something was added. If somebody else took it away since, there is nothing to protect.
+    Added,
+    /// What stood there was replaced or taken away, or was already as it should be. That there is nothing now may be what
+    /// was wanted.
+    Set,
+    /// An element that was there was moved within its list.
+    Moved,
+    /// An element was put first in its list, or before another element.
+    PutInFront,
 }
 
 /// What one profile did in an earlier pass, by pointers.
