@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use pillion_engine::profile::{MAX_CHAIN, ProfileName, ProfileSet, Whole};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::profile::{MAX_CHAIN, ProfileName, Whole};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 
 use crate::cache_metrics::Kind;
 use crate::namespaces::{NamespaceChange, NamespaceIndex};

@@ -20,8 +20,9 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
 use pillion_engine::profile::{
-    CompiledProfile, Diagnostic, Limits, Parent, Parents, Part, ProfileName, ProfileSet, Whole, compile, compile_with,
+    CompiledProfile, Diagnostic, Limits, Parent, Parents, Part, ProfileName, Whole, compile, compile_with,
 };
+use pillion_engine::snapshot::ProfileSet;
 use serde_json::Value;
 
 use crate::change::Change;

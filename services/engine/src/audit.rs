@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
 
-use crate::compute::{Arena, World};
+use crate::context::{Arena, World};
+use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
 use crate::inject::without_record;
 use crate::json::{OwnedTape, Value, write_string};
@@ -18,7 +19,6 @@ use crate::lookup::{LookedUp, Wanted};
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
 use crate::record::{Record, is_genuine};
-use crate::report::{ProfileDecision, ProfileOutcome, Reason};
 use crate::schema;
 use crate::select::revisions::Subject;
 use crate::select::{self, expected};

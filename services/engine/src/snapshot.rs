@@ -8,6 +8,7 @@
 mod kept;
 mod namespace;
 mod pool;
+mod profile_set;
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use crate::limits::Guardrails;
 use crate::lookup::{Answer, LookedUp, Query};
-use crate::profile::{CompiledProfile, ProfileName, ProfileSet};
+use crate::profile::{CompiledProfile, ProfileName};
 use crate::select::candidates::Candidates;
 use crate::select::revisions::{self, Subject};
 
@@ -23,6 +24,7 @@ pub use self::namespace::Namespace;
 pub use crate::namespace::{NamespaceMetadata, Pairs};
 use kept::Kept;
 use pool::Pool;
+pub use profile_set::{ProfileSet, Served, Stage};
 
 /// How many tables the index of namespaces is kept in.
 const SHARDS: usize = 64;
@@ -145,12 +147,13 @@ impl Snapshot {
     /// The profiles that may act in a namespace. They are found once for each namespace and set of profiles, and kept once
     /// for all namespaces that get the same.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
+        let (cluster, own) = self.profiles.indexes(name);
         if let Some(found) = namespace.cached_candidates()
-            && found.is_of(&self.profiles, name)
+            && found.is_of(cluster, own)
         {
             return found;
         }
-        let found = self.pool.share(Candidates::find(&self.profiles, name, namespace));
+        let found = self.pool.share(Candidates::find(cluster, own, namespace));
         namespace.cache_candidates(&found);
         found
     }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use opentelemetry::trace::TraceId;
-use pillion_engine::report::Decision;
+use pillion_engine::decision::Decision;
 use pillion_engine::review::{CheckStage, Endpoint, Fault};
 use pillion_engine::snapshot::Snapshot;
 use prometheus_client::encoding::EncodeLabelSet;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp};
-use pillion_engine::profile::{NoParents, ProfileName, ProfileSet, Served, Whole, compile};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::profile::{NoParents, ProfileName, Whole, compile};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Served, Snapshot};
 use serde_json::{Value, json};
 
 use super::*;

@@ -5,8 +5,9 @@ use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::lookup::Answer;
-use crate::profile::{ProfileName, ProfileSet, Served, compile};
+use crate::profile::{ProfileName, compile};
 use crate::review::{Endpoint, Facts, Review};
+use crate::snapshot::{ProfileSet, Served};
 
 fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
     let compiled = profiles.iter().map(|(name, spec)| {

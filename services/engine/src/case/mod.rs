@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
-use crate::report::Decision;
+use crate::decision::Decision;
 
 pub use self::compare::{missing, unequal};
 pub use self::difference::{Aspect, Difference};

@@ -7,7 +7,8 @@ use pillion_api::profile::ProfileSpec;
 use serde_json::Value as Json;
 
 use super::{Case, Unusable};
-use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, ProfileSet, compile_with};
+use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, compile_with};
+use crate::snapshot::ProfileSet;
 
 /// The profiles of a folder, and those of other folders that they may extend.
 #[derive(Debug, Default)]

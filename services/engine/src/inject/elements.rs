@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
+use crate::decision::Reason;
 use crate::expression::{EvaluationError, Meter, Value as Computed};
 use crate::json::{Content, Kind as JsonKind, SlotId};
 use crate::profile::template::{ConflictRule, Kind, Node, Position, Rules};
-use crate::report::Reason;
 use crate::schema::{self, KeyedList};
 
 use super::index::Keys;

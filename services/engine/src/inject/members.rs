@@ -3,9 +3,9 @@
 
 use std::borrow::Cow;
 
+use crate::decision::Reason;
 use crate::json::{Content, Key, Kind as JsonKind, SlotId, State, Value};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
-use crate::report::Reason;
 use crate::schema::{self, Field, OneOf, Type};
 
 use super::index::is_one_value;

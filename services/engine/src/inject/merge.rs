@@ -7,7 +7,8 @@
 //! What an earlier pass added is settled: it is left alone, whatever others made of it since, except for a `$join` and a
 //! written `Replace`.
 
-use crate::compute::{Arena, Computation};
+use crate::context::{Arena, Computation};
+use crate::decision::Reason;
 use crate::expression::{Meter, Purpose};
 use crate::json::{
     Content, Document, Key, Kind as JsonKind, Malformed, OwnedTape, SlotId, Value, needs_escape, split_at_escape,
@@ -15,7 +16,6 @@ use crate::json::{
 use crate::limits::{Excess, Protected};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::record::{Earlier, RecordWriter};
-use crate::report::Reason;
 use crate::schema::{self, Field, Type};
 
 use super::authors::Authors;

@@ -25,13 +25,13 @@ use std::collections::HashSet;
 use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_api::profile::{ContainerType, OnError};
 
-use crate::compute::{Arena, World};
+use crate::context::{Arena, World};
+use crate::decision::{ProfileOutcome, Reason};
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value};
 use crate::limits::{Bounds, Excess, Limit, Protected};
 use crate::patch::{self, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::{CompiledProfile, Limits};
 use crate::record::{Change, Record, RecordWriter};
-use crate::report::{ProfileOutcome, Reason};
 use crate::schema::Type;
 use crate::select::Selected;
 

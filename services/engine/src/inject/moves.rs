@@ -1,9 +1,9 @@
 //! Containers that stand elsewhere than their author wrote them. `$sidecar` decides in which list, and an author's container
 //! of that name is moved along; in its list, a written `$position` decides.
 
+use crate::decision::Reason;
 use crate::json::{Content, Key, SlotId};
 use crate::profile::template::ConflictRule;
-use crate::report::Reason;
 use crate::schema::KeyedList;
 
 use super::elements::Element;

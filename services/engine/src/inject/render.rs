@@ -4,13 +4,13 @@ use std::borrow::Cow;
 
 use pillion_api::names::INJECTED_ANNOTATION;
 
-use crate::compute::EXISTING;
+use crate::context::EXISTING;
+use crate::decision::Reason;
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
 use crate::profile::Expected;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
-use crate::report::Reason;
 use crate::schema::Type;
 
 use super::merge::{Conflict, Directives, Fault, Merge, Part};

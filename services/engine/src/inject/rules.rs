@@ -4,10 +4,10 @@ use std::borrow::Cow;
 
 use pillion_api::profile::{ContainerType, Otherwise};
 
-use crate::compute;
+use crate::context;
+use crate::decision::Reason;
 use crate::json::{Document, SlotId, Value};
 use crate::profile::rules::ContainerRule;
-use crate::report::Reason;
 use crate::schema;
 
 use super::elements::ITEM_COST;
@@ -106,7 +106,7 @@ impl<'a> Merge<'_, 'a> {
                         };
                         match found {
                             Some(("containers", value)) => (ContainerType::App, value),
-                            Some((_, value)) if compute::init_kind(value) == "Sidecar" => {
+                            Some((_, value)) if context::init_kind(value) == "Sidecar" => {
                                 (ContainerType::Sidecar, value)
                             }
                             Some((_, value)) => (ContainerType::Init, value),
@@ -158,7 +158,7 @@ impl<'a> Merge<'_, 'a> {
             ContainerType::Sidecar => "Sidecar",
             ContainerType::Injected => "Injected",
         };
-        let container = compute::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
+        let container = context::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
         self.computation.know("container", container);
         if let Some(condition) = &rule.condition
             && !self.truth(condition)?

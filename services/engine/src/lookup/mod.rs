@@ -9,7 +9,6 @@ mod declare;
 mod known;
 mod needs;
 mod owners;
-mod value;
 
 use std::sync::Arc;
 
@@ -23,9 +22,8 @@ pub(crate) use declare::{Declared, compile};
 pub use known::{KnownObjects, metadata_tape};
 pub(crate) use known::{group_of, plural};
 pub use needs::{Needs, OwnerNeeds};
-pub(crate) use owners::workload;
+pub(crate) use owners::{Owner, workload};
 pub use owners::{OwnerChain, OwnerReference};
-pub(crate) use value::{NAMES, value};
 
 /// How a look-up ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 use super::Diagnostic;
 use super::template::{Choice, Compiler, LocalNames};
 use super::validations::{self, Validation};
-use crate::compute::{self, Computation, Variable};
+use crate::context::{self, Computation, Variable};
 use crate::expression::{Expression, Meter, Scope};
 use crate::parameter::{self, Parameter};
 
@@ -74,26 +74,26 @@ pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Di
         check_name(&path, &text.name, &mut names, faults);
         // A default may use the parameters that stand before it, and no variables: those may use parameters.
         let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
-        let scope = compute::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
+        let scope = context::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
         match parameter::compile(&path, text, &scope) {
             Ok(parameter) => parameters.push(parameter),
             Err(wrong) => faults.extend(wrong),
         }
     }
-    let scope = compute::scope(
+    let scope = context::scope(
         spec.parameters.iter().map(|parameter| parameter.name.as_str()),
         spec.variables.iter().map(|variable| variable.name.as_str()),
     )
     .of_the_profile_of(&whole)
     .with_members("lookups", lookups());
-    let scope = if is_for_pods { scope } else { compute::without_pod(scope) };
+    let scope = if is_for_pods { scope } else { context::without_pod(scope) };
     let mut names = HashMap::new();
     let mut variables = Vec::new();
     let everywhere = LocalNames::new();
     for (index, variable) in spec.variables.iter().enumerate() {
         let path = format!("spec.variables[{index}]");
         check_name(&path, &variable.name, &mut names, faults);
-        let mut compiler = Compiler::new(&scope, &compute::LOCALS, &everywhere, faults);
+        let mut compiler = Compiler::new(&scope, &context::LOCALS, &everywhere, faults);
         if let Some(expression) = compiler.condition(&format!("{path}.expression"), &variable.expression) {
             variables.push(Variable { name: variable.name.as_str().into(), expression, is_local: false });
         }
@@ -140,7 +140,7 @@ fn local_names(variables: &[Variable]) -> LocalNames {
     for _ in 0..=variables.len() {
         let mut changed = false;
         for variable in variables {
-            let own = compute::LOCALS.into_iter().filter(|local| variable.expression.uses(local));
+            let own = context::LOCALS.into_iter().filter(|local| variable.expression.uses(local));
             let used = variable.expression.members("variables").filter_map(|used| needs.get(used)).flatten().copied();
             let mut needed: Vec<_> = own.chain(used).collect();
             needed.sort_unstable();

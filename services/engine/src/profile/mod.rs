@@ -15,7 +15,6 @@ mod pod_schema;
 pub(crate) mod request;
 mod review;
 pub(crate) mod rules;
-pub(crate) mod set;
 pub(crate) mod target;
 pub(crate) mod template;
 mod tenant;
@@ -28,7 +27,8 @@ use std::fmt;
 use pillion_api::profile::{Activation, OnError, OptOut, Rollout};
 use pillion_api::selector::LabelSelector;
 
-use crate::compute::Variable;
+use crate::context::{Definitions, Variable};
+use crate::expression::Owner;
 use crate::lookup::{Declared, Needs};
 use crate::parameter::Parameter;
 use crate::schema::{self, Type};
@@ -44,7 +44,6 @@ pub(crate) use extend::tests::Library;
 pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
 pub(crate) use pod_schema::Expected;
 pub use review::{KnownParents, ProfileReview};
-pub use set::{ProfileSet, Served, Stage};
 pub use whole::{Whole, compile_revision};
 
 /// What a profile is called. Cluster profiles stand before namespaced ones.
@@ -259,6 +258,12 @@ impl CompiledProfile {
         self.limits = Limits::Tenant;
         self.display_name = self.name.to_string().into();
         self
+    }
+
+    /// What it defines for its expressions.
+    pub(crate) fn definitions(&self) -> Definitions<'_> {
+        let owner = if self.name.namespace.is_none() { Owner::Platform } else { Owner::Namespace };
+        Definitions { owner, variables: &self.variables, own_containers: &self.own_containers }
     }
 
     /// Whether it does anything with what a request is about.

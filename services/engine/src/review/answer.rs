@@ -9,8 +9,8 @@ use base64::engine::general_purpose::PAD;
 
 use super::Decided;
 use super::envelope::Envelope;
+use crate::decision::{Decision, Notice, Outcome, ProfileOutcome, ValidationDecision, ValidationOutcome};
 use crate::json::write_string;
-use crate::report::{Decision, Notice, Outcome, ProfileOutcome, ValidationDecision, ValidationOutcome};
 
 /// How many warnings an answer has at most. The API server cuts all of them if they are too long together.
 const MAX_WARNINGS: usize = 2;

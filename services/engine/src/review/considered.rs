@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::decide::{FoundRecord, level};
 use super::envelope::object_of;
 use super::{Endpoint, Facts, Review};
-use crate::compute::World;
+use crate::context::World;
 use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::schema;
@@ -41,7 +41,7 @@ impl Review<'_> {
             looked_up: &facts.looked_up,
             allowances: &allowances,
         };
-        considered::considered(snapshot.profiles(), &candidates, action, level, world)
+        considered::considered(snapshot.profiles().iter(), &candidates, action, level, world)
     }
 }
 
@@ -52,8 +52,9 @@ mod tests {
 
     use super::*;
     use crate::lookup::{Answer, LookedUp, metadata_tape};
-    use crate::profile::{ProfileName, ProfileSet, compile};
+    use crate::profile::{ProfileName, compile};
     use crate::select::considered::{SetBy, Standing};
+    use crate::snapshot::ProfileSet;
 
     fn profile(name: &ProfileName, spec: &Json) -> Arc<crate::profile::CompiledProfile> {
         Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())

@@ -7,7 +7,8 @@ use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
 use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, mark, validating};
-use crate::compute::{Arena, World};
+use crate::context::{Arena, World};
+use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
 use crate::inject::{self, Applied, LeftOut, NamespaceWork, Subject, Verdict};
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
@@ -15,7 +16,6 @@ use crate::limits::{self, Bounds, Excess};
 use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::target::Phase;
 use crate::record::{self, Record, RecordWriter};
-use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::schema;
 use crate::select::revisions::Subject as Choosing;
 use crate::select::{Selection, select};

@@ -8,9 +8,9 @@
 use pillion_api::names::{INJECTION_GATE, InjectionLevel};
 
 use super::{Decided, Fault};
+use crate::decision::Outcome;
 use crate::json::{Document, Kind, Malformed, SlotId, Value};
 use crate::patch::{self, CheckFault};
-use crate::report::Outcome;
 
 /// Takes the gate out of a document, and the list with it if nothing else is in it.
 pub(super) fn take_away(document: &mut Document<'_>, level: InjectionLevel) -> Result<(), Malformed> {

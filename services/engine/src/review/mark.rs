@@ -4,11 +4,11 @@
 //! the [gate](super::gate) of a `held` namespace; only what is refused goes without.
 
 use super::{Decided, Fault};
+use crate::decision::Outcome;
 use crate::inject::set_record;
 use crate::json::{Document, Value};
 use crate::patch::{self, CheckFault};
 use crate::record::RecordWriter;
-use crate::report::Outcome;
 
 /// Adds the empty record to a decision that lets an object without a genuine record through, and sends no patch.
 pub(super) fn settle(object: Value<'_>, decided: Decided) -> Result<Decided, Fault> {

@@ -22,12 +22,12 @@ use pillion_api::names::{InjectionLevel, MUTATE_PATH, VALIDATE_PATH};
 use pillion_api::profile::Operation;
 use thiserror::Error;
 
+use crate::decision::Decision;
 use crate::json::{BorrowedTape, Limits, SyntaxError};
 use crate::limits::Guardrails;
 use crate::lookup::{LookedUp, Wanted};
 use crate::patch::CheckFault;
 use crate::profile::target::Phase;
-use crate::report::Decision;
 use crate::snapshot::{Namespace, Snapshot};
 
 pub use self::observe::{Observer, Step, Unobserved};

@@ -50,11 +50,11 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
+    use crate::decision::{Outcome, Reason};
     use crate::limits::Guardrails;
-    use crate::profile::{ProfileName, ProfileSet, compile};
-    use crate::report::{Outcome, Reason};
+    use crate::profile::{ProfileName, compile};
     use crate::review::{Decided, Endpoint, Facts, Review};
-    use crate::snapshot::Snapshot;
+    use crate::snapshot::{ProfileSet, Snapshot};
 
     #[derive(Default)]
     struct Steps(Vec<Step>);

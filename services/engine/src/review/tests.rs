@@ -7,8 +7,9 @@ use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::profile::{ProfileName, ProfileSet, compile};
-use crate::report::{Notice, Outcome, ProfileOutcome, Reason};
+use crate::decision::{Notice, Outcome, ProfileOutcome, Reason};
+use crate::profile::{ProfileName, compile};
+use crate::snapshot::ProfileSet;
 
 mod again;
 mod held;

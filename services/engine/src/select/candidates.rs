@@ -11,16 +11,11 @@ use std::sync::Arc;
 use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::OptOut;
 
-use super::index::{Index, KeyGroup, KeyKind, StagePlaces};
+use super::index::{Index, KeyGroup, KeyKind, Place, StagePlaces, Staging};
+use crate::decision::Notice;
 use crate::namespace::{NamespaceMetadata, Pairs};
-use crate::profile::set::Staging;
+use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::profile::{CompiledProfile, ProfileSet};
-use crate::report::Notice;
-
-/// Place of a profile among the candidates. A lower place is applied first: all of the platform's come before all of the
-/// namespace's own.
-pub(crate) type Place = usize;
 
 /// The profiles that may act in one namespace.
 #[derive(Debug)]
@@ -67,10 +62,9 @@ pub(crate) struct Groups<'c> {
 }
 
 impl Candidates {
-    /// Finds them.
-    pub(crate) fn find(set: &ProfileSet, name: &str, namespace: &NamespaceMetadata) -> Self {
-        let cluster = Arc::clone(set.cluster());
-        let own = set.of_namespace(name).cloned();
+    /// Finds the candidates for a namespace among the cluster profiles and the namespace's own.
+    pub(crate) fn find(cluster: &Arc<Index>, own: Option<&Arc<Index>>, namespace: &NamespaceMetadata) -> Self {
+        let (cluster, own) = (Arc::clone(cluster), own.cloned());
         let mut excluded = Places::default();
         let mut exclude = |index: &Index, offset: Place| {
             for place in index.selective() {
@@ -103,10 +97,9 @@ impl Candidates {
         candidates
     }
 
-    /// Whether they were found among these profiles, for a namespace of this name.
-    pub(crate) fn is_of(&self, set: &ProfileSet, name: &str) -> bool {
-        let own = set.of_namespace(name);
-        Arc::ptr_eq(&self.cluster, set.cluster()) && self.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
+    /// Whether they were found in these indexes.
+    pub(crate) fn is_of(&self, cluster: &Arc<Index>, own: Option<&Arc<Index>>) -> bool {
+        Arc::ptr_eq(&self.cluster, cluster) && self.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -6,12 +6,12 @@ use pillion_api::profile::{OnError, Otherwise};
 
 use super::Refusal;
 use super::parameters;
-use crate::compute::{Arena, Computation, World};
+use crate::context::{Arena, Computation, World};
+use crate::decision::{Notice, ProfileOutcome, Reason};
 use crate::expression::{Meter, Purpose};
 use crate::lookup;
 use crate::parameter;
 use crate::profile::CompiledProfile;
-use crate::report::{Notice, ProfileOutcome, Reason};
 
 /// What a profile's expressions stand for, if its conditions hold; else why they do not. The gravest of several counts,
 /// with the reasons of all that are as grave.
@@ -28,8 +28,8 @@ pub(super) fn check<'v>(
         let (parameters, invalid) = parameters::resolve(profile, world, &mut told);
         (arena.keep_parameters(parameters), invalid)
     };
-    let computation = Computation::new(world, parameters, profile);
-    let mut meter = world.meter(profile, Purpose::Decide, Meter::EXPRESSION);
+    let computation = Computation::new(world, parameters, profile.definitions());
+    let mut meter = computation.meter(Purpose::Decide, Meter::EXPRESSION);
     let mut refusals: Vec<Refusal> = Vec::new();
     for condition in &profile.conditions {
         let refusal = match condition.expression.evaluate_bool(&computation, &mut meter) {

@@ -11,10 +11,10 @@ use serde_json::Value as Json;
 use super::candidates::Candidates;
 use super::pod::Pod;
 use super::{parameters, request};
-use crate::compute::World;
+use crate::context::World;
 use crate::parameter::{Metadata, Parameter, Sources};
+use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::profile::{CompiledProfile, ProfileSet};
 
 /// Whether a profile comes into question for an object, before its own conditions are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,8 +81,8 @@ impl SetBy {
 }
 
 /// All profiles that are the platform's or the namespace's own, those that are asked for first.
-pub(crate) fn considered(
-    set: &ProfileSet,
+pub(crate) fn considered<'p>(
+    profiles: impl Iterator<Item = &'p Arc<CompiledProfile>>,
     candidates: &Candidates,
     action: Action<'_>,
     level: InjectionLevel,
@@ -102,7 +102,7 @@ pub(crate) fn considered(
             parameters: values(profile, world),
         })
         .collect();
-    for profile in set.iter().filter(|profile| is_visible(profile) && !is_asked(profile)) {
+    for profile in profiles.filter(|profile| is_visible(profile) && !is_asked(profile)) {
         let selector = profile.namespace_selector();
         let standing = if !profile.acts_on(action) {
             Standing::OtherTarget

@@ -13,10 +13,10 @@ use super::candidates::Candidates;
 use super::pod::Pod;
 use super::request::{self, Asked};
 use super::{Selected, give_way, group_is_taken, is_stand_in, object_matches};
+use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
 use crate::json::Value;
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::report::{ProfileDecision, ProfileOutcome, Reason};
 
 /// A profile that is asked for.
 pub(crate) struct Expected {

@@ -5,11 +5,33 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use pillion_api::profile::{Activation, OnUnknown};
+use pillion_api::selector::LabelSelector;
 
-use super::candidates::Place;
 use crate::profile::CompiledProfile;
-use crate::profile::set::{Entry, Staging};
 use crate::profile::target::{Action, Phase};
+
+/// Place of a profile among the candidates. A lower place is applied first: all of the platform's come before all of the
+/// namespace's own.
+pub(crate) type Place = usize;
+
+/// Who gets the newest revision of a profile that has two at work.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Staging {
+    /// The profile, as it is displayed.
+    pub(crate) profile: Box<str>,
+    pub(crate) percent: u8,
+    pub(crate) namespaces: Option<LabelSelector>,
+}
+
+/// A revision that is at work.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) profile: Arc<CompiledProfile>,
+    /// One for both revisions of a profile that has two.
+    pub(crate) staging: Option<Arc<Staging>>,
+    pub(crate) is_promoted: bool,
+    pub(crate) kept: Arc<[Box<str>]>,
+}
 
 /// Whether a key is a label's or an annotation's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +67,16 @@ struct Acting {
 pub(crate) struct StagePlaces {
     pub(crate) newest: Option<Place>,
     pub(crate) promoted: Option<Place>,
+}
+
+impl Entry {
+    /// Whether it is the same for those who look it up.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.profile, &other.profile)
+            && self.staging == other.staging
+            && self.is_promoted == other.is_promoted
+            && self.kept == other.kept
+    }
 }
 
 impl StagePlaces {

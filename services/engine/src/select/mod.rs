@@ -19,12 +19,12 @@ use std::sync::Arc;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::{Activation, OptOut};
 
-use crate::compute::{Arena, Computation, World};
+use crate::context::{Arena, Computation, World};
+use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::json::Value;
 use crate::lookup::Wanted;
 use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, Limits};
-use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
 use candidates::Candidates;
 use pod::Pod;

@@ -7,12 +7,12 @@ use pillion_api::profile::OnError;
 
 use super::Refusal;
 use super::pod::Pod;
-use crate::compute::{Computation, Parameters, World};
+use crate::context::{Computation, Parameters, World};
+use crate::decision::{Notice, ProfileOutcome, Reason};
 use crate::expression::{EvaluationError, Meter, Purpose};
 use crate::namespace::NamespaceMetadata;
 use crate::parameter::{self, Invalid, Metadata, Parameter, Resolved, Sources};
 use crate::profile::CompiledProfile;
-use crate::report::{Notice, ProfileOutcome, Reason};
 
 /// The values of a profile's parameters. What their authors are told goes to `notices`.
 ///
@@ -32,7 +32,8 @@ pub(super) fn resolve(
     let service_account = account.as_ref().map(|account| account.as_ref().map(|account| account as &dyn Metadata));
     let sources = Sources { pod: &pod, service_account, namespace: world.namespace };
     let mut values = Parameters::new(&profile.lookups, world.looked_up, world.namespace_name);
-    let mut meter = world.meter(profile, Purpose::Decide, Meter::EXPRESSION);
+    let definitions = profile.definitions();
+    let mut meter = world.meter(definitions.owner, Purpose::Decide, Meter::EXPRESSION);
     let mut tell = |message: Box<str>| {
         notices.push(Notice::Parameter { profile: profile.display_name().into(), message });
     };
@@ -64,7 +65,7 @@ pub(super) fn resolve(
             }
         };
         let value = match value {
-            Ok(None) => parameter.default_value(&Computation::new(world, &values, profile), &mut meter),
+            Ok(None) => parameter.default_value(&Computation::new(world, &values, definitions), &mut meter),
             set => set,
         };
         if let Some(value) = value.transpose() {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::compute::World;
+use crate::context::World;
 use crate::json::{Key, Value};
 
 /// The labels and annotations of an object.

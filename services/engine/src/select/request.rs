@@ -9,12 +9,12 @@ use std::borrow::Cow;
 
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
 
-use super::candidates::{Candidates, Groups, Meaning, Place};
-use super::index::KeyKind;
+use super::candidates::{Candidates, Groups, Meaning};
+use super::index::{KeyKind, Place};
 use super::pod::Pod;
+use crate::decision::{Notice, Reason};
 use crate::profile::request::{names, words};
 use crate::profile::target::Action;
-use crate::report::{Notice, Reason};
 
 /// What is asked for.
 pub(super) struct Asked {

@@ -18,15 +18,16 @@ use pillion_api::profile::OptOut;
 use pillion_api::revision::object_name;
 use sha2::{Digest, Sha256};
 
-use super::candidates::{Candidates, Choice, Place};
+use super::candidates::{Candidates, Choice};
+use super::index::Place;
 use super::pod::Pod;
+use crate::decision::Notice;
 use crate::json::Value;
 use crate::lookup::{Answer, Query, Which, workload};
 use crate::namespace::NamespaceMetadata;
 use crate::profile::request::names;
 use crate::profile::{CompiledProfile, Limits, ProfileName};
 use crate::record::Record;
-use crate::report::Notice;
 
 /// Shares are told apart by hundredths of a percent.
 const SHARES: u64 = 10_000;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use pillion_api::profile::{OnError, ValidationAction};
 
-use crate::compute::{Computation, Parameters, World};
+use crate::context::{Computation, Parameters, World};
+use crate::decision::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::expression::{EvaluationError, Meter, Purpose};
 use crate::profile::template::Choice;
 use crate::profile::validations::Validation;
 use crate::profile::{CompiledProfile, one_line};
-use crate::report::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::select::Selected;
 
 /// The objects that validations are about.
@@ -56,7 +56,7 @@ fn check_profile(
     objects: Objects<'_>,
     failed: &mut Vec<ValidationDecision>,
 ) {
-    let computation = Computation::new(objects.last, parameters, profile).with_ours(objects.ours);
+    let computation = Computation::new(objects.last, parameters, profile.definitions()).with_ours(objects.ours);
     let mut meter = computation.meter(Purpose::Decide, Meter::PROFILE);
     for (index, validation) in profile.validations.iter().enumerate() {
         let (outcome, reason, message) = match validation.expression.evaluate_bool(&computation, &mut meter) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json};
 
 use super::{Changed, Choice, Kind, Node, Piece, Rules, Text};
-use crate::compute::EXISTING;
+use crate::context::EXISTING;
 use crate::expression::{self, Expression, ExpressionError, Scope};
 use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::compile::{Compiler, Place};
 use super::{Choice, ConflictRule, End, ForEach, Join, JoinFormat, JoinReference, Position, Rules};
-use crate::compute::EXISTING;
+use crate::context::EXISTING;
 use crate::expression::{self, Expression};
 use crate::profile::typed::unknown_directive;
 

@@ -3,12 +3,12 @@ use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
 use super::*;
+use crate::decision::Outcome;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
-use crate::profile::{NoParents, Parent, Parents, ProfileSet, Served, Stage, Whole};
-use crate::report::Outcome;
+use crate::profile::{NoParents, Parent, Parents, Whole};
 use crate::review::{Endpoint, Facts, RecordTrust, Review};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ProfileSet, Served, Snapshot, Stage};
 
 /// A library of one profile.
 struct OneParent(ProfileSpec);

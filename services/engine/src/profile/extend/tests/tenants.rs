@@ -7,9 +7,8 @@ use pillion_api::names::InjectionLevel;
 use pillion_api::profile::{Activation, OptOut};
 
 use super::*;
-use crate::profile::ProfileSet;
 use crate::review::{Endpoint, Facts, Review};
-use crate::snapshot::{Namespace, Snapshot};
+use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
 fn own() -> ProfileName {
     ProfileName::namespaced("team-a", "own")

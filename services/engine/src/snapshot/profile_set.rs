@@ -1,4 +1,4 @@
-//! All compiled profiles, in the order in which they apply.
+//! The set of all compiled profiles, in the order in which they apply.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use pillion_api::selector::LabelSelector;
 
-use super::CompiledProfile;
-use super::target::Action;
-use crate::select::index::Index;
+use crate::profile::CompiledProfile;
+use crate::profile::target::Action;
+use crate::select::index::{Entry, Index, Staging};
 
 /// A profile with what is served of it.
 #[derive(Clone, Debug)]
@@ -32,30 +32,29 @@ pub struct Stage {
     pub namespaces: Option<LabelSelector>,
 }
 
+impl Served {
+    /// Its revisions as the index has them: the newest, then the promoted.
+    fn entries(self) -> impl Iterator<Item = Entry> {
+        let Self { profile, stage, kept } = self;
+        let staging = stage.as_ref().map(|stage| {
+            let (percent, namespaces) = (stage.percent, stage.namespaces.clone());
+            Arc::new(Staging { profile: profile.display_name().into(), percent, namespaces })
+        });
+        let promoted = stage.and_then(|stage| stage.promoted).map(|promoted| Entry {
+            profile: promoted,
+            staging: staging.clone(),
+            is_promoted: true,
+            kept: Arc::clone(&kept),
+        });
+        std::iter::once(Entry { profile, staging, is_promoted: false, kept }).chain(promoted)
+    }
+}
+
 impl From<Arc<CompiledProfile>> for Served {
     /// Everybody gets it, and no other one is kept.
     fn from(profile: Arc<CompiledProfile>) -> Self {
         Self { profile, stage: None, kept: Arc::default() }
     }
-}
-
-/// Who gets the newest revision of a profile that has two at work.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Staging {
-    /// The profile, as it is displayed.
-    pub(crate) profile: Box<str>,
-    pub(crate) percent: u8,
-    pub(crate) namespaces: Option<LabelSelector>,
-}
-
-/// A revision that is at work.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) profile: Arc<CompiledProfile>,
-    /// One for both revisions of a profile that has two.
-    pub(crate) staging: Option<Arc<Staging>>,
-    pub(crate) is_promoted: bool,
-    pub(crate) kept: Arc<[Box<str>]>,
 }
 
 /// All compiled profiles of a cluster. All of the platform's stand before all of the tenants'; among them the lower
@@ -67,31 +66,6 @@ pub struct ProfileSet {
     promoted: usize,
     cluster: Arc<Index>,
     namespaced: HashMap<Box<str>, Arc<Index>>,
-}
-
-impl Entry {
-    fn of(served: Served) -> impl Iterator<Item = Self> {
-        let Served { profile, stage, kept } = served;
-        let staging = stage.as_ref().map(|stage| {
-            let (percent, namespaces) = (stage.percent, stage.namespaces.clone());
-            Arc::new(Staging { profile: profile.display_name().into(), percent, namespaces })
-        });
-        let promoted = stage.and_then(|stage| stage.promoted).map(|promoted| Self {
-            profile: promoted,
-            staging: staging.clone(),
-            is_promoted: true,
-            kept: Arc::clone(&kept),
-        });
-        std::iter::once(Self { profile, staging, is_promoted: false, kept }).chain(promoted)
-    }
-
-    /// Whether it is the same for those who look it up.
-    fn is_as(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.profile, &other.profile)
-            && self.staging == other.staging
-            && self.is_promoted == other.is_promoted
-            && self.kept == other.kept
-    }
 }
 
 impl ProfileSet {
@@ -114,7 +88,7 @@ impl ProfileSet {
         let name = |served: &Served| served.profile.name().clone();
         sorted.sort_by_cached_key(|(place, served)| (name(served), Reverse(*place)));
         sorted.dedup_by(|(_, later), (_, kept)| later.profile.name() == kept.profile.name());
-        let mut all: Vec<_> = sorted.into_iter().flat_map(|(_, served)| Entry::of(served)).collect();
+        let mut all: Vec<_> = sorted.into_iter().flat_map(|(_, served)| served.entries()).collect();
         // By namespace, of which none is the first, then by order, then by name.
         all.sort_by(|a, b| {
             let (a, b, a_promoted, b_promoted) = (&a.profile, &b.profile, a.is_promoted, b.is_promoted);
@@ -183,13 +157,12 @@ impl ProfileSet {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }
 
-    /// The platform's profiles.
-    pub(crate) const fn cluster(&self) -> &Arc<Index> {
-        &self.cluster
+    /// The index of the cluster profiles, and that of the namespace's own profiles, if it has any.
+    pub(crate) fn indexes(&self, namespace: &str) -> (&Arc<Index>, Option<&Arc<Index>>) {
+        (&self.cluster, self.of_namespace(namespace))
     }
 
-    /// A namespace's own profiles, if it has any.
-    pub(crate) fn of_namespace(&self, namespace: &str) -> Option<&Arc<Index>> {
+    fn of_namespace(&self, namespace: &str) -> Option<&Arc<Index>> {
         self.namespaced.get(namespace)
     }
 }
@@ -225,12 +198,12 @@ mod tests {
         let own = |set: &ProfileSet, namespace: &str| set.of_namespace(namespace).cloned().unwrap();
 
         let after = ProfileSet::after(&before, [platforms.clone(), one, of("team-b", "y")]);
-        assert!(Arc::ptr_eq(before.cluster(), after.cluster()));
+        assert!(Arc::ptr_eq(&before.cluster, &after.cluster));
         assert!(Arc::ptr_eq(&own(&before, "team-a"), &own(&after, "team-a")));
         assert!(!Arc::ptr_eq(&own(&before, "team-b"), &own(&after, "team-b")));
 
         let after = ProfileSet::after(&before, [cluster("y"), two]);
-        assert!(!Arc::ptr_eq(before.cluster(), after.cluster()));
+        assert!(!Arc::ptr_eq(&before.cluster, &after.cluster));
         assert!(Arc::ptr_eq(&own(&before, "team-b"), &own(&after, "team-b")));
         assert!(after.of_namespace("team-a").is_none());
         assert_eq!(ProfileSet::after(&before, []).len(), 0);

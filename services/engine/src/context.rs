@@ -11,9 +11,8 @@ use crate::expression::{
     TextValue, Value,
 };
 use crate::json::{self, OwnedTape};
-use crate::lookup::{self, LookedUp};
+use crate::lookup::{self, Answer, LookedUp, OwnerChain};
 use crate::namespace::NamespaceMetadata;
-use crate::profile::CompiledProfile;
 
 /// The names that every expression of a profile may use, beside its variables.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
@@ -23,6 +22,9 @@ pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 
 /// What the object has at the place at hand. No variable is computed from it.
 pub(crate) const EXISTING: &str = "existing";
+
+/// The names that stand for the results of lookups.
+const LOOKED_UP_NAMES: [&str; 4] = ["serviceAccount", "owner", "owners", "cluster"];
 
 /// Those that only a pod has.
 const POD_NAMES: [&str; 3] = ["containers", "primary", "overlays"];
@@ -59,6 +61,16 @@ pub(crate) struct World<'v> {
     pub(crate) allowances: &'v Allowances,
 }
 
+/// What a profile defines for its expressions.
+#[derive(Clone, Copy)]
+pub(crate) struct Definitions<'v> {
+    /// Whose allowance its expressions use up.
+    pub(crate) owner: Owner,
+    pub(crate) variables: &'v [Variable],
+    /// The names of the containers that it adds.
+    pub(crate) own_containers: &'v [Box<str>],
+}
+
 /// What is made while a request is answered and is borrowed until it is.
 pub(crate) struct Arena {
     // Most requests need neither, and each asks for memory when it is made.
@@ -73,7 +85,7 @@ pub(crate) use crate::parameter::Values as Parameters;
 pub(crate) struct Computation<'v> {
     world: World<'v>,
     parameters: &'v Parameters,
-    profile: &'v CompiledProfile,
+    definitions: Definitions<'v>,
     /// Names of the containers that were injected; `None` where the object is without them.
     ours: Option<&'v [Box<str>]>,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
@@ -90,7 +102,7 @@ pub(crate) fn scope<'n>(
     parameters: impl IntoIterator<Item = &'n str>,
     variables: impl IntoIterator<Item = &'n str>,
 ) -> Scope {
-    let scope = NAMES.into_iter().chain(lookup::NAMES).fold(Scope::new(), Scope::with);
+    let scope = NAMES.into_iter().chain(LOOKED_UP_NAMES).fold(Scope::new(), Scope::with);
     scope.with_members("params", parameters).with_members("variables", variables)
 }
 
@@ -117,8 +129,7 @@ pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
 
 impl World<'_> {
     /// A meter for a profile, which grants no more than is left for the profiles of its owner.
-    pub(crate) fn meter(&self, profile: &CompiledProfile, purpose: Purpose, steps: usize) -> Meter {
-        let owner = if profile.name().namespace.is_none() { Owner::Platform } else { Owner::Namespace };
+    pub(crate) fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         self.allowances.meter(owner, purpose, steps)
     }
 }
@@ -141,10 +152,10 @@ impl Arena {
 }
 
 impl<'v> Computation<'v> {
-    pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, profile: &'v CompiledProfile) -> Self {
-        let values = RefCell::new(vec![None; profile.variables.len()]);
+    pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, definitions: Definitions<'v>) -> Self {
+        let values = RefCell::new(vec![None; definitions.variables.len()]);
         let (lists, containers) = (OnceCell::new(), OnceCell::new());
-        Self { world, parameters, profile, ours: None, values, lists, containers, locals: RefCell::default() }
+        Self { world, parameters, definitions, ours: None, values, lists, containers, locals: RefCell::default() }
     }
 
     /// The same for an object as it is, in which these containers were injected.
@@ -155,7 +166,7 @@ impl<'v> Computation<'v> {
 
     /// A meter for its profile.
     pub(crate) fn meter(&self, purpose: Purpose, steps: usize) -> Meter {
-        self.world.meter(self.profile, purpose, steps)
+        self.world.meter(self.definitions.owner, purpose, steps)
     }
 
     /// The values of the profile's parameters.
@@ -165,7 +176,7 @@ impl<'v> Computation<'v> {
 
     /// Whether its profile adds a container of this name.
     pub(crate) fn adds(&self, container: &str) -> bool {
-        self.profile.own_containers.iter().any(|own| **own == *container)
+        self.definitions.own_containers.iter().any(|own| **own == *container)
     }
 
     /// Brings a name into scope until [`Computation::forget`].
@@ -201,7 +212,7 @@ impl<'v> Computation<'v> {
 
     fn forget_local_values(&self) {
         let mut values = self.values.borrow_mut();
-        for (variable, value) in self.profile.variables.iter().zip(values.iter_mut()) {
+        for (variable, value) in self.definitions.variables.iter().zip(values.iter_mut()) {
             if variable.is_local {
                 *value = None;
             }
@@ -219,7 +230,7 @@ impl<'v> Computation<'v> {
 
     /// Whether a container has the name of one that the profile adds: then its author says how that one should be.
     fn is_overlay(&self, container: json::Value<'_>) -> bool {
-        let own = &self.profile.own_containers;
+        let own = self.definitions.own_containers;
         self.ours.is_none()
             && !own.is_empty()
             && container.get("name").is_some_and(|name| own.iter().any(|own| name.is(own)))
@@ -312,7 +323,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
             "overlays" => self.overlays(meter),
             _ => match self.local(name) {
                 Some(value) => Ok(value),
-                None => lookup::value(&self.world, name, meter)
+                None => looked_up_value(&self.world, name, meter)
                     .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not known here")))),
             },
         }
@@ -322,7 +333,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
         if let Some(found) = self.parameters.member(name, member, meter) {
             return found;
         }
-        let variables = &self.profile.variables;
+        let variables = self.definitions.variables;
         let Some(place) = variables.iter().position(|variable| *variable.name == *member) else { return Ok(None) };
         if let Some(value) = self.values.borrow().get(place).cloned().flatten() {
             return value.map(Some);
@@ -338,4 +349,83 @@ impl<'v> Bindings<'v> for Computation<'v> {
     fn seed(&self) -> &str {
         self.world.uid
     }
+}
+
+/// The value of one of [`LOOKED_UP_NAMES`]; `None` for any other name.
+fn looked_up_value<'v>(world: &World<'v>, name: &str, meter: &mut Meter) -> Option<Result<Value<'v>, EvaluationError>> {
+    Some(match name {
+        "serviceAccount" => service_account(world, meter),
+        "owner" => owners(world, meter).and_then(|mut owners| Value::optional(owners.pop(), meter)),
+        "owners" => owners(world, meter).and_then(|owners| Value::list(owners, meter)),
+        "cluster" => match &world.looked_up.cluster {
+            Some(facts) if facts.root().is_null() => {
+                return Some(Err(EvaluationError::new("what the platform says of the cluster is not known here")));
+            }
+            Some(facts) => Value::read(facts.root(), meter),
+            None => Value::map([], meter),
+        },
+        _ => return None,
+    })
+}
+
+/// The service account's metadata; an empty optional if there is none.
+fn service_account<'v>(world: &World<'v>, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+    let object = world.looked_up.service_account.known("the service account")?;
+    let metadata = object.and_then(|object| object.root().get("metadata"));
+    let metadata = metadata.map(|metadata| Value::read(metadata, meter)).transpose()?;
+    Value::optional(metadata, meter)
+}
+
+/// The owners, the nearest first. Those that are known from the pod alone need no look-up.
+fn owners<'v>(world: &World<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
+    let what = "the owner";
+    if let Some(chain) = known_from_pod(world) {
+        // Nothing of a chain that is made here is borrowed, as nothing of it was looked up.
+        return chain.owners().iter().map(|owner| owner_value(owner, None, meter)).collect();
+    }
+    let chain = world.looked_up.owners.known(what)?;
+    let owners = chain.map(OwnerChain::owners).unwrap_or_default();
+    owners.iter().map(|owner| owner_value(owner, owner.object.as_ref().map(|object| object.root()), meter)).collect()
+}
+
+/// The owners, if nobody had to look anything up to know all their names.
+fn known_from_pod(world: &World<'_>) -> Option<OwnerChain> {
+    if !matches!(world.looked_up.owners, Answer::NotAsked) {
+        return None;
+    }
+    Some(OwnerChain::of_pod(world.object, false)).filter(|chain| !chain.is_open())
+}
+
+/// `{apiVersion, kind, name}`, and what else is known: `uid`, `labels`, `annotations`.
+fn owner_value<'v>(
+    owner: &lookup::Owner,
+    object: Option<json::Value<'v>>,
+    meter: &mut Meter,
+) -> Result<Value<'v>, EvaluationError> {
+    let key = |name: &'static str| Key::String(TextValue::Borrowed(name));
+    let reference = &owner.reference;
+    let texts = [
+        ("apiVersion", Some(&*reference.api_version)),
+        ("kind", Some(&*reference.kind)),
+        ("name", Some(&*reference.name)),
+        ("uid", reference.uid.as_deref()),
+    ];
+    let mut fields = MapBuilder::new();
+    for (name, text) in texts {
+        if let Some(text) = text {
+            fields.insert(key(name), Value::owned(text, meter)?, meter)?;
+        }
+    }
+    for name in ["labels", "annotations"] {
+        let part = object.map(|object| object.at(&["metadata", name]));
+        // Of an object that was looked up it is known that it has none.
+        if let Some(part) = part {
+            let part = match part {
+                Some(part) => Value::read(part, meter)?,
+                None => Value::map([], meter)?,
+            };
+            fields.insert(key(name), part, meter)?;
+        }
+    }
+    fields.finish(meter)
 }
