@@ -9,14 +9,12 @@
 //! written: at most 25 ns of the processor.
 
 use std::cell::Cell;
-use std::mem::size_of;
 use std::rc::Rc;
 use std::time::Instant;
 
 use super::MAXIMUM_RESULT;
 use super::error::EvaluationError;
-use super::functions::regex::Pattern;
-use super::value::Value;
+use super::pattern::Pattern;
 
 /// What expressions may still use. One meter may serve several of them.
 #[derive(Debug)]
@@ -263,12 +261,6 @@ impl Meter {
         }
         self.charge(1)?;
         self.charge_memory(bytes)
-    }
-
-    /// Grants this number of values: a step and their memory.
-    pub(super) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
-        self.charge(count)?;
-        self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
     }
 
     /// Grants sorting this number of values, whose texts have at most this number of bytes.

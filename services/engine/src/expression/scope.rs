@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::functions::regex::Pattern;
+use super::pattern::Pattern;
 
 /// What is in scope where an expression stands, and what the expressions of its profile may take together.
 #[derive(Clone, Debug, Default)]

@@ -8,9 +8,9 @@ use crate::schema::{self, KeyedList};
 
 use super::elements::ITEM_COST;
 use super::index::push_keys;
-use super::merge::{Conflict, Fault, Merge, Part, PartOf, push_token};
-use super::notes::Original;
+use super::pointer::push_token;
 use super::settled::{Items, Settled};
+use super::state::{Conflict, Fault, Merge, Original, Part, PartOf};
 
 /// An element of a template's list that says what becomes of those that are there.
 #[derive(Clone, Copy)]

@@ -8,29 +8,8 @@ use crate::json::{SlotId, Value};
 use crate::record::Done;
 use crate::schema::KeyedList;
 
-use super::elements::Element;
 use super::index::push_keys;
-use super::merge::{Fault, Merge, PartOf};
-use super::render::Spot;
-
-/// Places that the platform's profiles confirmed in this pass, by pointers as they stand in the record.
-#[derive(Debug, Default)]
-pub(super) struct Confirmed(Vec<(Box<str>, Done)>);
-
-impl Confirmed {
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Forgets what a profile confirmed that is not applied.
-    pub(super) fn truncate(&mut self, length: usize) {
-        self.0.truncate(length);
-    }
-
-    pub(super) fn places(&self) -> impl Iterator<Item = (&str, Done)> {
-        self.0.iter().map(|(pointer, done)| (&**pointer, *done))
-    }
-}
+use super::state::{Element, Fault, Merge, PartOf, Spot};
 
 impl<'a> Merge<'_, 'a> {
     /// Notes that the place at hand is as the profile says it.

@@ -1,76 +1,40 @@
 //! The elements of a template's lists: found in the object, or made and put in their places.
 
-use std::collections::HashMap;
-
 use crate::decision::Reason;
 use crate::expression::{EvaluationError, Meter, Value as Computed};
-use crate::json::{Content, Kind as JsonKind, SlotId};
-use crate::profile::template::{ConflictRule, Kind, Node, Position, Rules};
+use crate::json::{Content, Kind as JsonKind, SlotId, Value};
+use crate::profile::template::{ConflictRule, Kind, Node};
 use crate::schema::{self, KeyedList};
 
-use super::index::Keys;
-use super::merge::{Directives, Fault, Merge, Part};
-use super::moves::INIT_CONTAINERS;
-use super::render::Spot;
-
-/// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Places(HashMap<Box<str>, Vec<(Spot, usize)>>);
-
-impl Places {
-    /// Forgets what stands first: namespaces' profiles come behind what the platform put there.
-    pub(super) fn forget_first(&mut self) {
-        for spots in self.0.values_mut() {
-            spots.retain(|(spot, _)| *spot != Spot::First);
-        }
-    }
-
-    /// How many there were, and counts one more.
-    pub(super) fn next(&mut self, list: &str, spot: &Spot) -> usize {
-        let spots = match self.0.get_mut(list) {
-            Some(spots) => spots,
-            None => self.0.entry(list.into()).or_default(),
-        };
-        if let Some((_, count)) = spots.iter_mut().find(|(at, _)| at == spot) {
-            *count += 1;
-            return *count - 1;
-        }
-        spots.push((spot.clone(), 1));
-        0
-    }
-}
-
-/// An element of a template's list.
-#[derive(Clone, Copy)]
-pub(super) struct Element<'a> {
-    pub(super) part: Part<'a>,
-    /// The directives beside its fields.
-    pub(super) rules: Option<&'a Rules>,
-    /// The group that it stands in.
-    group: Option<&'a Node>,
-    /// Whether `$when` is still to be asked, because it asks what the object has.
-    node: Option<&'a Node>,
-}
-
-impl<'a> Element<'a> {
-    /// The parts whose `$when` is still to be asked.
-    pub(super) fn asks(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
-        self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
-    }
-
-    /// Where its profile wants it: it says so itself, or its group does.
-    pub(super) fn position(&self) -> Option<&'a Position> {
-        let own = self.rules.and_then(|rules| rules.position.as_ref());
-        own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
-    }
-
-    /// The directives of its group.
-    fn of_group(&self) -> Option<&'a Rules> {
-        self.group.and_then(|group| group.rules.as_deref())
-    }
-}
+use super::index::{Keys, is_key, key_of};
+use super::notes::move_of;
+use super::order::behind_what_they_need;
+use super::state::{Directives, Element, Fault, INIT_CONTAINERS, Merge, Part, Spot};
 
 impl<'a> Merge<'_, 'a> {
+    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
+    pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
+        let Some((first, others)) = keyed.keys.split_first() else { return Ok(None) };
+        let wanted = keys.text(0);
+        let elements = self.index.of(self.document, list, first);
+        let looks = elements.len();
+        let is_wanted = |found: Option<Value<'_>>, wanted: Option<&str>, key: &str| match found {
+            Some(found) => wanted.is_some_and(|wanted| is_key(found, wanted)),
+            None => key_of(None, key, keyed).as_deref() == wanted,
+        };
+        let has_others = |element: SlotId| {
+            others
+                .iter()
+                .enumerate()
+                .all(|(place, key)| is_wanted(self.document.value_of(element, key), keys.text(place + 1), key))
+        };
+        let mut behind_first = elements.iter().rev();
+        let found = behind_first.find(|(element, key)| is_wanted(*key, wanted, first) && has_others(*element));
+        let found = found.map(|(element, _)| *element);
+        self.charge_looks(looks)?;
+        Ok(found)
+    }
+
     /// Goes over the elements of a template's list: groups are opened, `$forEach` is gone through, and what `$when` leaves
     /// out is left out.
     pub(super) fn expand(
@@ -192,11 +156,11 @@ impl<'a> Merge<'_, 'a> {
         let note = |document: &_, own: &[SlotId], item| {
             if is_noted && record.has_room_for_moves() {
                 let is_own = |slot| own.binary_search(&slot).is_ok();
-                record.moves(&super::notes::move_of(document, list, item, pointer, keyed, earlier, is_own));
+                record.moves(&move_of(document, list, item, pointer, keyed, earlier, is_own));
             }
         };
         let entries = self.env.get(from..).unwrap_or_default();
-        super::order::behind_what_they_need(self.document, list, entries, &mut self.own, note);
+        behind_what_they_need(self.document, list, entries, &mut self.own, note);
         Ok(())
     }
 
@@ -427,7 +391,7 @@ impl<'a> Merge<'_, 'a> {
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
                 let already = self.places.next(list_pointer, &spot);
-                self.charge_looks(already + self.places.0.len())?;
+                self.charge_looks(already + self.places.len())?;
                 self.document.insert_item(list, index + already, content)
             }
         })
@@ -452,13 +416,6 @@ impl<'a> Merge<'_, 'a> {
         let index = place(first).or_else(|| place("name"));
         self.charge_looks(looks)?;
         Ok(index)
-    }
-}
-
-impl Part<'_> {
-    /// Whether there is something to do in it also where an earlier pass has added it.
-    pub(super) fn acts_again(self) -> bool {
-        matches!(self, Self::Node(node) if node.acts_again)
     }
 }
 

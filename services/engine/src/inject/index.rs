@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use crate::json::{Document, Kind as JsonKind, SlotId, Value, has_byte};
 use crate::schema::{self, KeyedList};
 
-use super::merge::{Fault, Merge, push_escaped, push_token};
+use super::pointer::{push_escaped, push_token};
 
 /// The fields of an element that tell it from others.
 pub(super) struct Keys<'a> {
@@ -30,7 +30,7 @@ impl<'a> Keys<'a> {
     }
 
     /// What a key field is compared by.
-    fn text(&self, place: usize) -> Option<&str> {
+    pub(super) fn text(&self, place: usize) -> Option<&str> {
         self.texts.get(place)?.as_deref()
     }
 
@@ -63,7 +63,7 @@ impl<'a> Index<'a> {
     }
 
     /// Goes over a list, unless that was done and nothing has changed since.
-    fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
+    pub(super) fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
         if self.list != Some(list) || self.upheavals != document.upheavals() {
             self.list = Some(list);
             self.upheavals = document.upheavals();
@@ -80,31 +80,6 @@ impl<'a> Index<'a> {
             self.upheavals = upheavals;
             self.elements.push((element, keys.at(0)));
         }
-    }
-}
-
-impl<'a> Merge<'_, 'a> {
-    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
-    pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
-        let Some((first, others)) = keyed.keys.split_first() else { return Ok(None) };
-        let wanted = keys.text(0);
-        let elements = self.index.of(self.document, list, first);
-        let looks = elements.len();
-        let is_wanted = |found: Option<Value<'_>>, wanted: Option<&str>, key: &str| match found {
-            Some(found) => wanted.is_some_and(|wanted| is_key(found, wanted)),
-            None => key_of(None, key, keyed).as_deref() == wanted,
-        };
-        let has_others = |element: SlotId| {
-            others
-                .iter()
-                .enumerate()
-                .all(|(place, key)| is_wanted(self.document.value_of(element, key), keys.text(place + 1), key))
-        };
-        let mut behind_first = elements.iter().rev();
-        let found = behind_first.find(|(element, key)| is_wanted(*key, wanted, first) && has_others(*element));
-        let found = found.map(|(element, _)| *element);
-        self.charge_looks(looks)?;
-        Ok(found)
     }
 }
 
@@ -134,7 +109,7 @@ pub(super) fn same_key(left: Option<Value<'_>>, right: Option<Value<'_>>) -> boo
 }
 
 /// The value of a key field, as text: strings by what they stand for, anything else as it stands.
-fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
+pub(super) fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
     if let Some(value) = value {
         return Some(key_text(value));
     }
@@ -143,7 +118,7 @@ fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Opti
 }
 
 /// Whether the value of a key field is a text.
-fn is_key(value: Value<'_>, text: &str) -> bool {
+pub(super) fn is_key(value: Value<'_>, text: &str) -> bool {
     match value.kind() {
         JsonKind::String | JsonKind::EscapedString => value.is(text),
         _ => value.raw() == text,

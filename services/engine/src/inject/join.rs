@@ -9,7 +9,8 @@ use crate::json::{Content, Key, Kind, OwnedTape, SlotId, Value, has_byte, write_
 use crate::profile::template::{Join, JoinFormat};
 use crate::schema::{Field, KeyedList};
 
-use super::merge::{Fault, Merge, Part, push_token};
+use super::pointer::push_token;
+use super::state::{Fault, Merge, Part};
 
 /// Bytes that each byte of a text is charged as that is split into pieces, all of which are looked up.
 const PIECES_COST: usize = 5;

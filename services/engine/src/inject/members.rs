@@ -1,28 +1,14 @@
 //! The members of objects: laid over those that the object has, added where it has none, and chosen among those that
 //! exclude one another.
 
-use std::borrow::Cow;
-
 use crate::decision::Reason;
 use crate::json::{Content, Key, Kind as JsonKind, SlotId, State, Value};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
 use crate::schema::{self, Field, OneOf, Type};
 
 use super::index::is_one_value;
-use super::merge::{Directives, Fault, Merge, Part, push_token};
-
-/// A member of an object, be it there or not.
-pub(super) struct Member<'a> {
-    /// The object.
-    at: SlotId,
-    pub(super) key: Key<'a>,
-    /// The text that the key stands for.
-    pub(super) name: Cow<'a, str>,
-    /// What is known of it.
-    pub(super) field: Option<&'static Field>,
-    /// The choice among the object's fields.
-    one_of: &'static OneOf,
-}
+use super::pointer::push_token;
+use super::state::{Directives, Fault, Member, Merge, Part};
 
 impl<'a> Merge<'_, 'a> {
     /// Whether an object was just made for what is added, so that no part of it can be in the way of another.
@@ -205,14 +191,6 @@ impl<'a> Merge<'_, 'a> {
             self.pointer = ours;
         }
         self.document.remove(member, parent);
-    }
-}
-
-impl<'a> Member<'a> {
-    pub(super) fn new(at: SlotId, key: Key<'a>, type_: &'static Type) -> Self {
-        let name = key.text();
-        let field = type_.field(&name);
-        Self { at, key, name, field, one_of: &type_.one_of }
     }
 }
 

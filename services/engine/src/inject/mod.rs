@@ -14,10 +14,12 @@ mod moves;
 mod notes;
 mod order;
 mod pod_resources;
+mod pointer;
 mod references;
 mod render;
 mod rules;
 mod settled;
+mod state;
 mod undo;
 
 use std::collections::HashSet;
@@ -36,13 +38,11 @@ use crate::schema::Type;
 use crate::select::Selected;
 
 use authors::Authors;
-use confirmed::Confirmed;
-use elements::Places;
 use join::text_of;
 pub(crate) use locate::{NamespaceWork, without_record};
-use merge::{Conflict, Desk, Fault, Merge, PartOf, Surroundings};
 use pod_resources::PodResources;
 use rules::Standing;
+use state::{Confirmed, Conflict, Desk, Fault, Merge, PartOf, Places, Surroundings};
 pub use undo::{UndoError, Undone, undo};
 
 /// The label by which a pod asks for nodes of an operating system.

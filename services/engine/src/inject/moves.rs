@@ -6,12 +6,10 @@ use crate::json::{Content, Key, SlotId};
 use crate::profile::template::ConflictRule;
 use crate::schema::KeyedList;
 
-use super::elements::Element;
 use super::index::{Keys, same_key};
-use super::merge::{Fault, Merge, push_token};
-use super::render::Spot;
+use super::pointer::push_token;
+use super::state::{Element, Fault, INIT_CONTAINERS, Merge, Spot};
 
-pub(super) const INIT_CONTAINERS: &str = "initContainers";
 const CONTAINERS: &str = "containers";
 
 impl<'a> Merge<'_, 'a> {

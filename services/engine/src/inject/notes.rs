@@ -3,23 +3,12 @@
 use std::borrow::Cow;
 
 use crate::json::{Document, SlotId, Value};
+use crate::record::{Change, Move};
 use crate::schema::{self, KeyedList};
 
 use super::index::push_keys;
 use super::locate::{before, part_before, value_at};
-use super::merge::{Fault, Merge};
-use crate::record::{Change, Move};
-
-/// What stood at a place before an earlier pass of the same profile.
-#[derive(Clone, Copy)]
-pub(super) enum Original<'a> {
-    /// That pass left it alone.
-    Unchanged,
-    /// Nothing was there.
-    Nothing,
-    /// This.
-    Was(Value<'a>),
-}
+use super::state::{Fault, Merge, Original};
 
 impl<'a> Merge<'_, 'a> {
     /// Whether an earlier pass of the same profile added what stands at the place at hand.

@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use crate::json::{Content, Key, SlotId, Value, write_string};
 use crate::profile::template::{Join, JoinReference};
 
-use super::merge::{Fault, Merge, push_token};
+use super::join;
+use super::pointer::push_token;
+use super::state::{Fault, Merge};
 
 /// What stands in front of the name of an entry that was moved.
 const PREFIX: &str = "PILLION_";
@@ -52,7 +54,7 @@ impl<'a> Merge<'_, 'a> {
         };
         let value = value.as_str().unwrap_or_default();
         let there = format!("$({moved_name})");
-        let Some(joined) = super::join::text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
+        let Some(joined) = join::text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
         let place = self.document.children(list).position(|child| child == entry).unwrap_or(0);
         let moved = self.keep(&moved)?;
         self.document.insert_item(list, place, Content::Value(moved));

@@ -11,21 +11,10 @@ use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
 use crate::profile::Expected;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
+use crate::record::{Earlier, RecordWriter};
 use crate::schema::Type;
 
-use super::merge::{Conflict, Directives, Fault, Merge, Part};
-use super::notes::Original;
-
-/// Where a new element goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Spot {
-    First,
-    Last,
-    /// Before the element with this name; last if there is none.
-    Before(Box<str>),
-    /// Behind the element with this name; last if there is none.
-    After(Box<str>),
-}
+use super::state::{Conflict, Desk, Directives, Fault, Merge, Original, Part, PartOf, Places, Spot, Surroundings};
 
 /// Bytes that looking at one member or element is charged as.
 const LOOK_COST: usize = 4;
@@ -174,11 +163,11 @@ impl<'a> Merge<'_, 'a> {
         work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
     ) -> Result<Value<'a>, Fault> {
         let mut copy = Document::new(value);
-        let mut places = super::elements::Places::default();
-        let mut desk = super::merge::Desk::default();
-        let mut record = crate::record::RecordWriter::new();
-        let earlier = crate::record::Earlier::default();
-        let surroundings = super::merge::Surroundings {
+        let mut places = Places::default();
+        let mut desk = Desk::default();
+        let mut record = RecordWriter::new();
+        let earlier = Earlier::default();
+        let surroundings = Surroundings {
             document: &mut copy,
             places: &mut places,
             desk: &mut desk,
@@ -189,7 +178,7 @@ impl<'a> Merge<'_, 'a> {
             type_: self.type_,
             collects_containers: false,
             changes_own: true,
-            part: super::merge::PartOf::Platform,
+            part: PartOf::Platform,
         };
         let mut merge = Merge::new(surroundings, &earlier);
         merge.pointer.clone_from(&self.pointer);

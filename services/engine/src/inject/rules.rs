@@ -11,7 +11,8 @@ use crate::profile::rules::ContainerRule;
 use crate::schema;
 
 use super::elements::ITEM_COST;
-use super::merge::{Conflict, Fault, Merge, push_token};
+use super::pointer::push_token;
+use super::state::{Conflict, Fault, Merge};
 
 /// The lists of a pod's containers that a rule may be for, in the order in which they start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];

@@ -6,8 +6,7 @@ use std::collections::HashSet;
 use crate::expression::Meter;
 use crate::json::{Document, Kind, SlotId, Value, write_string};
 
-use super::merge::{Fault, Manner, Merge, Part};
-use super::notes::Original;
+use super::state::{Fault, Manner, Merge, Original, Part};
 
 /// Bytes that each byte of an item is charged as that is looked up or remembered.
 const ITEM_BYTE_COST: usize = 4;

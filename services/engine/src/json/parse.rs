@@ -6,7 +6,7 @@
 use thiserror::Error;
 
 use super::string::behind_plain;
-use super::tape::{Kind, Node, OwnedTape};
+use super::tape::{BorrowedTape, Kind, Node, OwnedTape};
 
 /// How many nodes a value is in which there is none, and a key with such a value.
 const VALUE: u32 = 1;
@@ -364,6 +364,16 @@ impl OwnedTape {
         let text = text.into();
         let nodes = nodes(text.as_bytes(), Limits::default())?;
         Ok(Self::from_parts(text, nodes))
+    }
+}
+
+impl<'t> BorrowedTape<'t> {
+    /// Reads a text that somebody else owns.
+    ///
+    /// # Errors
+    /// If the text is not JSON, or exceeds the limits.
+    pub(crate) fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
+        Ok(Self::from_parts(text, nodes(text.as_bytes(), limits)?))
     }
 }
 

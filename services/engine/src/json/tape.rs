@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 
-use super::parse::{self, Limits, SyntaxError};
 use super::string::{Key, may_stand_for, unescape, write_string};
 
 /// What a value is.
@@ -120,8 +119,8 @@ impl OwnedTape {
 }
 
 impl<'t> BorrowedTape<'t> {
-    pub(crate) fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
-        Ok(Self { text, nodes: parse::nodes(text.as_bytes(), limits)? })
+    pub(super) const fn from_parts(text: &'t str, nodes: Vec<Node>) -> Self {
+        Self { text, nodes }
     }
 
     pub(crate) fn root(&self) -> Value<'_> {

@@ -10,11 +10,24 @@ use super::elements::{Element, elements, entries, is_computed, literal, value_of
 use super::pod_schema::Kind;
 use super::typed::{Root, check_types};
 
+/// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
+pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
+
 /// How deep a template may be nested.
 const MAX_DEPTH: usize = 32;
 
 /// The lists of a pod's spec whose elements a template adds by name, and what a name is.
 const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
+
+/// Whether a template is of a size that can be looked at. What is larger goes to `faults`.
+pub(super) fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
+    let size = template.to_string().len();
+    if size > MAX_TEMPLATE_BYTES {
+        let message = format!("the template is {size} bytes as JSON; {MAX_TEMPLATE_BYTES} are allowed");
+        faults.push(Diagnostic::new(path, message));
+    }
+    size <= MAX_TEMPLATE_BYTES
+}
 
 /// Checks a template, as far as a template can be wrong by itself. Whether it is not nested too deeply to be looked at
 /// further.

@@ -7,22 +7,19 @@ use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
 
-use super::check::check_template;
+use super::check::{check_template, is_small};
 use super::expressions::{self, Computed};
-use super::extend::{self, Limits, NoParents, Parents};
 use super::object::check_object;
 use super::pod_schema::Kind;
 use super::request;
+use super::revision::hash;
 use super::rules;
 use super::target::{self, Target};
 use super::template::{Compiler, LocalNames, Node, without_directives};
 use super::tenant::check_tenant;
-use super::{CompiledProfile, Diagnostic, ProfileName, whole};
+use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 use crate::expression::Scope;
 use crate::lookup::{self, Declared, Needs};
-
-/// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
-pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
 
 /// Bytes that the smallest profile takes.
 const PROFILE_BYTES: usize = 4 << 10;
@@ -35,37 +32,6 @@ const VALUE_BYTES: usize = 256;
 
 /// The order of a profile that says none.
 const DEFAULT_ORDER: i32 = 100;
-
-/// Compiles a profile that extends none.
-///
-/// # Errors
-/// Everything that is wrong with it.
-pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    compile_with(name, spec, &NoParents)
-}
-
-/// Compiles a profile that may extend one of these.
-///
-/// # Errors
-/// Everything that is wrong with it, and with what it inherits.
-pub fn compile_with(
-    name: &ProfileName,
-    spec: &ProfileSpec,
-    parents: &dyn Parents,
-) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    // Of its own text: what a profile of a namespace inherits may have what it cannot say.
-    let mut faults = Vec::new();
-    refuse_cluster_only(name, spec, &mut faults);
-    let compiled = match spec.extends {
-        Some(_) => extend::compile(name, spec, parents),
-        None => compile_text(name, spec, Limits::of(name)),
-    };
-    match compiled {
-        Ok(compiled) if faults.is_empty() => Ok(compiled),
-        Ok(_) => Err(faults),
-        Err(more) => Err(faults.into_iter().chain(more).collect()),
-    }
-}
 
 /// Compiles a text that is whole: one that extends none, or one with what it inherits.
 pub(super) fn compile_text(
@@ -115,7 +81,7 @@ pub(super) fn compile_text(
         validation.each_expression(&mut |expression| needs.add(expression));
     }
     let text = serde_json::to_string(spec).ok();
-    let revision = text.as_deref().and_then(|text| whole::hash(text, limits, &[], &[]));
+    let revision = text.as_deref().and_then(|text| hash(text, limits, &[], &[]));
     match revision {
         Some(revision) if faults.is_empty() => {
             let size = text.map_or(0, |text| text.len());
@@ -221,16 +187,6 @@ fn check_does_something(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
         let fault = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
         faults.push(fault.with_help("say what is added, for instance spec.containers"));
     }
-}
-
-/// Whether a template is of a size that can be looked at. What is larger goes to `faults`.
-pub(super) fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
-    let size = template.to_string().len();
-    if size > MAX_TEMPLATE_BYTES {
-        let message = format!("the template is {size} bytes as JSON; {MAX_TEMPLATE_BYTES} are allowed");
-        faults.push(Diagnostic::new(path, message));
-    }
-    size <= MAX_TEMPLATE_BYTES
 }
 
 fn compile_template(

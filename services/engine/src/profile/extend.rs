@@ -23,8 +23,7 @@ use serde_json::Value as Json;
 
 use self::merge::Part;
 use self::origin::Origin;
-use super::compile::compile_text;
-use super::{CompiledProfile, Diagnostic, ProfileName, Whole};
+use super::{Diagnostic, Limits, ProfileName};
 use crate::expression::closest;
 
 /// How many profiles a chain may have: the one that is compiled, and four that it extends. What the shipped profiles of a
@@ -43,27 +42,6 @@ const MAX_LOOKUPS: usize = 16;
 
 /// The field about which everything is told that is wrong with a parent.
 const EXTENDS: &str = "spec.extends.name";
-
-/// What bounds a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limits {
-    /// Nothing: it is the platform's.
-    Platform,
-    /// What the platform's profile that it extends may do: it is a namespace's, and sets only what that one lets it set.
-    Parent,
-    /// What namespaces may do with profiles of their own.
-    Tenant,
-}
-
-impl Limits {
-    /// Of a profile that extends nothing.
-    pub(super) const fn of(name: &ProfileName) -> Self {
-        match name.namespace {
-            Some(_) => Self::Tenant,
-            None => Self::Platform,
-        }
-    }
-}
 
 /// The cluster profile of a name, as one that extends it finds it.
 #[derive(Clone, Debug)]
@@ -102,11 +80,11 @@ impl Parents for NoParents {
 #[derive(Clone, Debug)]
 pub(super) struct Effective {
     pub(super) spec: ProfileSpec,
-    limits: Limits,
+    pub(super) limits: Limits,
     /// The profiles that it extends, the nearest first.
-    ancestors: Vec<Box<str>>,
+    pub(super) ancestors: Vec<Box<str>>,
     /// The inherited parameters that a profile of a namespace sets.
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
     origin: Origin,
 }
 
@@ -114,23 +92,6 @@ pub(super) struct Effective {
 struct Ancestor<'p> {
     name: Box<str>,
     spec: Cow<'p, ProfileSpec>,
-}
-
-/// Compiles a profile that extends another one.
-pub(super) fn compile(
-    name: &ProfileName,
-    spec: &ProfileSpec,
-    parents: &dyn Parents,
-) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let effective = resolve(name, spec, parents)?;
-    match compile_text(name, &effective.spec, effective.limits) {
-        Ok(mut compiled) => {
-            compiled.complete(&effective.ancestors, &effective.set);
-            let revision = effective.into_whole().revision().unwrap_or_default();
-            Ok(CompiledProfile { revision, ..compiled })
-        }
-        Err(faults) => Err(faults.into_iter().map(|fault| effective.relocate(fault)).collect()),
-    }
 }
 
 /// Makes the text of a profile and those of all that it extends into one, which extends nothing.
@@ -183,12 +144,8 @@ pub(super) fn resolve(
 }
 
 impl Effective {
-    pub(super) fn into_whole(self) -> Whole {
-        Whole { spec: self.spec, limits: self.limits, ancestors: self.ancestors, set_by_namespace: self.set }
-    }
-
     /// What is wrong with the merged text, told of the text in which it was written.
-    fn relocate(&self, fault: Diagnostic) -> Diagnostic {
+    pub(super) fn relocate(&self, fault: Diagnostic) -> Diagnostic {
         let Some(path) = fault.path.strip_prefix("spec") else { return fault };
         let (text, path) = self.origin.locate(path);
         // The last text is the profile's own, the one before it its parent's.

@@ -14,6 +14,7 @@ mod object;
 mod pod_schema;
 pub(crate) mod request;
 mod review;
+mod revision;
 pub(crate) mod rules;
 pub(crate) mod target;
 pub(crate) mod template;
@@ -37,14 +38,14 @@ use target::{Action, Phase};
 
 pub use crate::diagnostic::{Diagnostic, Part};
 pub use advice::advise;
-pub use compile::{MAX_TEMPLATE_BYTES, compile, compile_with};
+pub use check::MAX_TEMPLATE_BYTES;
 pub(crate) use expressions::one_line;
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
-pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
+pub use extend::{MAX_CHAIN, NoParents, Parent, Parents};
 pub(crate) use pod_schema::Expected;
 pub use review::{KnownParents, ProfileReview};
-pub use whole::{Whole, compile_revision};
+pub use whole::{Whole, compile, compile_revision, compile_with};
 
 /// What a profile is called. Cluster profiles stand before namespaced ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,6 +75,27 @@ impl fmt::Display for ProfileName {
         match &self.namespace {
             Some(namespace) => write!(formatter, "{namespace}/{}", self.name),
             None => formatter.write_str(&self.name),
+        }
+    }
+}
+
+/// What bounds a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// Nothing: it is the platform's.
+    Platform,
+    /// What the platform's profile that it extends may do: it is a namespace's, and sets only what that one lets it set.
+    Parent,
+    /// What namespaces may do with profiles of their own.
+    Tenant,
+}
+
+impl Limits {
+    /// Of a profile that extends nothing.
+    const fn of(name: &ProfileName) -> Self {
+        match name.namespace {
+            Some(_) => Self::Tenant,
+            None => Self::Platform,
         }
     }
 }

@@ -6,8 +6,7 @@ use pillion_api::parameter::Parameter;
 use pillion_api::profile::{ContainerRule as Text, ContainerType};
 
 use super::Diagnostic;
-use super::check::check_container_template;
-use super::compile::is_small;
+use super::check::{check_container_template, is_small};
 use super::expressions::{self, Condition};
 use super::pod_schema::Kind;
 use super::template::{Compiler, LocalNames, Node};

@@ -5,15 +5,11 @@
 
 use pillion_api::profile::ProfileSpec;
 use pillion_api::revision::{MAX_TEXT_BYTES, RevisionBounds, RevisionSpec};
-use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::compile::{compile_text, refuse_cluster_only};
-use super::extend::{self, Limits, Parents};
-use super::{CompiledProfile, Diagnostic, ProfileName};
-
-/// How many hexadecimal digits a revision has: forty bits tell the few texts of one profile apart.
-const REVISION_LENGTH: usize = 10;
+use super::extend::{self, Effective, NoParents, Parents};
+use super::revision::hash;
+use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 
 /// The text of a profile with what it inherits, and what bounds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +36,7 @@ impl Whole {
             return Err(faults);
         }
         if spec.extends.is_some() {
-            return extend::resolve(name, spec, parents).map(extend::Effective::into_whole);
+            return extend::resolve(name, spec, parents).map(Self::from);
         }
         let limits = Limits::of(name);
         Ok(Self { spec: spec.clone(), limits, ancestors: Vec::new(), set_by_namespace: Vec::new() })
@@ -129,6 +125,61 @@ impl Whole {
     }
 }
 
+impl From<Effective> for Whole {
+    fn from(effective: Effective) -> Self {
+        let Effective { spec, limits, ancestors, set, .. } = effective;
+        Self { spec, limits, ancestors, set_by_namespace: set }
+    }
+}
+
+/// Compiles a profile that extends none.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    compile_with(name, spec, &NoParents)
+}
+
+/// Compiles a profile that may extend one of these.
+///
+/// # Errors
+/// Everything that is wrong with it, and with what it inherits.
+pub fn compile_with(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    parents: &dyn Parents,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    // Of its own text: what a profile of a namespace inherits may have what it cannot say.
+    let mut faults = Vec::new();
+    refuse_cluster_only(name, spec, &mut faults);
+    let compiled = match spec.extends {
+        Some(_) => compile_extending(name, spec, parents),
+        None => compile_text(name, spec, Limits::of(name)),
+    };
+    match compiled {
+        Ok(compiled) if faults.is_empty() => Ok(compiled),
+        Ok(_) => Err(faults),
+        Err(more) => Err(faults.into_iter().chain(more).collect()),
+    }
+}
+
+/// Compiles a profile that extends another one.
+fn compile_extending(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    parents: &dyn Parents,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    let effective = extend::resolve(name, spec, parents)?;
+    match compile_text(name, &effective.spec, effective.limits) {
+        Ok(mut compiled) => {
+            compiled.complete(&effective.ancestors, &effective.set);
+            let revision = Whole::from(effective).revision().unwrap_or_default();
+            Ok(CompiledProfile { revision, ..compiled })
+        }
+        Err(faults) => Err(faults.into_iter().map(|fault| effective.relocate(fault)).collect()),
+    }
+}
+
 /// Compiles a revision as it is kept in the cluster. It is called as it says: this build may write its text otherwise.
 ///
 /// # Errors
@@ -137,22 +188,6 @@ pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<C
     let whole = Whole::from_revision(name, revision).map_err(|fault| vec![fault])?;
     let compiled = whole.compile(name)?;
     Ok(CompiledProfile { revision: revision.revision.as_str().into(), ..compiled })
-}
-
-/// A hash of a text and of what bounds it, with the keys of all objects in order.
-pub(super) fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    // It is read as a stored revision is: a number may be another one when it is read again.
-    let mut json: Value = serde_json::from_str(text).ok()?;
-    json.as_object_mut()?.remove("rollout");
-    if !ancestors.is_empty() {
-        let bounds = format!("{limits:?}");
-        json = serde_json::json!({"text": json, "bounds": bounds, "ancestors": ancestors, "set": set});
-    }
-    json.sort_all_objects();
-    let hash = Sha256::digest(json.to_string());
-    let mut hex = format!("{hash:x}");
-    hex.truncate(REVISION_LENGTH);
-    Some(hex.into())
 }
 
 #[cfg(test)]

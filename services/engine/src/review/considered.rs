@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::decide::{FoundRecord, level};
 use super::envelope::object_of;
+use super::found_record::FoundRecord;
 use super::{Endpoint, Facts, Review};
 use crate::context::World;
 use crate::expression::Allowances;
@@ -19,7 +19,7 @@ impl Review<'_> {
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let envelope = &self.envelope;
-        let parts = (envelope.action(endpoint.phase()), object_of(&self.tape), level(endpoint, facts));
+        let parts = (envelope.action(endpoint.phase()), object_of(&self.tape), facts.level(endpoint));
         let (Some(action), Some(object), Some(level)) = parts else { return Vec::new() };
         let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
         let candidates = snapshot.candidates(&envelope.namespace, &namespace);

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
-use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, mark, validating};
+use super::found_record::FoundRecord;
+use super::{Decided, Endpoint, Facts, Fault, Observer, Step, gate, mark, validating};
 use crate::context::{Arena, World};
 use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
@@ -15,7 +16,7 @@ use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::limits::{self, Bounds, Excess};
 use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::target::Phase;
-use crate::record::{self, Record, RecordWriter};
+use crate::record::RecordWriter;
 use crate::schema;
 use crate::select::revisions::Subject as Choosing;
 use crate::select::{Selection, select};
@@ -48,7 +49,7 @@ pub(super) fn decide(
     if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return skipped(Reason::SystemNamespace);
     }
-    let Some(level) = level(endpoint, facts) else { return skipped(Reason::NotOptedIn) };
+    let Some(level) = facts.level(endpoint) else { return skipped(Reason::NotOptedIn) };
     if object.at(&["metadata", "deletionTimestamp"]).is_some_and(|time| !time.is_null()) {
         return skipped(Reason::BeingDeleted);
     }
@@ -102,54 +103,6 @@ pub(super) fn decide(
         // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
         Err(Malformed { key }) => {
             Ok(Decided { decision: Decision::denied(Reason::DuplicateKey, format!("{key:?}")), patch: None })
-        }
-    }
-}
-
-/// How firmly the object is opted in. The API server has looked at the namespace itself; everybody else has not.
-pub(super) fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
-    match endpoint {
-        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
-        Endpoint::Any | Endpoint::Validate => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
-    }
-}
-
-/// The record that an object carries.
-pub(super) enum FoundRecord {
-    None,
-    Genuine(Record),
-    /// Not written by us, or not one that this build understands.
-    Foreign,
-}
-
-impl FoundRecord {
-    pub(super) fn find(object: Value<'_>, trust: RecordTrust) -> Self {
-        let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
-        if trust == RecordTrust::ManagedFields && !record::is_genuine(object) {
-            return Self::Foreign;
-        }
-        match annotation.as_str().and_then(|text| Record::read(&text)) {
-            Some(record) => Self::Genuine(record),
-            None => Self::Foreign,
-        }
-    }
-
-    /// The object as its author wrote it, where that is not how it is.
-    pub(super) fn authors(
-        &self,
-        object: Value<'_>,
-        type_: &'static schema::Type,
-    ) -> Result<Option<OwnedTape>, Malformed> {
-        match self {
-            Self::Genuine(record) => inject::without_record(object, record, type_),
-            Self::None | Self::Foreign => Ok(None),
-        }
-    }
-
-    pub(super) const fn genuine(&self) -> Option<&Record> {
-        match self {
-            Self::Genuine(record) => Some(record),
-            Self::None | Self::Foreign => None,
         }
     }
 }

@@ -8,6 +8,7 @@ mod answer;
 mod considered;
 mod decide;
 mod envelope;
+mod found_record;
 mod gate;
 mod mark;
 mod needs;
@@ -112,6 +113,17 @@ pub struct Facts {
     /// When the request has to be answered. Expressions end there, also where they have steps left; `None`: only their
     /// steps end them.
     pub deadline: Option<Instant>,
+}
+
+impl Facts {
+    /// The failure mode of the object's namespace. The API server has read it for an endpoint that names one; for the other
+    /// endpoints the namespace tells.
+    fn level(&self, endpoint: Endpoint) -> Option<InjectionLevel> {
+        match endpoint {
+            Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
+            Endpoint::Any | Endpoint::Validate => self.namespace.as_ref().and_then(|namespace| namespace.level()),
+        }
+    }
 }
 
 /// Which records of an earlier injection are believed.
@@ -302,7 +314,7 @@ impl<'b> Review<'b> {
     /// As [`Self::decide`].
     pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, Fault> {
         let object = envelope::object_of(&self.tape).filter(|_| endpoint.phase() == Phase::Mutate);
-        match (object, decide::level(endpoint, facts)) {
+        match (object, facts.level(endpoint)) {
             (Some(object), Some(level)) => gate::settle(object, level, decided),
             _ => Ok(decided),
         }

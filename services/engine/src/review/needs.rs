@@ -8,8 +8,8 @@ use std::sync::Arc;
 use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::Operation;
 
-use super::decide::{FoundRecord, level};
 use super::envelope::{Envelope, object_of};
+use super::found_record::FoundRecord;
 use super::{Endpoint, Facts};
 use crate::json::{BorrowedTape, OwnedTape};
 use crate::lookup::Wanted;
@@ -31,7 +31,7 @@ pub(super) fn wanted(
     if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return nothing;
     }
-    let (Some(object), Some(level)) = (object_of(tape), level(endpoint, facts)) else { return nothing };
+    let (Some(object), Some(level)) = (object_of(tape), facts.level(endpoint)) else { return nothing };
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let may_have_record = || {

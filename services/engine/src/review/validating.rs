@@ -6,8 +6,8 @@ use std::sync::Arc;
 use pillion_api::names::{INJECTED_ANNOTATION, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::Operation;
 
-use super::decide::{FoundRecord, level};
 use super::envelope::{Envelope, object_of, old_object_of};
+use super::found_record::FoundRecord;
 use super::{Endpoint, Facts, Observer, RecordTrust, Step};
 use crate::context::{Arena, World};
 use crate::decision::{Decision, Outcome, ProfileDecision, ProfileOutcome, Reason};
@@ -41,7 +41,7 @@ pub(super) fn decide(
     if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return Decision::skipped(Reason::SystemNamespace);
     }
-    let Some(level) = level(endpoint, facts) else { return Decision::skipped(Reason::NotOptedIn) };
+    let Some(level) = facts.level(endpoint) else { return Decision::skipped(Reason::NotOptedIn) };
     if envelope.by_node && meant.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
         return Decision::skipped(Reason::MirrorPod);
     }

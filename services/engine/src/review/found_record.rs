@@ -1,0 +1,49 @@
+//! The injection record of the object of a review, and the object without what the record says.
+
+use pillion_api::names::INJECTED_ANNOTATION;
+
+use super::RecordTrust;
+use crate::inject;
+use crate::json::{Malformed, OwnedTape, Value};
+use crate::record::{self, Record};
+use crate::schema;
+
+/// The record that an object carries.
+pub(super) enum FoundRecord {
+    None,
+    Genuine(Record),
+    /// Not written by us, or not one that this build understands.
+    Foreign,
+}
+
+impl FoundRecord {
+    pub(super) fn find(object: Value<'_>, trust: RecordTrust) -> Self {
+        let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
+        if trust == RecordTrust::ManagedFields && !record::is_genuine(object) {
+            return Self::Foreign;
+        }
+        match annotation.as_str().and_then(|text| Record::read(&text)) {
+            Some(record) => Self::Genuine(record),
+            None => Self::Foreign,
+        }
+    }
+
+    /// The object as its author wrote it, where that is not how it is.
+    pub(super) fn authors(
+        &self,
+        object: Value<'_>,
+        type_: &'static schema::Type,
+    ) -> Result<Option<OwnedTape>, Malformed> {
+        match self {
+            Self::Genuine(record) => inject::without_record(object, record, type_),
+            Self::None | Self::Foreign => Ok(None),
+        }
+    }
+
+    pub(super) const fn genuine(&self) -> Option<&Record> {
+        match self {
+            Self::Genuine(record) => Some(record),
+            Self::None | Self::Foreign => None,
+        }
+    }
+}
