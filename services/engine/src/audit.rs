@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
 
-use crate::context::{Arena, World};
+use crate::context::{Arena, EvalContext};
 use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
 use crate::inject::without_record;
@@ -77,14 +77,14 @@ pub struct Read {
     /// What the record says.
     pub injected: Injected,
     /// The pod as its author wrote it, where that is not how it is.
-    pub authors: Option<OwnedTape>,
+    pub original_object: Option<OwnedTape>,
 }
 
 /// Reads the record of a pod, of which the metadata at least are there. A pod with a key that stands twice is one that no
 /// API server sends; it has no record.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Read {
-    let none = |injected| Read { injected, authors: None };
+    let none = |injected| Read { injected, original_object: None };
     let Some(annotation) = pod.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else {
         return none(Injected::Nothing);
     };
@@ -95,8 +95,8 @@ pub fn read(pod: Value<'_>) -> Read {
         return none(Injected::Foreign);
     };
     let profiles = record.revisions().map(|(profile, revision)| (profile.into(), revision.into())).collect();
-    let authors = without_record(pod, &record, schema::of("", "pods")).ok().flatten();
-    Read { injected: Injected::Profiles(profiles), authors }
+    let original_object = without_record(pod, &record, schema::of("", "pods")).ok().flatten();
+    Read { injected: Injected::Profiles(profiles), original_object }
 }
 
 /// Which profiles are for a pod, as far as labels and annotations say: `pod` is what its author wrote, its `metadata` at
@@ -169,7 +169,7 @@ pub fn of_object(
     let candidates = snapshot.chosen(candidates, subject(name, namespace, pod), looked_up);
     let arena = Arena::new();
     let allowances = Allowances::until(None);
-    let world = World {
+    let context = EvalContext {
         object: pod,
         request: request.root(),
         namespace_name: name,
@@ -178,7 +178,7 @@ pub fn of_object(
         looked_up,
         allowances: &allowances,
     };
-    let selection = select::select(&candidates, Action::CREATE_POD, level, world, &arena);
+    let selection = select::select(&candidates, Action::CREATE_POD, level, context, &arena);
     let profiles = selection.profiles.into_iter().map(|selected| selected.decision);
     let expected =
         |decision: ProfileDecision| Expected { standing: standing(&decision), profile: decision.profile, pinned: None };

@@ -49,7 +49,7 @@ pub(crate) struct Variable {
 
 /// What is the same for all profiles of one request.
 #[derive(Clone, Copy)]
-pub(crate) struct World<'v> {
+pub(crate) struct EvalContext<'v> {
     /// The object as its author wrote it.
     pub(crate) object: json::Value<'v>,
     pub(crate) request: json::Value<'v>,
@@ -82,8 +82,8 @@ pub(crate) struct Arena {
 pub(crate) use crate::parameter::Values as Parameters;
 
 /// What the names in one profile's expressions stand for.
-pub(crate) struct Computation<'v> {
-    world: World<'v>,
+pub(crate) struct ProfileBindings<'v> {
+    context: EvalContext<'v>,
     parameters: &'v Parameters,
     definitions: Definitions<'v>,
     /// Names of the containers that were injected; `None` where the object is without them.
@@ -127,7 +127,7 @@ pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
     if container.get("restartPolicy").is_some_and(|policy| policy.is("Always")) { "Sidecar" } else { "Init" }
 }
 
-impl World<'_> {
+impl EvalContext<'_> {
     /// A meter for a profile, which grants no more than is left for the profiles of its owner.
     pub(crate) fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         self.allowances.meter(owner, purpose, steps)
@@ -151,11 +151,11 @@ impl Arena {
     }
 }
 
-impl<'v> Computation<'v> {
-    pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, definitions: Definitions<'v>) -> Self {
+impl<'v> ProfileBindings<'v> {
+    pub(crate) fn new(context: EvalContext<'v>, parameters: &'v Parameters, definitions: Definitions<'v>) -> Self {
         let values = RefCell::new(vec![None; definitions.variables.len()]);
         let (lists, containers) = (OnceCell::new(), OnceCell::new());
-        Self { world, parameters, definitions, ours: None, values, lists, containers, locals: RefCell::default() }
+        Self { context, parameters, definitions, ours: None, values, lists, containers, locals: RefCell::default() }
     }
 
     /// The same for an object as it is, in which these containers were injected.
@@ -166,7 +166,7 @@ impl<'v> Computation<'v> {
 
     /// A meter for its profile.
     pub(crate) fn meter(&self, purpose: Purpose, steps: usize) -> Meter {
-        self.world.meter(self.definitions.owner, purpose, steps)
+        self.context.meter(self.definitions.owner, purpose, steps)
     }
 
     /// The values of the profile's parameters.
@@ -179,7 +179,7 @@ impl<'v> Computation<'v> {
         self.definitions.own_containers.iter().any(|own| **own == *container)
     }
 
-    /// Brings a name into scope until [`Computation::forget`].
+    /// Brings a name into scope until [`ProfileBindings::forget`].
     pub(crate) fn know(&self, name: &'v str, value: Value<'v>) {
         self.locals.borrow_mut().push((name, value));
         if name != EXISTING {
@@ -222,7 +222,7 @@ impl<'v> Computation<'v> {
     /// The items of the lists of containers, in the order of [`LISTS`].
     fn lists(&self) -> [impl Iterator<Item = json::Value<'v>> + use<'v>; LISTS.len()] {
         let lists = self.lists.get_or_init(|| {
-            let spec = self.world.object.get("spec");
+            let spec = self.context.object.get("spec");
             LISTS.map(|list| spec.and_then(|spec| spec.get(list)))
         });
         lists.map(|list| list.into_iter().flat_map(json::Value::items))
@@ -269,7 +269,7 @@ impl<'v> Computation<'v> {
 
     /// The container that people mean: the one that the pod names, else the first.
     fn primary(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
-        let annotation = self.world.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
+        let annotation = self.context.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);
         let items = || {
             let [_, app, _] = self.lists();
@@ -286,9 +286,9 @@ impl<'v> Computation<'v> {
     fn namespace(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let text = |text: &'v str| Key::String(TextValue::Borrowed(text));
         let entry = |(key, value): (&'v str, &'v str)| (text(key), Value::text(value));
-        let labels = Value::map(self.world.namespace.labels().map(entry), meter)?;
-        let annotations = Value::map(self.world.namespace.annotations().map(entry), meter)?;
-        let name = Value::text(self.world.namespace_name);
+        let labels = Value::map(self.context.namespace.labels().map(entry), meter)?;
+        let annotations = Value::map(self.context.namespace.annotations().map(entry), meter)?;
+        let name = Value::text(self.context.namespace_name);
         let metadata = [(text("name"), name), (text("labels"), labels), (text("annotations"), annotations)];
         let metadata = Value::map(metadata, meter)?;
         Value::map([(text("metadata"), metadata)], meter)
@@ -299,18 +299,18 @@ impl<'v> Computation<'v> {
     }
 }
 
-impl<'v> Bindings<'v> for Computation<'v> {
+impl<'v> Bindings<'v> for ProfileBindings<'v> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         if let "containers" | "primary" | "overlays" = name {
             // What is made of them takes time in proportion to the pod, and is mostly made anew each time.
             meter.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
         }
         match name {
-            "object" => Value::read(self.world.object, meter),
+            "object" => Value::read(self.context.object, meter),
             "oldObject" => {
-                self.world.request.get("oldObject").map_or(Ok(Value::Null), |object| Value::read(object, meter))
+                self.context.request.get("oldObject").map_or(Ok(Value::Null), |object| Value::read(object, meter))
             }
-            "request" => Value::read(self.world.request, meter),
+            "request" => Value::read(self.context.request, meter),
             "namespaceObject" => self.namespace(meter),
             "containers" => {
                 if let Some(containers) = self.containers.get() {
@@ -323,7 +323,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
             "overlays" => self.overlays(meter),
             _ => match self.local(name) {
                 Some(value) => Ok(value),
-                None => looked_up_value(&self.world, name, meter)
+                None => looked_up_value(&self.context, name, meter)
                     .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not known here")))),
             },
         }
@@ -347,17 +347,21 @@ impl<'v> Bindings<'v> for Computation<'v> {
     }
 
     fn seed(&self) -> &str {
-        self.world.uid
+        self.context.uid
     }
 }
 
 /// The value of one of [`LOOKED_UP_NAMES`]; `None` for any other name.
-fn looked_up_value<'v>(world: &World<'v>, name: &str, meter: &mut Meter) -> Option<Result<Value<'v>, EvaluationError>> {
+fn looked_up_value<'v>(
+    context: &EvalContext<'v>,
+    name: &str,
+    meter: &mut Meter,
+) -> Option<Result<Value<'v>, EvaluationError>> {
     Some(match name {
-        "serviceAccount" => service_account(world, meter),
-        "owner" => owners(world, meter).and_then(|mut owners| Value::optional(owners.pop(), meter)),
-        "owners" => owners(world, meter).and_then(|owners| Value::list(owners, meter)),
-        "cluster" => match &world.looked_up.cluster {
+        "serviceAccount" => service_account(context, meter),
+        "owner" => owners(context, meter).and_then(|mut owners| Value::optional(owners.pop(), meter)),
+        "owners" => owners(context, meter).and_then(|owners| Value::list(owners, meter)),
+        "cluster" => match &context.looked_up.cluster {
             Some(facts) if facts.root().is_null() => {
                 return Some(Err(EvaluationError::new("what the platform says of the cluster is not known here")));
             }
@@ -369,31 +373,31 @@ fn looked_up_value<'v>(world: &World<'v>, name: &str, meter: &mut Meter) -> Opti
 }
 
 /// The service account's metadata; an empty optional if there is none.
-fn service_account<'v>(world: &World<'v>, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
-    let object = world.looked_up.service_account.known("the service account")?;
+fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+    let object = context.looked_up.service_account.known("the service account")?;
     let metadata = object.and_then(|object| object.root().get("metadata"));
     let metadata = metadata.map(|metadata| Value::read(metadata, meter)).transpose()?;
     Value::optional(metadata, meter)
 }
 
 /// The owners, the nearest first. Those that are known from the pod alone need no look-up.
-fn owners<'v>(world: &World<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
+fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
     let what = "the owner";
-    if let Some(chain) = known_from_pod(world) {
+    if let Some(chain) = known_from_pod(context) {
         // Nothing of a chain that is made here is borrowed, as nothing of it was looked up.
         return chain.owners().iter().map(|owner| owner_value(owner, None, meter)).collect();
     }
-    let chain = world.looked_up.owners.known(what)?;
+    let chain = context.looked_up.owners.known(what)?;
     let owners = chain.map(OwnerChain::owners).unwrap_or_default();
     owners.iter().map(|owner| owner_value(owner, owner.object.as_ref().map(|object| object.root()), meter)).collect()
 }
 
 /// The owners, if nobody had to look anything up to know all their names.
-fn known_from_pod(world: &World<'_>) -> Option<OwnerChain> {
-    if !matches!(world.looked_up.owners, Answer::NotAsked) {
+fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
+    if !matches!(context.looked_up.owners, Answer::NotAsked) {
         return None;
     }
-    Some(OwnerChain::of_pod(world.object, false)).filter(|chain| !chain.is_open())
+    Some(OwnerChain::of_pod(context.object, false)).filter(|chain| !chain.is_open())
 }
 
 /// `{apiVersion, kind, name}`, and what else is known: `uid`, `labels`, `annotations`.

@@ -27,35 +27,35 @@ pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     if !case.expects_something() {
         return Err(Unusable::NothingExpected);
     }
-    let world = World::new(case, profiles)?;
-    let object = world.with_managed_fields();
-    let first = world.mutate(&object, RecordTrust::ManagedFields)?;
+    let runner = CaseRunner::new(case, profiles)?;
+    let object = runner.with_managed_fields();
+    let first = runner.mutate(&object, RecordTrust::ManagedFields)?;
     let mut differences = Vec::new();
     let mut validated = None;
     if first.denied.is_none() {
-        if world.is_creation {
-            differences.extend(world.second_pass(&first, RecordTrust::ManagedFields)?);
-            differences.extend(world.as_the_command_line(&first)?);
-            differences.extend(world.undone(&first)?);
+        if runner.is_creation {
+            differences.extend(runner.second_pass(&first, RecordTrust::ManagedFields)?);
+            differences.extend(runner.as_the_command_line(&first)?);
+            differences.extend(runner.undone(&first)?);
         }
-        validated = Some(world.validate(&first.object)?);
+        validated = Some(runner.validate(&first.object)?);
     }
     let passes = || std::iter::once(&first).chain(&validated);
     let mut verdict = Verdict {
         decision: first.decision.clone(),
         validation: validated.as_ref().map(|pass| pass.decision.clone()),
-        object: world.plain(first.object.clone()),
+        object: runner.plain(first.object.clone()),
         denied: passes().find_map(|pass| pass.denied.clone()),
         told: passes().flat_map(|pass| pass.told.iter().cloned()).collect(),
         differences: Vec::new(),
     };
-    verdict.differences = expect::differences(case, &world.plain(world.object.clone()), &verdict);
+    verdict.differences = expect::differences(case, &runner.plain(runner.object.clone()), &verdict);
     verdict.differences.extend(differences);
     Ok(verdict)
 }
 
 /// All that there is when the object comes.
-struct World<'c> {
+struct CaseRunner<'c> {
     case: &'c Case,
     /// The object with what the API server would have added before it asks.
     object: Json,
@@ -77,7 +77,7 @@ struct Pass {
     told: Vec<String>,
 }
 
-impl<'c> World<'c> {
+impl<'c> CaseRunner<'c> {
     fn new(case: &'c Case, profiles: &Profiles) -> Result<Self, Unusable> {
         let namespace_name = case.namespace.name.clone().or_else(|| text(&case.object, &["metadata", "namespace"]));
         let namespace_name = namespace_name.unwrap_or_else(|| "default".to_owned());

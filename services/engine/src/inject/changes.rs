@@ -91,7 +91,7 @@ impl<'a> Merge<'_, 'a> {
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
             let previous = stays.replace(slot);
-            let (known, length, around) = (self.computation.known(), self.pointer.len(), self.manner);
+            let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.manner);
             let item = self.current(slot)?;
             // What an earlier pass left as it is, and what the profile adds itself, is as it should be.
             let mut is_settled = self.is_own(slot) || self.is_left(settled, item)?;
@@ -107,14 +107,14 @@ impl<'a> Merge<'_, 'a> {
                 self.pointer.truncate(length);
             }
             let item = if keyed.is_some() { self.element_before(slot, element)? } else { item };
-            self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+            self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
             self.know_item(item)?;
             let result = if rule.prunes {
                 self.prune_element(list, slot, rule, keyed.map(|keyed| (keyed, previous)))
             } else {
                 self.change_element(slot, rule, element)
             };
-            self.computation.forget(known);
+            self.bindings.forget(known);
             self.pointer.truncate(length);
             self.manner = around;
             result?;
@@ -215,7 +215,7 @@ impl<'a> Merge<'_, 'a> {
         for slot in entries {
             let Some(key) = self.document.key(slot) else { continue };
             self.charge(ITEM_COST)?;
-            let (known, length) = (self.computation.known(), self.pointer.len());
+            let (known, length) = (self.bindings.known(), self.pointer.len());
             let text = key.text();
             push_token(&mut self.pointer, &text);
             let item = match self.original() {
@@ -223,7 +223,7 @@ impl<'a> Merge<'_, 'a> {
                 Original::Unchanged | Original::Nothing => self.current(slot)?,
             };
             let key = ComputedText::read_key(key, &mut self.meter).map_err(|error| self.failed(&error))?;
-            self.computation.know("key", Computed::String(key));
+            self.bindings.know("key", Computed::String(key));
             self.know_item(item)?;
             let is_others = !self.is_below_ours() && !self.is_later();
             let result = self.truth(condition).map(|prunes| {
@@ -232,7 +232,7 @@ impl<'a> Merge<'_, 'a> {
                     self.document.remove(slot, map);
                 }
             });
-            self.computation.forget(known);
+            self.bindings.forget(known);
             self.pointer.truncate(length);
             result?;
         }
@@ -243,7 +243,7 @@ impl<'a> Merge<'_, 'a> {
 impl<'a> Merge<'_, 'a> {
     fn know_item(&mut self, item: json::Value<'a>) -> Result<(), Fault> {
         let item = Computed::read(item, &mut self.meter).map_err(|error| self.failed(&error))?;
-        self.computation.know("item", item);
+        self.bindings.know("item", item);
         Ok(())
     }
 }

@@ -53,7 +53,7 @@ impl<'a> Merge<'_, 'a> {
                 self.expand_one(node, group, type_, sink)?;
                 continue;
             };
-            let known = self.computation.known();
+            let known = self.bindings.known();
             let list = self.evaluate(&for_each.list)?;
             if list.is_absent() {
                 continue;
@@ -64,11 +64,11 @@ impl<'a> Merge<'_, 'a> {
             })?;
             for (index, (key, item)) in items.into_iter().enumerate() {
                 self.charge(ITEM_COST)?;
-                self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
-                self.computation.know("key", key);
-                self.computation.know(&for_each.item, item);
+                self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+                self.bindings.know("key", key);
+                self.bindings.know(&for_each.item, item);
                 let result = self.expand_one(node, group, type_, sink);
-                self.computation.forget(known);
+                self.bindings.forget(known);
                 result?;
             }
         }
@@ -93,10 +93,10 @@ impl<'a> Merge<'_, 'a> {
             Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: asked }),
             Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
         }
-        let known = self.computation.known();
+        let known = self.bindings.known();
         self.know_nothing_exists(node);
         let part = self.resolve(node, type_)?;
-        self.computation.forget(known);
+        self.bindings.forget(known);
         match part {
             Some(Part::Plain(value)) if value.kind() == JsonKind::Array => value
                 .items()
@@ -177,7 +177,7 @@ impl<'a> Merge<'_, 'a> {
         keyed: &'static KeyedList,
     ) -> Result<(), Fault> {
         let length = self.pointer.len();
-        let (known, around) = (self.computation.known(), self.manner);
+        let (known, around) = (self.bindings.known(), self.manner);
         let field = length.saturating_sub(INIT_CONTAINERS.len());
         let is_among_init = !keyed.siblings.is_empty() && self.is_at_init_containers(field);
         let result = self.place(parent, list, element, keyed, length);
@@ -187,7 +187,7 @@ impl<'a> Merge<'_, 'a> {
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
-        self.computation.forget(known);
+        self.bindings.forget(known);
         self.manner = around;
         result
     }

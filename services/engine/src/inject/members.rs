@@ -37,7 +37,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Lays a member with its directives.
     pub(super) fn node(&mut self, member: &Member<'a>, existing: Option<SlotId>, node: &'a Node) -> Result<(), Fault> {
-        let known = self.computation.known();
+        let known = self.bindings.known();
         self.know_existing(node, existing)?;
         let below = member.field.map_or(&schema::ANY, |field| match field {
             Field::Object(type_) => type_,
@@ -51,11 +51,11 @@ impl<'a> Merge<'_, 'a> {
                 self.prune_map(existing, prune)?;
             }
             if let Some(part) = self.resolve(node, below)? {
-                self.computation.forget(known);
+                self.bindings.forget(known);
                 return self.member(member, existing, part, directives);
             }
         }
-        self.computation.forget(known);
+        self.bindings.forget(known);
         Ok(())
     }
 

@@ -27,7 +27,7 @@ use std::collections::HashSet;
 use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_api::profile::{ContainerType, OnError};
 
-use crate::context::{Arena, World};
+use crate::context::{Arena, EvalContext};
 use crate::decision::{ProfileOutcome, Reason};
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value};
 use crate::limits::{Bounds, Excess, Limit, Protected};
@@ -67,7 +67,7 @@ pub(crate) struct Subject<'a> {
     /// The object as it came in.
     pub(crate) object: Value<'a>,
     pub(crate) type_: &'static Type,
-    pub(crate) world: World<'a>,
+    pub(crate) context: EvalContext<'a>,
     pub(crate) arena: &'a Arena,
     /// The record of an earlier pass.
     pub(crate) earlier: Option<&'a Record>,
@@ -312,7 +312,7 @@ impl<'a> Pass<'_, 'a> {
     ) -> Result<Laid, Fault> {
         let Self { subject, earlier, record, places, desk, injected, is_watched, confirmed, .. } = self;
         let profile: &'a CompiledProfile = selected.profile;
-        let Some(computation) = &selected.computation else { return Ok((0, Vec::new(), Vec::new())) };
+        let Some(bindings) = &selected.bindings else { return Ok((0, Vec::new(), Vec::new())) };
         let refuses_containers = profile.adds_linux_containers && is_for_windows(document)?;
         let earlier = earlier.map(|record| record.of(profile.display_name(), |other| injected.knows(other)));
         let earlier = earlier.unwrap_or_default();
@@ -327,7 +327,7 @@ impl<'a> Pass<'_, 'a> {
             places,
             desk,
             record,
-            computation,
+            bindings,
             arena: subject.arena,
             authors: Authors::of(subject.object),
             type_: profile.object_type(),
@@ -356,7 +356,7 @@ impl<'a> Pass<'_, 'a> {
                 Standing::Authors if earlier.later.iter().any(|change| is_later(change, pointer)) => Standing::Hidden,
                 standing => standing,
             };
-            merge.rules(&profile.rules, subject.world.object, &standing)?;
+            merge.rules(&profile.rules, subject.context.object, &standing)?;
             merge.containers = own;
         }
         let (changes, notes, containers) = merge.finish();

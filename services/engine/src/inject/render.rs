@@ -135,10 +135,10 @@ impl<'a> Merge<'_, 'a> {
             Part::Node(_) => return Ok(None),
         };
         let Some((_, node)) = fields.iter().find(|(key, _)| **key == *name) else { return Ok(None) };
-        let known = self.computation.known();
+        let known = self.bindings.known();
         self.know_nothing_exists(node);
         let part = if self.is_wanted(node)? { self.resolve(node, &crate::schema::ANY)? } else { None };
-        self.computation.forget(known);
+        self.bindings.forget(known);
         match part {
             Some(part) => self.value_of(part),
             None => Ok(None),
@@ -172,7 +172,7 @@ impl<'a> Merge<'_, 'a> {
             places: &mut places,
             desk: &mut desk,
             record: &mut record,
-            computation: self.computation,
+            bindings: self.bindings,
             arena: self.arena,
             authors: self.authors,
             type_: self.type_,
@@ -212,10 +212,10 @@ impl<'a> Merge<'_, 'a> {
                     out.push('"');
                     out.push_str(key);
                     out.push_str("\":");
-                    let known = self.computation.known();
+                    let known = self.bindings.known();
                     self.know_nothing_exists(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
-                    self.computation.forget(known);
+                    self.bindings.forget(known);
                     if !written {
                         out.truncate(before);
                     }
@@ -320,11 +320,11 @@ impl<'a> Merge<'_, 'a> {
     }
 
     pub(super) fn truth(&mut self, expression: &'a Expression) -> Result<bool, Fault> {
-        expression.evaluate_bool(self.computation, &mut self.meter).map_err(|error| self.failed(&error))
+        expression.evaluate_bool(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
     pub(super) fn evaluate(&mut self, expression: &'a Expression) -> Result<Computed<'a>, Fault> {
-        expression.evaluate(self.computation, &mut self.meter).map_err(|error| self.failed(&error))
+        expression.evaluate(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
     /// A computed value as JSON; `None` if it is absent.
@@ -356,14 +356,14 @@ impl<'a> Merge<'_, 'a> {
         let meter = &mut self.meter;
         let value = value.map(|value| Computed::read(value, meter)).transpose();
         let value = value.and_then(|value| Computed::optional(value, meter)).map_err(|error| self.failed(&error))?;
-        self.computation.know(EXISTING, value);
+        self.bindings.know(EXISTING, value);
         Ok(())
     }
 
     /// Inside a value that is written as a whole there is nothing yet.
     pub(super) fn know_nothing_exists(&self, node: &Node) {
         if node.uses_existing {
-            self.computation.know(EXISTING, Computed::none());
+            self.bindings.know(EXISTING, Computed::none());
         }
     }
 

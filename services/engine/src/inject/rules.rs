@@ -59,9 +59,9 @@ impl<'a> Merge<'_, 'a> {
         for rule in rules {
             for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
                 self.charge(ITEM_COST)?;
-                let known = self.computation.known();
+                let known = self.bindings.known();
                 let result = self.rule(rule, target);
-                self.computation.forget(known);
+                self.bindings.forget(known);
                 self.pointer.clear();
                 result?;
             }
@@ -94,7 +94,7 @@ impl<'a> Merge<'_, 'a> {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 pointer.truncate(length);
                 push_token(&mut pointer, &name);
-                let standing = if self.computation.adds(&name) { Standing::Injected } else { standing(&pointer) };
+                let standing = if self.bindings.adds(&name) { Standing::Injected } else { standing(&pointer) };
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
                 let (kind, value) = match standing {
                     Standing::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
@@ -160,7 +160,7 @@ impl<'a> Merge<'_, 'a> {
             ContainerType::Injected => "Injected",
         };
         let container = context::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
-        self.computation.know("container", container);
+        self.bindings.know("container", container);
         if let Some(condition) = &rule.condition
             && !self.truth(condition)?
         {
@@ -170,7 +170,7 @@ impl<'a> Merge<'_, 'a> {
             if self.truth(&condition.expression)? {
                 continue;
             }
-            let message = condition.told(self.computation, &mut self.meter);
+            let message = condition.told(self.bindings, &mut self.meter);
             let place = format!("{}: rule {}: {message}", self.pointer, rule.name);
             match condition.otherwise {
                 Otherwise::NotMatched => {}
@@ -179,12 +179,12 @@ impl<'a> Merge<'_, 'a> {
             }
             return Ok(());
         }
-        let known = self.computation.known();
+        let known = self.bindings.known();
         self.know_existing(&rule.template, Some(target.slot))?;
         let part =
             if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
         let directives = self.directives(&rule.template)?;
-        self.computation.forget(known);
+        self.bindings.forget(known);
         let around = self.manner;
         self.follow(directives);
         let result = match part {

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use crate::context::{Arena, Computation};
+use crate::context::{Arena, ProfileBindings};
 use crate::decision::Reason;
 use crate::expression::{Meter, Purpose};
 use crate::json::{Document, Key, Kind as JsonKind, Malformed, SlotId, Value};
@@ -85,7 +85,7 @@ pub(super) struct Surroundings<'d, 'a> {
     pub(super) places: &'d mut Places,
     pub(super) desk: &'d mut Desk<'a>,
     pub(super) record: &'d mut RecordWriter,
-    pub(super) computation: &'d Computation<'a>,
+    pub(super) bindings: &'d ProfileBindings<'a>,
     pub(super) arena: &'a Arena,
     pub(super) authors: Authors<'a>,
     /// What is known of the whole object.
@@ -122,7 +122,7 @@ pub(super) struct Desk<'a> {
 /// One template's merge.
 pub(super) struct Merge<'d, 'a> {
     pub(super) document: &'d mut Document<'a>,
-    pub(super) computation: &'d Computation<'a>,
+    pub(super) bindings: &'d ProfileBindings<'a>,
     pub(super) arena: &'a Arena,
     pub(super) meter: Meter,
     /// For finding out what an earlier pass did.
@@ -171,7 +171,7 @@ impl<'d, 'a> Merge<'d, 'a> {
             places,
             desk,
             record,
-            computation,
+            bindings,
             arena,
             authors,
             type_,
@@ -188,10 +188,10 @@ impl<'d, 'a> Merge<'d, 'a> {
         index.forget();
         Self {
             document,
-            computation,
+            bindings,
             arena,
-            meter: computation.meter(Purpose::Decide, Meter::PROFILE),
-            again: computation.meter(Purpose::Recognize, Meter::PROFILE),
+            meter: bindings.meter(Purpose::Decide, Meter::PROFILE),
+            again: bindings.meter(Purpose::Recognize, Meter::PROFILE),
             authors,
             type_,
             earlier,

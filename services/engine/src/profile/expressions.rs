@@ -7,7 +7,7 @@ use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 use super::Diagnostic;
 use super::template::{Choice, Compiler, LocalNames};
 use super::validations::{self, Validation};
-use crate::context::{self, Computation, Variable};
+use crate::context::{self, ProfileBindings, Variable};
 use crate::expression::{Expression, Meter, Scope};
 use crate::parameter::{self, Parameter};
 
@@ -23,12 +23,12 @@ pub(crate) struct Condition {
 
 impl Condition {
     /// What is said where it does not hold. A message that cannot be made is no reason to say nothing.
-    pub(crate) fn told<'v>(&'v self, computation: &Computation<'v>, meter: &mut Meter) -> Box<str> {
+    pub(crate) fn told<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
             Some(Choice::Known(text)) => text.clone(),
             Some(Choice::Found(text)) => {
-                let made = text.evaluate(computation, meter).ok().filter(|text| !text.trim().is_empty());
+                let made = text.evaluate(bindings, meter).ok().filter(|text| !text.trim().is_empty());
                 made.map_or_else(|| self.name.clone(), |text| one_line(&text).into())
             }
         }

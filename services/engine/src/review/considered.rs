@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::envelope::object_of;
 use super::found_record::FoundRecord;
 use super::{Endpoint, Facts, Review};
-use crate::context::World;
+use crate::context::EvalContext;
 use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::schema;
@@ -24,15 +24,15 @@ impl Review<'_> {
         let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
         let candidates = snapshot.candidates(&envelope.namespace, &namespace);
         let found = FoundRecord::find(object, facts.record_trust);
-        let Ok(authors) = found.authors(object, schema::of(&envelope.group, &envelope.resource)) else {
+        let Ok(original) = found.original_object(object, schema::of(&envelope.group, &envelope.resource)) else {
             return Vec::new();
         };
-        let object = authors.as_ref().map_or(object, OwnedTape::root);
+        let object = original.as_ref().map_or(object, OwnedTape::root);
         let subject =
             Subject { namespace_name: &envelope.namespace, namespace: &namespace, object, record: found.genuine() };
         let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
         let allowances = Allowances::until(facts.deadline);
-        let world = World {
+        let context = EvalContext {
             object,
             request: self.tape.root().get("request").unwrap_or(object),
             namespace_name: &envelope.namespace,
@@ -41,7 +41,7 @@ impl Review<'_> {
             looked_up: &facts.looked_up,
             allowances: &allowances,
         };
-        considered::considered(snapshot.profiles().iter(), &candidates, action, level, world)
+        considered::considered(snapshot.profiles().iter(), &candidates, action, level, context)
     }
 }
 

@@ -8,7 +8,7 @@ use pillion_api::profile::{OnError, Operation};
 use super::envelope::{Envelope, object_of};
 use super::found_record::FoundRecord;
 use super::{Decided, Endpoint, Facts, Fault, Observer, Step, gate, mark, validating};
-use crate::context::{Arena, World};
+use crate::context::{Arena, EvalContext};
 use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
 use crate::inject::{self, Applied, LeftOut, NamespaceWork, Subject, Verdict};
@@ -70,17 +70,17 @@ pub(super) fn decide(
     let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
     let is_marked = guardrails.record_decisions && level == InjectionLevel::Required && action.is_pod();
     let type_ = schema::of(&envelope.group, &envelope.resource);
-    let decided = found.authors(object, type_).and_then(|authors| {
-        let authors = authors.as_ref().map_or(object, OwnedTape::root);
+    let decided = found.original_object(object, type_).and_then(|original| {
+        let original = original.as_ref().map_or(object, OwnedTape::root);
         let subject = Choosing {
             namespace_name: &envelope.namespace,
             namespace: &namespace,
-            object: authors,
+            object: original,
             record: found.genuine(),
         };
         let candidates = snapshot.chosen(Arc::clone(&candidates), subject, &facts.looked_up);
-        let world = World {
-            object: authors,
+        let context = EvalContext {
+            object: original,
             request: tape.root().get("request").unwrap_or(object),
             namespace_name: &envelope.namespace,
             namespace: &namespace,
@@ -89,12 +89,12 @@ pub(super) fn decide(
             allowances: &allowances,
         };
         let bounds = Bounds { namespace: &namespace, guardrails };
-        let selection = select(&candidates, action, level, world, &arena);
+        let selection = select(&candidates, action, level, context, &arena);
         let record = found.genuine();
         let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
         let record = taken_over.as_ref().or(record);
         let work = record.and_then(|record| NamespaceWork::of(record, |name| selection.has_stand_in(name)));
-        let subject = Subject { object, type_, world, arena: &arena, earlier: record };
+        let subject = Subject { object, type_, context, arena: &arena, earlier: record };
         inject(subject, level, is_marked, selection, &found, work.as_ref(), bounds, observer)
     });
     match decided {

@@ -29,7 +29,7 @@ impl FoundRecord {
     }
 
     /// The object as its author wrote it, where that is not how it is.
-    pub(super) fn authors(
+    pub(super) fn original_object(
         &self,
         object: Value<'_>,
         type_: &'static schema::Type,

@@ -43,8 +43,8 @@ pub(super) fn wanted(
     let type_ = schema::of(&envelope.group, &envelope.resource);
     // An object that is malformed is refused when it is decided on.
     let found = FoundRecord::find(object, facts.record_trust);
-    let Ok(authors) = found.authors(object, type_) else { return nothing };
-    let object = authors.as_ref().map_or(object, OwnedTape::root);
+    let Ok(original) = found.original_object(object, type_) else { return nothing };
+    let object = original.as_ref().map_or(object, OwnedTape::root);
     let record = found.genuine().filter(|_| action.operation == Operation::Create);
     let subject = Subject { namespace_name: &envelope.namespace, namespace: &namespace, object, record };
     let (candidates, revisions) = snapshot.choosing(candidates, subject);

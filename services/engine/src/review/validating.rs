@@ -9,7 +9,7 @@ use pillion_api::profile::Operation;
 use super::envelope::{Envelope, object_of, old_object_of};
 use super::found_record::FoundRecord;
 use super::{Endpoint, Facts, Observer, RecordTrust, Step};
-use crate::context::{Arena, World};
+use crate::context::{Arena, EvalContext};
 use crate::decision::{Decision, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
@@ -49,15 +49,15 @@ pub(super) fn decide(
     observer.begins(Step::Match);
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let found = find_record(tape, meant, action.operation, facts.record_trust);
-    let authors = match found.authors(meant, schema::of(&envelope.group, &envelope.resource)) {
-        Ok(authors) => authors,
+    let original = match found.original_object(meant, schema::of(&envelope.group, &envelope.resource)) {
+        Ok(original) => original,
         Err(Malformed { key }) => return Decision::denied(Reason::DuplicateKey, format!("{key:?}")),
     };
     // Of something that is deleted there is no final object: `object` is null, as in Kubernetes' own policies.
     let object = request.get("object").unwrap_or(meant);
     let allowances = Allowances::until(facts.deadline);
-    let authors = World {
-        object: authors.as_ref().filter(|_| action.operation != Operation::Delete).map_or(object, OwnedTape::root),
+    let context = EvalContext {
+        object: original.as_ref().filter(|_| action.operation != Operation::Delete).map_or(object, OwnedTape::root),
         request,
         namespace_name: &envelope.namespace,
         namespace: &namespace,
@@ -65,17 +65,17 @@ pub(super) fn decide(
         looked_up: &facts.looked_up,
         allowances: &allowances,
     };
-    let last = World { object, ..authors };
+    let stored = EvalContext { object, ..context };
     // Of what is stored already, all that is at work now is asked for.
     let record = found.genuine().filter(|_| action.operation == Operation::Create);
-    let asking = if authors.object.is_null() { meant } else { authors.object };
+    let asking = if context.object.is_null() { meant } else { context.object };
     let subject = Choosing { namespace_name: &envelope.namespace, namespace: &namespace, object: asking, record };
     let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
     let arena = Arena::new();
-    let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, authors, &arena);
+    let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, context, &arena);
     let ours = found.genuine().map(injected_containers).unwrap_or_default();
     observer.begins(Step::Validate);
-    let validations = validate::check(&mut profiles, Objects { last, ours: &ours });
+    let validations = validate::check(&mut profiles, Objects { stored, ours: &ours });
     let profiles: Vec<_> = profiles.into_iter().map(|selected| selected.decision).collect();
     let (outcome, reason, detail) = conclude(&profiles, reason);
     Decision { outcome, reason, detail, profiles, validations, notices }

@@ -6,7 +6,7 @@ use pillion_api::profile::{OnError, Otherwise};
 
 use super::Refusal;
 use super::parameters;
-use crate::context::{Arena, Computation, World};
+use crate::context::{Arena, EvalContext, ProfileBindings};
 use crate::decision::{Notice, ProfileOutcome, Reason};
 use crate::expression::{Meter, Purpose};
 use crate::lookup;
@@ -17,22 +17,22 @@ use crate::profile::CompiledProfile;
 /// with the reasons of all that are as grave.
 pub(super) fn check<'v>(
     profile: &'v CompiledProfile,
-    world: World<'v>,
+    context: EvalContext<'v>,
     arena: &'v Arena,
     notices: &mut Vec<Notice>,
-) -> Result<Computation<'v>, Refusal> {
+) -> Result<ProfileBindings<'v>, Refusal> {
     let mut told = Vec::new();
     let (parameters, invalid) = if profile.parameters.is_empty() && profile.lookups.is_empty() {
         (&parameter::NO_VALUES, None)
     } else {
-        let (parameters, invalid) = parameters::resolve(profile, world, &mut told);
+        let (parameters, invalid) = parameters::resolve(profile, context, &mut told);
         (arena.keep_parameters(parameters), invalid)
     };
-    let computation = Computation::new(world, parameters, profile.definitions());
-    let mut meter = computation.meter(Purpose::Decide, Meter::EXPRESSION);
+    let bindings = ProfileBindings::new(context, parameters, profile.definitions());
+    let mut meter = bindings.meter(Purpose::Decide, Meter::EXPRESSION);
     let mut refusals: Vec<Refusal> = Vec::new();
     for condition in &profile.conditions {
-        let refusal = match condition.expression.evaluate_bool(&computation, &mut meter) {
+        let refusal = match condition.expression.evaluate_bool(&bindings, &mut meter) {
             Ok(true) => continue,
             Ok(false) => Refusal {
                 outcome: match condition.otherwise {
@@ -41,7 +41,7 @@ pub(super) fn check<'v>(
                     Otherwise::Deny => ProfileOutcome::Denied,
                 },
                 reason: Reason::MatchCondition,
-                detail: Some(condition.told(&computation, &mut meter)),
+                detail: Some(condition.told(&bindings, &mut meter)),
             },
             // It reads what is not allowed, which is told by itself.
             Err(_) if invalid.is_some() => continue,
@@ -66,7 +66,7 @@ pub(super) fn check<'v>(
         detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
         ..first
     });
-    refusal.map_or(Ok(computation), Err)
+    refusal.map_or(Ok(bindings), Err)
 }
 
 const fn gravity(outcome: ProfileOutcome) -> u8 {

@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use super::candidates::Candidates;
 use super::pod::Pod;
 use super::{parameters, request};
-use crate::context::World;
+use crate::context::EvalContext;
 use crate::parameter::{Metadata, Parameter, Sources};
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
@@ -86,27 +86,27 @@ pub(crate) fn considered<'p>(
     candidates: &Candidates,
     action: Action<'_>,
     level: InjectionLevel,
-    world: World<'_>,
+    context: EvalContext<'_>,
 ) -> Vec<Considered> {
-    let places = request::asked(candidates, action, level, Pod::of(world)).places;
+    let places = request::asked(candidates, action, level, Pod::of(context)).places;
     let asked: Vec<_> = places.into_iter().filter_map(|place| candidates.profile(place)).collect();
     let is_asked = |profile: &CompiledProfile| asked.iter().any(|asked| asked.name() == profile.name());
     let is_visible = |profile: &CompiledProfile| {
-        profile.name().namespace.as_deref().is_none_or(|namespace| namespace == world.namespace_name)
+        profile.name().namespace.as_deref().is_none_or(|namespace| namespace == context.namespace_name)
     };
     let mut all: Vec<_> = asked
         .iter()
         .map(|profile| Considered {
             profile: Arc::clone(profile),
             standing: Standing::Asked,
-            parameters: values(profile, world),
+            parameters: values(profile, context),
         })
         .collect();
     for profile in profiles.filter(|profile| is_visible(profile) && !is_asked(profile)) {
         let selector = profile.namespace_selector();
         let standing = if !profile.acts_on(action) {
             Standing::OtherTarget
-        } else if selector.is_some_and(|selector| !selector.matches(|key| world.namespace.label(key))) {
+        } else if selector.is_some_and(|selector| !selector.matches(|key| context.namespace.label(key))) {
             Standing::NamespaceSelector
         } else {
             Standing::NotAsked
@@ -119,15 +119,15 @@ pub(crate) fn considered<'p>(
     all
 }
 
-fn values(profile: &CompiledProfile, world: World<'_>) -> Vec<ParameterValue> {
-    let (values, _) = parameters::resolve(profile, world, &mut Vec::new());
-    let pod = Pod::new(world.object);
-    let account = world.looked_up.service_account.known("the service account").ok().flatten();
+fn values(profile: &CompiledProfile, context: EvalContext<'_>) -> Vec<ParameterValue> {
+    let (values, _) = parameters::resolve(profile, context, &mut Vec::new());
+    let pod = Pod::new(context.object);
+    let account = context.looked_up.service_account.known("the service account").ok().flatten();
     let account = account.map(|account| Pod::new(account.root()));
     let sources = Sources {
         pod: &pod,
         service_account: Ok(account.as_ref().map(|account| account as &dyn Metadata)),
-        namespace: world.namespace,
+        namespace: context.namespace,
     };
     let value = |parameter: &Parameter| ParameterValue {
         name: Box::from(&*parameter.name),

@@ -77,7 +77,7 @@ pub(crate) fn expected(
             None => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
         };
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail: None };
-        selected.push(Selected { decision, profile, computation: None, stands_in: false });
+        selected.push(Selected { decision, profile, bindings: None, stands_in: false });
     }
     give_way(&mut selected);
     // Nor is it of one that may have to give way.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::{Activation, OptOut};
 
-use crate::context::{Arena, Computation, World};
+use crate::context::{Arena, EvalContext, ProfileBindings};
 use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::json::Value;
 use crate::lookup::Wanted;
@@ -36,7 +36,7 @@ pub(crate) struct Selected<'v> {
     pub(crate) decision: ProfileDecision,
     pub(crate) profile: &'v CompiledProfile,
     /// What its expressions stand for, if it is for the object.
-    pub(crate) computation: Option<Computation<'v>>,
+    pub(crate) bindings: Option<ProfileBindings<'v>>,
     /// Whether it is a namespace's that is applied in the place of the platform's profile that it extends, which stands
     /// behind it.
     pub(crate) stands_in: bool,
@@ -89,10 +89,10 @@ pub(crate) fn select<'v>(
     candidates: &'v Candidates,
     action: Action<'_>,
     level: InjectionLevel,
-    world: World<'v>,
+    context: EvalContext<'v>,
     arena: &'v Arena,
 ) -> Selection<'v> {
-    let pod = Pod::of(world);
+    let pod = Pod::of(context);
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
@@ -103,17 +103,17 @@ pub(crate) fn select<'v>(
     for place in places {
         let Some(profile) = candidates.profile(place) else { continue };
         let not_matched = |reason| Some(Refusal { outcome: ProfileOutcome::NotMatched, reason, detail: None });
-        let mut computation = None;
+        let mut bindings = None;
         let refusal = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
             not_matched(Reason::OptedOut)
         } else if !object_matches(profile, pod) {
             not_matched(Reason::ObjectSelector)
         } else {
-            match conditions::check(profile, world, arena, &mut notices) {
+            match conditions::check(profile, context, arena, &mut notices) {
                 Err(refusal) => Some(refusal),
                 Ok(_) if group_is_taken(profile, &profiles) => not_matched(Reason::ExclusiveGroup),
                 Ok(computed) => {
-                    computation = Some(computed);
+                    bindings = Some(computed);
                     None
                 }
             }
@@ -124,7 +124,7 @@ pub(crate) fn select<'v>(
             detail: None,
         });
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail };
-        profiles.push(Selected { decision, profile, computation, stands_in: false });
+        profiles.push(Selected { decision, profile, bindings, stands_in: false });
     }
     give_way(&mut profiles);
     put_in_place(&mut profiles);

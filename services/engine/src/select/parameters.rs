@@ -7,7 +7,7 @@ use pillion_api::profile::OnError;
 
 use super::Refusal;
 use super::pod::Pod;
-use crate::context::{Computation, Parameters, World};
+use crate::context::{EvalContext, Parameters, ProfileBindings};
 use crate::decision::{Notice, ProfileOutcome, Reason};
 use crate::expression::{EvaluationError, Meter, Purpose};
 use crate::namespace::NamespaceMetadata;
@@ -21,19 +21,19 @@ use crate::profile::CompiledProfile;
 /// allowed; all of them are told with what becomes of the profile.
 pub(super) fn resolve(
     profile: &CompiledProfile,
-    world: World<'_>,
+    context: EvalContext<'_>,
     notices: &mut Vec<Notice>,
 ) -> (Parameters, Option<Refusal>) {
-    let pod = Pod::new(world.object);
+    let pod = Pod::new(context.object);
     // Nobody says what is wrong with it where nobody asks.
     let is_asked = profile.parameters.iter().any(Parameter::asks_service_account);
-    let account = if is_asked { world.looked_up.service_account.known("the service account") } else { Ok(None) };
+    let account = if is_asked { context.looked_up.service_account.known("the service account") } else { Ok(None) };
     let account = account.map(|object| object.map(|object| Pod::new(object.root())));
     let service_account = account.as_ref().map(|account| account.as_ref().map(|account| account as &dyn Metadata));
-    let sources = Sources { pod: &pod, service_account, namespace: world.namespace };
-    let mut values = Parameters::new(&profile.lookups, world.looked_up, world.namespace_name);
+    let sources = Sources { pod: &pod, service_account, namespace: context.namespace };
+    let mut values = Parameters::new(&profile.lookups, context.looked_up, context.namespace_name);
     let definitions = profile.definitions();
-    let mut meter = world.meter(definitions.owner, Purpose::Decide, Meter::EXPRESSION);
+    let mut meter = context.meter(definitions.owner, Purpose::Decide, Meter::EXPRESSION);
     let mut tell = |message: Box<str>| {
         notices.push(Notice::Parameter { profile: profile.display_name().into(), message });
     };
@@ -65,7 +65,7 @@ pub(super) fn resolve(
             }
         };
         let value = match value {
-            Ok(None) => parameter.default_value(&Computation::new(world, &values, definitions), &mut meter),
+            Ok(None) => parameter.default_value(&ProfileBindings::new(context, &values, definitions), &mut meter),
             set => set,
         };
         if let Some(value) = value.transpose() {

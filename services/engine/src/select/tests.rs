@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use super::candidates::Candidates;
 use super::{Selection, select};
-use crate::context::{Arena, World};
+use crate::context::{Arena, EvalContext};
 use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
 use crate::json::OwnedTape;
@@ -61,7 +61,7 @@ impl Case {
         let candidates = Candidates::find(cluster, own, &self.namespace);
         let pod = json!({"metadata": {"labels": labels, "annotations": annotations}});
         let tape = OwnedTape::parse(pod.to_string()).unwrap();
-        let world = World {
+        let context = EvalContext {
             object: tape.root(),
             request: tape.root(),
             namespace_name: "team-a",
@@ -72,7 +72,7 @@ impl Case {
         };
         let arena = Arena::new();
         let Selection { profiles, notices, denied, reason } =
-            select(&candidates, Action::CREATE_POD, self.level, world, &arena);
+            select(&candidates, Action::CREATE_POD, self.level, context, &arena);
         let profiles = profiles.into_iter().map(|selected| selected.decision).collect();
         Found { profiles, notices, denied, reason }
     }
@@ -454,7 +454,7 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
         let candidates = Candidates::find(cluster, own, &namespace);
         let tape = OwnedTape::parse("{}".to_owned()).unwrap();
         let (object, request) = (tape.root(), tape.root());
-        let world = World {
+        let context = EvalContext {
             object,
             request,
             namespace_name: "team-a",
@@ -464,7 +464,7 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
             allowances: &Allowances::until(None),
         };
         let arena = Arena::new();
-        let decisions = select(&candidates, Action::CREATE_POD, InjectionLevel::Enabled, world, &arena).profiles;
+        let decisions = select(&candidates, Action::CREATE_POD, InjectionLevel::Enabled, context, &arena).profiles;
         decisions
             .into_iter()
             .map(|selected| (selected.profile.display_name().to_owned(), selected.decision.reason))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use pillion_api::profile::{OnError, ValidationAction};
 
-use crate::context::{Computation, Parameters, World};
+use crate::context::{EvalContext, Parameters, ProfileBindings};
 use crate::decision::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::expression::{EvaluationError, Meter, Purpose};
 use crate::profile::template::Choice;
@@ -20,7 +20,7 @@ use crate::select::Selected;
 #[derive(Clone, Copy)]
 pub(crate) struct Objects<'v> {
     /// With the object as it will be stored.
-    pub(crate) last: World<'v>,
+    pub(crate) stored: EvalContext<'v>,
     /// Names of the containers that were injected.
     pub(crate) ours: &'v [Box<str>],
 }
@@ -29,12 +29,12 @@ pub(crate) struct Objects<'v> {
 /// those that do not hold.
 pub(crate) fn check(profiles: &mut [Selected<'_>], objects: Objects<'_>) -> Vec<ValidationDecision> {
     let mut failed = Vec::new();
-    for Selected { decision, computation, .. } in profiles {
-        let Some(computation) = computation.as_ref().filter(|_| decision.outcome == ProfileOutcome::Unchanged) else {
+    for Selected { decision, bindings, .. } in profiles {
+        let Some(bindings) = bindings.as_ref().filter(|_| decision.outcome == ProfileOutcome::Unchanged) else {
             continue;
         };
         let before = failed.len();
-        check_profile(&decision.profile, computation.parameters(), objects, &mut failed);
+        check_profile(&decision.profile, bindings.parameters(), objects, &mut failed);
         let own = failed.get(before..).unwrap_or_default();
         let refusing: Vec<_> = own.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied).collect();
         let first = refusing.first().copied().or_else(|| own.first());
@@ -56,13 +56,13 @@ fn check_profile(
     objects: Objects<'_>,
     failed: &mut Vec<ValidationDecision>,
 ) {
-    let computation = Computation::new(objects.last, parameters, profile.definitions()).with_ours(objects.ours);
-    let mut meter = computation.meter(Purpose::Decide, Meter::PROFILE);
+    let bindings = ProfileBindings::new(objects.stored, parameters, profile.definitions()).with_ours(objects.ours);
+    let mut meter = bindings.meter(Purpose::Decide, Meter::PROFILE);
     for (index, validation) in profile.validations.iter().enumerate() {
-        let (outcome, reason, message) = match validation.expression.evaluate_bool(&computation, &mut meter) {
+        let (outcome, reason, message) = match validation.expression.evaluate_bool(&bindings, &mut meter) {
             Ok(true) => continue,
             Ok(false) => {
-                let message = message(validation, &computation, &mut meter);
+                let message = message(validation, &bindings, &mut meter);
                 (outcome_of(validation.action), Reason::ValidationFailed, message)
             }
             Err(error) => {
@@ -102,13 +102,13 @@ fn told(index: usize, error: &EvaluationError) -> String {
 
 /// What is said of an object for which a validation does not hold. A message that cannot be made is no reason to let the
 /// object pass.
-fn message<'v>(validation: &'v Validation, computation: &Computation<'v>, meter: &mut Meter) -> String {
+fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {
         None => unsaid(),
         Some(Choice::Known(text)) => text.to_string(),
         Some(Choice::Found(text)) => {
-            let text = text.evaluate(computation, meter);
+            let text = text.evaluate(bindings, meter);
             text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
         }
     }
