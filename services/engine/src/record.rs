@@ -81,7 +81,7 @@ impl Change<'_> {
 
 /// What was done at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Done {
+pub(crate) enum ChangeKind {
     /// Something was added. If somebody else took it away since, there is nothing to protect.
     Added,
     /// What stood there was replaced or taken away, or was already as it should be. That there is nothing now may be what
@@ -95,7 +95,7 @@ pub(crate) enum Done {
 
 /// What one profile did in an earlier pass, by pointers.
 #[derive(Debug, Default)]
-pub(crate) struct Earlier<'r> {
+pub(crate) struct EarlierPass<'r> {
     /// Whether there was such a pass. It may have done nothing but move what was there.
     pub(crate) is_there: bool,
     pub(crate) added: Vec<Cow<'r, str>>,
@@ -161,11 +161,11 @@ impl Record {
     }
 
     /// The places that the platform's profiles added, replaced or moved.
-    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, Done)> {
+    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, ChangeKind)> {
         let places = |entry| {
-            let added = Self::added(entry).map(|pointer| (pointer, Done::Added));
-            let moved = Self::moves(entry).map(|(_, moved)| (moved.pointer, Done::Moved));
-            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, Done::Set))).chain(moved)
+            let added = Self::added(entry).map(|pointer| (pointer, ChangeKind::Added));
+            let moved = Self::moves(entry).map(|(_, moved)| (moved.pointer, ChangeKind::Moved));
+            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, ChangeKind::Set))).chain(moved)
         };
         self.profiles().filter(Self::is_of_platform).flat_map(places)
     }
@@ -236,8 +236,8 @@ impl Record {
     }
 
     /// What a profile did, and what was done behind it. `is_before` tells the profiles that come before it.
-    pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> Earlier<'_> {
-        let mut earlier = Earlier::default();
+    pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> EarlierPass<'_> {
+        let mut earlier = EarlierPass::default();
         for entry in self.profiles() {
             let name = entry.get("profile").and_then(Value::as_str).unwrap_or_default();
             if name == profile {

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::inject::authors::is_whole;
+use crate::inject::managed_fields::is_whole;
 use crate::schema::{Field, KeyedList, Type};
 
 /// Fields of every object that nobody owns.

@@ -10,7 +10,7 @@ use super::elements::ITEM_COST;
 use super::index::push_keys;
 use super::pointer::push_token;
 use super::settled::{Items, Settled};
-use super::state::{Conflict, Fault, Merge, Original, Part, PartOf};
+use super::state::{Conflict, Merge, MergeError, OriginalValue, Part, ProfileOrigin};
 
 /// An element of a template's list that says what becomes of those that are there.
 #[derive(Clone, Copy)]
@@ -50,7 +50,7 @@ impl<'a> Merge<'_, 'a> {
         nodes: &'a [Node],
         element: &'static schema::Type,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let mut left = None;
         for (place, node) in nodes.iter().enumerate() {
             let Some(rule) = Rule::of(node) else { continue };
@@ -67,8 +67,8 @@ impl<'a> Merge<'_, 'a> {
             let how = How::AsOne(left.as_ref().and_then(Option::as_ref), Some(keyed));
             let edits = self.edits;
             self.as_one(list, |merge| merge.change_each(list, rule, element, how))?;
-            if self.edits > edits && matches!(self.part, PartOf::Namespace(_)) {
-                return Err(Fault::Conflict(Conflict::of(&renamed(&self.pointer))));
+            if self.edits > edits && matches!(self.profile_origin, ProfileOrigin::Namespace(_)) {
+                return Err(MergeError::Conflict(Conflict::of(&renamed(&self.pointer))));
             }
         }
         Ok(())
@@ -80,7 +80,7 @@ impl<'a> Merge<'_, 'a> {
         rule: Rule<'a>,
         element: &'static schema::Type,
         how: How<'_, 'a>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let (keyed, settled, keys) = match how {
             How::ByKeys(keyed) => (Some(keyed), None, Some(keyed)),
             How::AsOne(settled, keys) => (None, settled, keys),
@@ -91,7 +91,7 @@ impl<'a> Merge<'_, 'a> {
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
             let previous = stays.replace(slot);
-            let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.manner);
+            let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
             // What an earlier pass left as it is, and what the profile adds itself, is as it should be.
             let mut is_settled = self.is_own(slot) || self.is_left(settled, item)?;
@@ -116,7 +116,7 @@ impl<'a> Merge<'_, 'a> {
             };
             self.bindings.forget(known);
             self.pointer.truncate(length);
-            self.manner = around;
+            self.mode = around;
             result?;
             if self.document.state(slot) == State::Removed {
                 stays = previous;
@@ -126,7 +126,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Whether `$each` or `$prune` means an element.
-    fn means(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, Fault> {
+    fn means(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, MergeError> {
         if !self.truth(rule.condition)? {
             return Ok(false);
         }
@@ -141,7 +141,7 @@ impl<'a> Merge<'_, 'a> {
         slot: SlotId,
         rule: Rule<'a>,
         keyed: Option<(&'static KeyedList, Option<SlotId>)>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         if self.means(slot, rule)? {
             match keyed {
                 Some((keyed, previous)) => self.note_removed(slot, previous, keyed)?,
@@ -152,7 +152,12 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    fn change_element(&mut self, slot: SlotId, rule: Rule<'a>, element: &'static schema::Type) -> Result<(), Fault> {
+    fn change_element(
+        &mut self,
+        slot: SlotId,
+        rule: Rule<'a>,
+        element: &'static schema::Type,
+    ) -> Result<(), MergeError> {
         if !self.means(slot, rule)? {
             return Ok(());
         }
@@ -163,7 +168,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole. Other elements
     /// beside them are added where the list lacks them.
-    pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
+    pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), MergeError> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
         let left = self.left_by_us(Some(part), work)?;
@@ -173,7 +178,12 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    fn change_and_add(&mut self, list: SlotId, nodes: &'a [Node], left: Option<&Settled<'a>>) -> Result<(), Fault> {
+    fn change_and_add(
+        &mut self,
+        list: SlotId,
+        nodes: &'a [Node],
+        left: Option<&Settled<'a>>,
+    ) -> Result<(), MergeError> {
         for rule in nodes.iter().filter_map(Rule::of) {
             self.change_each(list, rule, &schema::ANY, How::AsOne(left, None))?;
         }
@@ -194,7 +204,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Adds an item to a list, unless it is among those that are there.
-    fn add_item(&mut self, list: SlotId, part: Part<'a>, items: &mut Items<'a>) -> Result<(), Fault> {
+    fn add_item(&mut self, list: SlotId, part: Part<'a>, items: &mut Items<'a>) -> Result<(), MergeError> {
         let Some(value) = self.value_of(part)? else { return Ok(()) };
         self.charge_item(value)?;
         if !items.add(value) {
@@ -209,7 +219,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Removes the entries of a map for which a condition is true.
-    pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), Fault> {
+    pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), MergeError> {
         self.document.open(map)?;
         let entries: Vec<_> = self.document.children(map).collect();
         for slot in entries {
@@ -219,8 +229,8 @@ impl<'a> Merge<'_, 'a> {
             let text = key.text();
             push_token(&mut self.pointer, &text);
             let item = match self.original() {
-                Original::Was(original) => original,
-                Original::Unchanged | Original::Nothing => self.current(slot)?,
+                OriginalValue::Was(original) => original,
+                OriginalValue::Unchanged | OriginalValue::Nothing => self.current(slot)?,
             };
             let key = ComputedText::read_key(key, &mut self.meter).map_err(|error| self.failed(&error))?;
             self.bindings.know("key", Computed::String(key));
@@ -241,7 +251,7 @@ impl<'a> Merge<'_, 'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    fn know_item(&mut self, item: json::Value<'a>) -> Result<(), Fault> {
+    fn know_item(&mut self, item: json::Value<'a>) -> Result<(), MergeError> {
         let item = Computed::read(item, &mut self.meter).map_err(|error| self.failed(&error))?;
         self.bindings.know("item", item);
         Ok(())

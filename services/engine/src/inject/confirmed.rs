@@ -5,38 +5,41 @@
 
 use crate::expression::Meter;
 use crate::json::{SlotId, Value};
-use crate::record::Done;
+use crate::record::ChangeKind;
 use crate::schema::KeyedList;
 
 use super::index::push_keys;
-use super::state::{Element, Fault, Merge, PartOf, Spot};
+use super::state::{Element, InsertPosition, Merge, MergeError, ProfileOrigin};
 
 impl<'a> Merge<'_, 'a> {
     /// Notes that the place at hand is as the profile says it.
     pub(super) fn confirm(&mut self) {
         self.confirmations += 1;
-        self.confirm_as(Done::Set);
+        self.confirm_as(ChangeKind::Set);
     }
 
     /// Notes an element that the profile puts first, or before another one that is there.
     pub(super) fn note_in_front(&mut self, list: SlotId, element: Element<'a>, keyed: &'static KeyedList) {
-        let Some(position) = element.position().filter(|_| matches!(self.part, PartOf::Watched(_))) else { return };
+        let Some(position) = element.position().filter(|_| matches!(self.profile_origin, ProfileOrigin::Watched(_)))
+        else {
+            return;
+        };
         // A profile does not fail because others come behind it: what is found out here has a meter of its own.
         let meter = std::mem::replace(&mut self.meter, Meter::of(Meter::PROFILE));
-        let is_in_front = match self.spot(Some(position)) {
-            Ok(Spot::First) => true,
-            Ok(Spot::Before(name)) => matches!(self.index_of(list, &name, keyed), Ok(Some(_))),
-            Ok(Spot::Last | Spot::After(_)) | Err(_) => false,
+        let is_in_front = match self.insert_position(Some(position)) {
+            Ok(InsertPosition::First) => true,
+            Ok(InsertPosition::Before(name)) => matches!(self.index_of(list, &name, keyed), Ok(Some(_))),
+            Ok(InsertPosition::Last | InsertPosition::After(_)) | Err(_) => false,
         };
         self.meter = meter;
         if is_in_front {
-            self.confirm_as(Done::PutInFront);
+            self.confirm_as(ChangeKind::PutInFront);
         }
     }
 
-    fn confirm_as(&mut self, done: Done) {
-        if let PartOf::Watched(confirmed) = &mut self.part
-            && !self.manner.within_added
+    fn confirm_as(&mut self, done: ChangeKind) {
+        if let ProfileOrigin::Watched(confirmed) = &mut self.profile_origin
+            && !self.mode.within_added
         {
             confirmed.0.push((self.pointer.as_str().into(), done));
         }
@@ -49,8 +52,8 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         list_pointer: usize,
         keyed: &'static KeyedList,
-    ) -> Result<usize, Fault> {
-        let PartOf::Namespace(protected) = self.part else { return Ok(0) };
+    ) -> Result<usize, MergeError> {
+        let ProfileOrigin::Namespace(protected) = self.profile_origin else { return Ok(0) };
         let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
         let elements = self.document.children(list).map(|element| {
             let mut pointer = list_pointer.to_owned();

@@ -8,12 +8,17 @@ use crate::schema::{self, KeyedList};
 
 use super::index::{Keys, is_key, key_of};
 use super::notes::move_of;
-use super::order::behind_what_they_need;
-use super::state::{Directives, Element, Fault, INIT_CONTAINERS, Merge, Part, Spot};
+use super::order::order_env_by_refs;
+use super::state::{Directives, Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part};
 
 impl<'a> Merge<'_, 'a> {
     /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
-    pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
+    pub(super) fn find(
+        &mut self,
+        list: SlotId,
+        keys: &Keys<'a>,
+        keyed: &KeyedList,
+    ) -> Result<Option<SlotId>, MergeError> {
         let Some((first, others)) = keyed.keys.split_first() else { return Ok(None) };
         let wanted = keys.text(0);
         let elements = self.index.of(self.document, list, first);
@@ -42,8 +47,8 @@ impl<'a> Merge<'_, 'a> {
         nodes: &'a [Node],
         group: Option<&'a Node>,
         type_: &'static schema::Type,
-        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), MergeError>,
+    ) -> Result<(), MergeError> {
         for node in nodes {
             let rules = node.rules.as_deref();
             if rules.is_some_and(|rules| rules.each.is_some() || rules.prune.is_some()) {
@@ -80,8 +85,8 @@ impl<'a> Merge<'_, 'a> {
         node: &'a Node,
         group: Option<&'a Node>,
         type_: &'static schema::Type,
-        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), MergeError>,
+    ) -> Result<(), MergeError> {
         let rules = node.rules.as_deref();
         if !node.uses_existing && !self.is_wanted(node)? {
             return Ok(());
@@ -113,7 +118,7 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         part: Part<'a>,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         self.document.open(list)?;
         let (env, end) = (self.env.len(), self.document.end());
         match part {
@@ -137,7 +142,13 @@ impl<'a> Merge<'_, 'a> {
 
     /// Puts the entries of an env list that are new or joined, which are those from a place on among all, behind what they
     /// refer to. Slots from `end` on were made for this list.
-    fn order_env(&mut self, list: SlotId, keyed: &'static KeyedList, from: usize, end: SlotId) -> Result<(), Fault> {
+    fn order_env(
+        &mut self,
+        list: SlotId,
+        keyed: &'static KeyedList,
+        from: usize,
+        end: SlotId,
+    ) -> Result<(), MergeError> {
         // What a rule before this one added may refer to what is new now.
         let children = self.document.children(list);
         let earlier: Vec<_> = children.filter(|child| *child < end && self.is_own(*child)).collect();
@@ -151,7 +162,7 @@ impl<'a> Merge<'_, 'a> {
         let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
         let read = texts.map(str::len).sum();
         self.charge(read)?;
-        let is_noted = !self.manner.within_added && !self.is_below_ours();
+        let is_noted = !self.mode.within_added && !self.is_below_ours();
         let (record, pointer, earlier) = (&mut *self.record, self.pointer.as_str(), self.earlier.added.as_slice());
         let note = |document: &_, own: &[SlotId], item| {
             if is_noted && record.has_room_for_moves() {
@@ -160,7 +171,7 @@ impl<'a> Merge<'_, 'a> {
             }
         };
         let entries = self.env.get(from..).unwrap_or_default();
-        behind_what_they_need(self.document, list, entries, &mut self.own, note);
+        order_env_by_refs(self.document, list, entries, &mut self.own, note);
         Ok(())
     }
 
@@ -175,9 +186,9 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         element: Element<'a>,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let length = self.pointer.len();
-        let (known, around) = (self.bindings.known(), self.manner);
+        let (known, around) = (self.bindings.known(), self.mode);
         let field = length.saturating_sub(INIT_CONTAINERS.len());
         let is_among_init = !keyed.siblings.is_empty() && self.is_at_init_containers(field);
         let result = self.place(parent, list, element, keyed, length);
@@ -188,7 +199,7 @@ impl<'a> Merge<'_, 'a> {
             self.pointer.push_str(INIT_CONTAINERS);
         }
         self.bindings.forget(known);
-        self.manner = around;
+        self.mode = around;
         result
     }
 
@@ -199,7 +210,7 @@ impl<'a> Merge<'_, 'a> {
         element: Element<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let keys = self.keys_of(element.part, keyed)?;
         keys.push(&mut self.pointer);
         let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
@@ -211,14 +222,14 @@ impl<'a> Merge<'_, 'a> {
             }
         }
         let Directives { conflict: written, join } = self.element_directives(element)?;
-        let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.manner.conflict });
+        let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.mode.conflict });
         let is_here = existing.is_some();
         let existing = match existing {
             Some(existing) => Some(existing),
             None => self.find_elsewhere(parent, list, &keys, keyed, rule, element)?,
         };
         let Some(existing) = existing else {
-            if self.manner.settled && join.is_none() {
+            if self.mode.settled && join.is_none() {
                 return Ok(());
             }
             return self.add_element(list, element, &keys, keyed, list_pointer);
@@ -239,11 +250,11 @@ impl<'a> Merge<'_, 'a> {
                 }
             }
             ConflictRule::Merge | ConflictRule::Replace => {
-                self.manner.conflict = rule;
-                self.manner.settled &= rule != ConflictRule::Replace;
+                self.mode.conflict = rule;
+                self.mode.settled &= rule != ConflictRule::Replace;
                 let is_overlay =
-                    keyed.names && rule == ConflictRule::Merge && !self.manner.within_added && self.is_authors();
-                self.manner.overlay |= is_overlay;
+                    keyed.names && rule == ConflictRule::Merge && !self.mode.within_added && self.is_author_written();
+                self.mode.overlay |= is_overlay;
                 self.object(existing, element.part, keyed.element, Some(&keys))?;
                 if is_sidecar {
                     self.make_sidecar(existing)?;
@@ -262,7 +273,7 @@ impl<'a> Merge<'_, 'a> {
                     Part::Node(_) => false,
                 };
                 if !is_equal {
-                    return Err(self.fault(Reason::NameTaken));
+                    return Err(self.conflict_at_hand(Reason::NameTaken));
                 }
                 self.confirm();
             }
@@ -277,7 +288,7 @@ impl<'a> Merge<'_, 'a> {
         keys: &Keys<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let content = match element.part {
             Part::Plain(value) => Content::Value(value),
             Part::Node(_) => Content::Map,
@@ -287,15 +298,15 @@ impl<'a> Merge<'_, 'a> {
         self.note_element(list, slot, keys, keyed);
         if matches!(content, Content::Map) {
             let around = self.enter_added();
-            self.manner.conflict = ConflictRule::Merge;
+            self.mode.conflict = ConflictRule::Merge;
             let result = self.object(slot, element.part, keyed.element, Some(keys));
-            self.manner = around;
+            self.mode = around;
             result?;
         }
         if self.sidecar(element)? == Some(true) {
             let around = self.enter_added();
             let result = self.make_sidecar(slot);
-            self.manner = around;
+            self.mode = around;
             result?;
         }
         let join = element.rules.and_then(|rules| rules.join.as_ref()).filter(|join| join.prepend.is_some());
@@ -326,7 +337,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The directives of an element: its own, else those of its group.
-    fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, Fault> {
+    fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, MergeError> {
         let own = match element.rules {
             Some(rules) => self.directives_of(rules)?,
             None => Directives::default(),
@@ -340,7 +351,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The fields that tell an element from others.
-    pub(super) fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, Fault> {
+    pub(super) fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, MergeError> {
         let mut values = [None; 2];
         for (value, field) in values.iter_mut().zip(keyed.keys) {
             *value = match part {
@@ -372,26 +383,26 @@ impl<'a> Merge<'_, 'a> {
         content: Content<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<SlotId, Fault> {
-        let spot = self.spot(element.position())?;
+    ) -> Result<SlotId, MergeError> {
+        let position = self.insert_position(element.position())?;
         self.note_in_front(list, element, keyed);
-        let index = match &spot {
-            Spot::Last => None,
-            Spot::First => Some(self.front(list, list_pointer, keyed)?),
-            Spot::Before(name) => self.index_of(list, name, keyed)?,
-            Spot::After(name) => match self.index_of(list, name, keyed)? {
+        let index = match &position {
+            InsertPosition::Last => None,
+            InsertPosition::First => Some(self.front(list, list_pointer, keyed)?),
+            InsertPosition::Before(name) => self.index_of(list, name, keyed)?,
+            InsertPosition::After(name) => match self.index_of(list, name, keyed)? {
                 Some(index) => Some((index + 1).max(self.front(list, list_pointer, keyed)?)),
                 None => None,
             },
         };
-        Ok(match (index, &spot) {
+        Ok(match (index, &position) {
             (None, _) => self.document.push_item(list, content),
             // Each goes directly before the element that is named, so behind those that went there already.
-            (Some(index), Spot::Before(_)) => self.document.insert_item(list, index, content),
+            (Some(index), InsertPosition::Before(_)) => self.document.insert_item(list, index, content),
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
-                let already = self.places.next(list_pointer, &spot);
-                self.charge_looks(already + self.places.len())?;
+                let already = self.insert_counts.next(list_pointer, &position);
+                self.charge_looks(already + self.insert_counts.len())?;
                 self.document.insert_item(list, index + already, content)
             }
         })
@@ -403,7 +414,7 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         key: &str,
         keyed: &'static KeyedList,
-    ) -> Result<Option<usize>, Fault> {
+    ) -> Result<Option<usize>, MergeError> {
         let Some(first) = keyed.keys.first() else { return Ok(None) };
         let mut looks = 0;
         let mut place = |field: &str| {

@@ -10,7 +10,7 @@ use crate::profile::template::{Join, JoinFormat};
 use crate::schema::{Field, KeyedList};
 
 use super::pointer::push_token;
-use super::state::{Fault, Merge, Part};
+use super::state::{Merge, MergeError, Part};
 
 /// Bytes that each byte of a text is charged as that is split into pieces, all of which are looked up.
 const PIECES_COST: usize = 5;
@@ -23,7 +23,7 @@ impl<'a> Merge<'_, 'a> {
         value: Value<'a>,
         join: &'a Join,
         field: Option<&'static Field>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         if (self.document.kind(present), value.kind()) != (Kind::Array, Kind::Array) {
             return self.join_text(present, value, join);
         }
@@ -53,7 +53,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Adds the elements whose keys a list does not have: Kubernetes takes the last of two variables of one name, so a second
     /// one would change the first.
-    fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), Fault> {
+    fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), MergeError> {
         let length = self.pointer.len();
         for item in value.items() {
             self.charge_item(item)?;
@@ -74,16 +74,16 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Where nothing was, what goes in front and what goes behind are joined with one another.
-    pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), Fault> {
+    pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), MergeError> {
         let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
         let around = self.enter_added();
         let own = self.current(added)?;
         let result = self.join_text(added, own, join);
-        self.manner = around;
+        self.mode = around;
         result
     }
 
-    fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
+    fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), MergeError> {
         let prepend = match &join.prepend {
             Some(text) => self.choice(text)?,
             None => None,
@@ -114,7 +114,7 @@ impl<'a> Merge<'_, 'a> {
         part: Part<'a>,
         join: &'a Join,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         if part.kind() != Kind::Object {
             return Ok(());
         }
@@ -139,7 +139,7 @@ impl<'a> Merge<'_, 'a> {
         self.note_added();
         let around = self.enter_added();
         let result = self.join_text(slot, value, join);
-        self.manner = around;
+        self.mode = around;
         self.pointer.truncate(length);
         self.remember_env(existing, keyed);
         result

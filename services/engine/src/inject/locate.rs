@@ -15,7 +15,7 @@ const FEW: usize = 16;
 
 /// What is known of a place.
 #[derive(Clone, Copy)]
-enum Known {
+enum FieldKind {
     Object(&'static Type),
     Keyed(&'static KeyedList),
 }
@@ -24,7 +24,7 @@ enum Known {
 struct Place {
     parent: SlotId,
     slot: Option<SlotId>,
-    known: Option<Known>,
+    known: Option<FieldKind>,
 }
 
 /// The object as its author wrote it: without what the record says was added, and with what was there put back. Lists and
@@ -84,13 +84,13 @@ pub(super) fn part_before<'v>(
 }
 
 /// What profiles of the namespace that do not stand in for the platform's did in an earlier pass.
-pub(crate) struct NamespaceWork<'r> {
+pub(crate) struct NamespaceChanges<'r> {
     changes: Vec<Undoable<'r>>,
     /// The record without it.
     pub(super) others: Record,
 }
 
-impl<'r> NamespaceWork<'r> {
+impl<'r> NamespaceChanges<'r> {
     /// From the record of that pass; `None` if they did nothing. `stands_in` tells the profiles that stand in now.
     pub(crate) fn of(record: &'r Record, stands_in: impl Fn(&str) -> bool) -> Option<Self> {
         let (changes, others) = record.split(stands_in)?;
@@ -229,7 +229,7 @@ impl<'v> Undoing<'v> {
     /// Puts an element of a list back behind the one that it stood behind, if both are there.
     fn move_back(&mut self, Move { pointer, behind, same }: &Move<'_>) -> Result<(), Malformed> {
         let Some((list, token)) = pointer.rsplit_once('/') else { return Ok(()) };
-        let Some(Place { slot: Some(list), known: Some(Known::Keyed(keyed)), .. }) = self.locate(list)? else {
+        let Some(Place { slot: Some(list), known: Some(FieldKind::Keyed(keyed)), .. }) = self.locate(list)? else {
             return Ok(());
         };
         let Some(item) = self.element(list, token, keyed, 0)? else { return Ok(()) };
@@ -261,9 +261,9 @@ impl<'v> Undoing<'v> {
             && self.document.kind(parent) == Kind::Object
         {
             let content = match known {
-                Known::Keyed(_) => Content::List,
-                Known::Object(type_) if type_.spread => Content::Map,
-                Known::Object(_) => return Ok(()),
+                FieldKind::Keyed(_) => Content::List,
+                FieldKind::Object(type_) if type_.spread => Content::Map,
+                FieldKind::Object(_) => return Ok(()),
             };
             // Fields that are known have names that need no escape.
             let Some(field) = field_of(around, self.type_) else { return Ok(()) };
@@ -279,9 +279,9 @@ impl<'v> Undoing<'v> {
         if around.matches('/').count() < self.depth {
             return Ok(());
         }
-        let is_made = |known: Option<Known>| match known {
-            Some(Known::Keyed(_)) => true,
-            Some(Known::Object(type_)) => type_.spread,
+        let is_made = |known: Option<FieldKind>| match known {
+            Some(FieldKind::Keyed(_)) => true,
+            Some(FieldKind::Object(type_)) => type_.spread,
             None => false,
         };
         if let Some(Place { parent, slot: Some(slot), known }) = self.locate(around)?
@@ -297,23 +297,23 @@ impl<'v> Undoing<'v> {
     fn locate(&mut self, pointer: &str) -> Result<Option<Place>, Malformed> {
         let mut tokens = pointer.split('/').skip(1).peekable();
         let mut parent = Document::ROOT;
-        let mut known = Some(Known::Object(self.type_));
+        let mut known = Some(FieldKind::Object(self.type_));
         while let Some(token) = tokens.next() {
             let (slot, below) = match (self.document.kind(parent), known) {
                 (Kind::Object, _) => {
                     let name = unescaped(token);
                     let field = match known {
-                        Some(Known::Object(type_)) => type_.field(&name),
+                        Some(FieldKind::Object(type_)) => type_.field(&name),
                         _ => None,
                     };
                     let below = field.map(|field| match field {
-                        Field::Object(type_) => Known::Object(type_),
-                        Field::Keyed(keyed) => Known::Keyed(keyed),
+                        Field::Object(type_) => FieldKind::Object(type_),
+                        Field::Keyed(keyed) => FieldKind::Keyed(keyed),
                     });
                     (self.document.member(parent, &name)?, below)
                 }
-                (Kind::Array, Some(Known::Keyed(keyed))) => {
-                    (self.element(parent, token, keyed, 0)?, Some(Known::Object(keyed.element)))
+                (Kind::Array, Some(FieldKind::Keyed(keyed))) => {
+                    (self.element(parent, token, keyed, 0)?, Some(FieldKind::Object(keyed.element)))
                 }
                 _ => return Ok(None),
             };
@@ -421,7 +421,7 @@ fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
 
 /// The part of a value that a pointer names, where the first bytes of the pointer lead to the value.
 pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_: &'static Type) -> Option<Value<'v>> {
-    let mut known = Some(Known::Object(type_));
+    let mut known = Some(FieldKind::Object(type_));
     let mut found = value;
     let mut at = 0;
     for token in pointer.split('/').skip(1) {
@@ -429,7 +429,7 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
         let name = unescaped(token);
         let is_below = at > length;
         known = match known {
-            Some(Known::Keyed(keyed)) => {
+            Some(FieldKind::Keyed(keyed)) => {
                 if is_below {
                     let mut keys = String::new();
                     let has_keys = |item: &Value<'v>| {
@@ -439,15 +439,15 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
                     };
                     found = found.items().filter(has_keys).last()?;
                 }
-                Some(Known::Object(keyed.element))
+                Some(FieldKind::Object(keyed.element))
             }
-            Some(Known::Object(type_)) => {
+            Some(FieldKind::Object(type_)) => {
                 if is_below {
                     found = found.get(&name)?;
                 }
                 type_.field(&name).map(|field| match field {
-                    Field::Object(type_) => Known::Object(type_),
-                    Field::Keyed(keyed) => Known::Keyed(keyed),
+                    Field::Object(type_) => FieldKind::Object(type_),
+                    Field::Keyed(keyed) => FieldKind::Keyed(keyed),
                 })
             }
             None => {

@@ -8,19 +8,19 @@ use crate::schema::{self, Field, OneOf, Type};
 
 use super::index::is_one_value;
 use super::pointer::push_token;
-use super::state::{Directives, Fault, Member, Merge, Part};
+use super::state::{Directives, Member, Merge, MergeError, Part};
 
 impl<'a> Merge<'_, 'a> {
     /// Whether an object was just made for what is added, so that no part of it can be in the way of another.
     pub(super) fn is_new(&self, at: SlotId, type_: &Type) -> bool {
-        self.manner.within_added
-            && !self.manner.settled
+        self.mode.within_added
+            && !self.mode.settled
             && matches!(type_.one_of, OneOf::Nothing)
             && self.document.first(at).is_none()
     }
 
     /// Adds a member to an object that is new. Most of a sidecar is such, and needs nothing of what is there.
-    pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), Fault> {
+    pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), MergeError> {
         let content = Content::Value(value);
         self.charge_content(content)?;
         self.document.add_member(at, key, content);
@@ -29,14 +29,19 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The member of an object that is open.
-    pub(super) fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, Fault> {
+    pub(super) fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, MergeError> {
         let (looks, found) = self.document.look_for(at, name);
         self.charge_looks(looks)?;
         Ok(found)
     }
 
     /// Lays a member with its directives.
-    pub(super) fn node(&mut self, member: &Member<'a>, existing: Option<SlotId>, node: &'a Node) -> Result<(), Fault> {
+    pub(super) fn node(
+        &mut self,
+        member: &Member<'a>,
+        existing: Option<SlotId>,
+        node: &'a Node,
+    ) -> Result<(), MergeError> {
         let known = self.bindings.known();
         self.know_existing(node, existing)?;
         let below = member.field.map_or(&schema::ANY, |field| match field {
@@ -65,23 +70,23 @@ impl<'a> Merge<'_, 'a> {
         existing: Option<SlotId>,
         part: Part<'a>,
         directives: Directives<'a>,
-    ) -> Result<(), Fault> {
-        let around = self.manner;
+    ) -> Result<(), MergeError> {
+        let around = self.mode;
         self.follow(directives);
         let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
-        if present.is_some() && self.manner.conflict != ConflictRule::Replace && self.is_ours() {
+        if present.is_some() && self.mode.conflict != ConflictRule::Replace && self.is_ours() {
             self.settle();
         }
         let result = match present {
-            Some(present) => self.lay(member.at, present, part, directives.join, member.field),
-            None if self.manner.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
+            Some(present) => self.merge_part(member.at, present, part, directives.join, member.field),
+            None if self.mode.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
             None => match self.make_room(member) {
                 Ok(true) => self.add_member(member, existing, part, directives.join),
                 Ok(false) => Ok(()),
                 Err(fault) => Err(fault),
             },
         };
-        self.manner = around;
+        self.mode = around;
         result
     }
 
@@ -92,13 +97,13 @@ impl<'a> Merge<'_, 'a> {
         null: Option<SlotId>,
         part: Part<'a>,
         join: Option<&'a Join>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let Member { at, key, field, .. } = *member;
         let content = match (field, part) {
             (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
             (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
             (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
-            _ if self.manner.settled && join.is_none() => return Ok(()),
+            _ if self.mode.settled && join.is_none() => return Ok(()),
             _ => match self.value_of(part)? {
                 Some(value) => Content::Value(value),
                 None => return Ok(()),
@@ -120,14 +125,14 @@ impl<'a> Merge<'_, 'a> {
                     Some(Field::Object(type_)) => type_,
                     _ => &schema::ANY,
                 };
-                let around = self.manner;
-                if !self.manner.settled {
+                let around = self.mode;
+                if !self.mode.settled {
                     self.enter_added();
                 }
                 let result = self.object(slot, part, type_, None);
-                self.manner = around;
+                self.mode = around;
                 result?;
-                if !self.manner.settled && self.document.children(slot).next().is_some() {
+                if !self.mode.settled && self.document.children(slot).next().is_some() {
                     self.note_added();
                 }
             }
@@ -150,14 +155,14 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Whether a member of a choice may be added: the object has no other of that choice, or has none any more.
-    fn make_room(&mut self, member: &Member<'a>) -> Result<bool, Fault> {
+    fn make_room(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.chosen_otherwise(member);
         if others.is_empty() {
             return Ok(true);
         }
-        match self.manner.conflict {
+        match self.mode.conflict {
             ConflictRule::Merge | ConflictRule::Keep => Ok(false),
-            ConflictRule::Fail => Err(self.fault(Reason::NameTaken)),
+            ConflictRule::Fail => Err(self.conflict_at_hand(Reason::NameTaken)),
             ConflictRule::Replace => {
                 for other in others {
                     self.take_away(member.at, other);

@@ -14,11 +14,11 @@ use crate::schema::{self, Field, Type};
 
 use super::index::Keys;
 use super::pointer::push_token;
-use super::state::{Directives, Fault, Manner, Member, Merge, Part};
+use super::state::{Directives, Member, Merge, MergeError, MergeMode, Part};
 
 impl<'a> Merge<'_, 'a> {
     /// Lays the template over the whole object.
-    pub(super) fn whole(&mut self, template: &'a Node, type_: &'static Type) -> Result<(), Fault> {
+    pub(super) fn merge_template(&mut self, template: &'a Node, type_: &'static Type) -> Result<(), MergeError> {
         let Some(part) = self.resolve(template, type_)? else { return Ok(()) };
         self.object(Document::ROOT, part, type_, None)
     }
@@ -30,7 +30,7 @@ impl<'a> Merge<'_, 'a> {
         part: Part<'a>,
         type_: &'static Type,
         keys: Option<&Keys<'a>>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         self.document.open(at)?;
         let length = self.pointer.len();
         match part {
@@ -60,7 +60,7 @@ impl<'a> Merge<'_, 'a> {
                     self.pointer.truncate(length);
                 }
             }
-            Part::Node(_) => return Err(self.fault(Reason::TypeConflict)),
+            Part::Node(_) => return Err(self.conflict_at_hand(Reason::TypeConflict)),
         }
         Ok(())
     }
@@ -68,31 +68,31 @@ impl<'a> Merge<'_, 'a> {
     /// What a part's directives say holds for all that is below it.
     pub(super) fn follow(&mut self, directives: Directives<'a>) {
         if let Some(rule) = directives.conflict {
-            self.manner.conflict = rule;
-            self.manner.settled &= rule != ConflictRule::Replace;
+            self.mode.conflict = rule;
+            self.mode.settled &= rule != ConflictRule::Replace;
         }
     }
 
     /// What an earlier pass added is left alone from here on, as far as nothing says otherwise below.
     pub(super) const fn settle(&mut self) {
-        self.manner.settled = true;
-        self.manner.conflict = ConflictRule::Merge;
+        self.mode.settled = true;
+        self.mode.conflict = ConflictRule::Merge;
     }
 
     /// Lays a part over what the object has.
-    pub(super) fn lay(
+    pub(super) fn merge_part(
         &mut self,
         parent: SlotId,
         present: SlotId,
         part: Part<'a>,
         join: Option<&'a Join>,
         field: Option<&'static Field>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         if let Some(join) = join {
             let Some(value) = self.value_of(part)? else { return Ok(()) };
             return self.join(present, value, join, field);
         }
-        if self.manner.conflict == ConflictRule::Keep {
+        if self.mode.conflict == ConflictRule::Keep {
             return Ok(());
         }
         match (self.document.kind(present), part.kind(), field) {
@@ -100,7 +100,7 @@ impl<'a> Merge<'_, 'a> {
             (JsonKind::Object, JsonKind::Object, None) => self.object(present, part, &schema::ANY, None),
             (JsonKind::Array, JsonKind::Array, Some(Field::Keyed(keyed))) => self.list(parent, present, part, keyed),
             (JsonKind::Array, JsonKind::Array, None) if part.changes_elements() => self.change_items(present, part),
-            (_, _, Some(_)) => Err(self.fault(Reason::TypeConflict)),
+            (_, _, Some(_)) => Err(self.conflict_at_hand(Reason::TypeConflict)),
             // A scalar, or a list that is one value.
             _ => match self.value_of(part)? {
                 Some(value) => self.leaf(present, value),
@@ -109,24 +109,24 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    fn leaf(&mut self, present: SlotId, value: Value<'a>) -> Result<(), Fault> {
-        if self.manner.settled {
+    fn leaf(&mut self, present: SlotId, value: Value<'a>) -> Result<(), MergeError> {
+        if self.mode.settled {
             return Ok(());
         }
         if self.is_equal(present, value)? {
             self.confirm();
             return Ok(());
         }
-        match self.manner.conflict {
+        match self.mode.conflict {
             // What admission added to the author's word is not the author's word.
-            ConflictRule::Merge if self.manner.overlay => {
-                self.charge(self.authors.size())?;
-                if self.is_authors() || self.is_known() {
+            ConflictRule::Merge if self.mode.overlay => {
+                self.charge(self.managed_fields.size())?;
+                if self.is_author_written() || self.is_known() {
                     return Ok(());
                 }
             }
             ConflictRule::Merge | ConflictRule::Keep => return Ok(()),
-            ConflictRule::Fail => return Err(self.fault(Reason::NameTaken)),
+            ConflictRule::Fail => return Err(self.conflict_at_hand(Reason::NameTaken)),
             ConflictRule::Replace => {}
         }
         self.charge_content(Content::Value(value))?;
@@ -135,16 +135,16 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Goes into something that is added. Gives the manner to come back to.
-    pub(super) const fn enter_added(&mut self) -> Manner {
-        let around = self.manner;
-        self.manner.within_added = true;
-        self.manner.settled = false;
-        self.manner.overlay = false;
+    /// Goes into something that is added. Gives the mode to come back to.
+    pub(super) const fn enter_added(&mut self) -> MergeMode {
+        let around = self.mode;
+        self.mode.within_added = true;
+        self.mode.settled = false;
+        self.mode.overlay = false;
         around
     }
 
-    pub(super) fn is_equal(&mut self, existing: SlotId, value: Value<'a>) -> Result<bool, Fault> {
+    pub(super) fn is_equal(&mut self, existing: SlotId, value: Value<'a>) -> Result<bool, MergeError> {
         self.charge(value.raw().len())?;
         if let Content::Value(other) = self.document.content(existing) {
             return Ok(other.means(value));

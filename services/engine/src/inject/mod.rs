@@ -1,7 +1,7 @@
 //! Lays the templates of the selected profiles over an object, one after the other, each wholly or not at all, and keeps
 //! the record of what was added.
 
-pub(crate) mod authors;
+pub(crate) mod managed_fields;
 mod changes;
 mod confirmed;
 mod elements;
@@ -37,12 +37,14 @@ use crate::record::{Change, Record, RecordWriter};
 use crate::schema::Type;
 use crate::select::Selected;
 
-use authors::Authors;
 use join::text_of;
-pub(crate) use locate::{NamespaceWork, without_record};
+pub(crate) use locate::{NamespaceChanges, without_record};
+use managed_fields::ManagedFields;
 use pod_resources::PodResources;
-use rules::Standing;
-use state::{Confirmed, Conflict, Desk, Fault, Merge, PartOf, Places, Surroundings};
+use rules::ContainerOrigin;
+use state::{
+    ApplyOutput, Confirmed, Conflict, InsertCounts, Merge, MergeError, MergeInputs, MergeScratch, ProfileOrigin,
+};
 pub use undo::{UndoError, Undone, undo};
 
 /// The label by which a pod asks for nodes of an operating system.
@@ -63,7 +65,7 @@ pub(crate) struct Verdict {
 
 /// What the profiles are applied to.
 #[derive(Clone, Copy)]
-pub(crate) struct Subject<'a> {
+pub(crate) struct InjectTarget<'a> {
     /// The object as it came in.
     pub(crate) object: Value<'a>,
     pub(crate) type_: &'static Type,
@@ -75,11 +77,11 @@ pub(crate) struct Subject<'a> {
 
 /// Which of the selected profiles are left out, beside those that selection left out, and for which reason.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct LeftOut<'p, 'a> {
+pub(crate) struct Exclusions<'p, 'a> {
     /// Those that stand in for one of the platform's: that one is applied itself.
     pub(crate) stand_ins: Option<&'p str>,
     /// All that are not the platform's. What they did in an earlier pass is taken back.
-    pub(crate) namespaces: Option<(&'p str, &'a NamespaceWork<'a>)>,
+    pub(crate) namespaces: Option<(&'p str, &'a NamespaceChanges<'a>)>,
 }
 
 /// What became of an object.
@@ -93,7 +95,7 @@ pub(crate) struct Applied<'a> {
     pub(crate) protected: Option<Protected>,
 }
 
-impl LeftOut<'_, '_> {
+impl Exclusions<'_, '_> {
     /// Why a profile is left out; `None` if it is applied.
     fn reason(&self, selected: &Selected<'_>) -> Option<&str> {
         if selected.stands_in {
@@ -107,8 +109,8 @@ impl LeftOut<'_, '_> {
 /// Applies the profiles that selection left to be applied.
 pub(crate) fn apply<'a>(
     profiles: &[Selected<'a>],
-    subject: Subject<'a>,
-    without: LeftOut<'_, 'a>,
+    subject: InjectTarget<'a>,
+    without: Exclusions<'_, 'a>,
     bounds: Bounds<'_>,
 ) -> Result<Applied<'a>, Malformed> {
     let (mut document, earlier) = match without.namespaces {
@@ -129,8 +131,8 @@ pub(crate) fn apply<'a>(
         earlier,
         bounds,
         record,
-        places: Places::default(),
-        desk: Desk::default(),
+        insert_counts: InsertCounts::default(),
+        merge_scratch: MergeScratch::default(),
         injected: Injected::wanted_by(profiles),
         is_watched: is_alone || profiles.iter().any(|selected| !selected.is_of_platform()),
         confirmed: Confirmed::default(),
@@ -151,7 +153,7 @@ pub(crate) fn apply<'a>(
             pass.record.keep_of(earlier, name);
             Some(left_out(selected.profile, Reason::LimitExceeded, why.into(), false))
         } else {
-            Some(pass.profile(&mut document, selected)?)
+            Some(pass.apply_or_roll_back(&mut document, selected)?)
         };
         verdicts.push(verdict);
     }
@@ -196,13 +198,13 @@ fn left_out(profile: &CompiledProfile, reason: Reason, detail: Box<str>, denies:
 
 /// One pass of all profiles over an object.
 struct Pass<'p, 'a> {
-    subject: Subject<'a>,
+    subject: InjectTarget<'a>,
     /// The record of an earlier pass, as far as it counts in this one.
     earlier: Option<&'a Record>,
     bounds: Bounds<'p>,
     record: RecordWriter,
-    places: Places,
-    desk: Desk<'a>,
+    insert_counts: InsertCounts,
+    merge_scratch: MergeScratch<'a>,
     injected: Injected,
     /// Whether anybody asks what the platform's profiles did.
     is_watched: bool,
@@ -210,15 +212,16 @@ struct Pass<'p, 'a> {
     is_touched: bool,
 }
 
-/// How much a profile changed, what the author is told, and the containers that were added.
-type Laid = (usize, Vec<Box<str>>, Vec<Box<str>>);
-
 impl<'a> Pass<'_, 'a> {
-    /// Applies a profile wholly or not at all.
-    fn profile(&mut self, document: &mut Document<'a>, selected: &Selected<'a>) -> Result<Verdict, Malformed> {
+    /// Applies a profile as a whole, or leaves the document as it was.
+    fn apply_or_roll_back(
+        &mut self,
+        document: &mut Document<'a>,
+        selected: &Selected<'a>,
+    ) -> Result<Verdict, Malformed> {
         let (profile, name) = (selected.profile, selected.profile.display_name());
         document.mark();
-        let (places, confirmed) = (self.places.clone(), self.confirmed.len());
+        let (insert_counts, confirmed) = (self.insert_counts.clone(), self.confirmed.len());
         if self.earlier.is_some() {
             self.injected.profiles.push(name.into());
         }
@@ -227,29 +230,29 @@ impl<'a> Pass<'_, 'a> {
         if let Some(parent) = profile.ancestors().next().filter(|_| profile.limits() == Limits::Parent) {
             self.record.extends(name, parent, self.earlier);
         }
-        let laid = match &bound {
-            Ok(bound) => self.lay(document, selected, bound.as_ref().map(|bound| &bound.protected)),
-            Err(excess) => Err(Fault::Conflict(Conflict::of(excess))),
+        let output = match &bound {
+            Ok(bound) => self.apply_profile(document, selected, bound.as_ref().map(|bound| &bound.protected)),
+            Err(excess) => Err(MergeError::Conflict(Conflict::of(excess))),
         };
-        let laid = match laid {
+        let output = match output {
             Ok(_) if !self.record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
-            Ok(laid) => {
+            Ok(output) => {
                 let checked = match &bound {
                     Ok(Some(bound)) => self.check(profile, bound, document),
                     Ok(None) | Err(_) => Ok(()),
                 };
-                checked.map(|()| laid).map_err(|excess| (Conflict::of(&excess), false))
+                checked.map(|()| output).map_err(|excess| (Conflict::of(&excess), false))
             }
-            Err(Fault::Conflict(conflict)) => Err((conflict, false)),
-            Err(Fault::Denied(conflict)) => Err((conflict, true)),
-            Err(Fault::Malformed(malformed)) => return Err(malformed),
+            Err(MergeError::Conflict(conflict)) => Err((conflict, false)),
+            Err(MergeError::Denied(conflict)) => Err((conflict, true)),
+            Err(MergeError::Malformed(malformed)) => return Err(malformed),
         };
-        if !matches!(laid, Ok((1.., ..))) {
+        if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
             // What an earlier pass did is there still, at the revision of that pass.
             self.record.keep(mark, self.earlier, name);
         }
-        Ok(match laid {
-            Ok((changes, notes, containers)) => {
+        Ok(match output {
+            Ok(ApplyOutput { changes, notes, containers }) => {
                 self.is_touched = true;
                 if self.injected.is_wanted {
                     self.injected.extend(containers, !profile.is_limited());
@@ -262,7 +265,7 @@ impl<'a> Pass<'_, 'a> {
             }
             Err((Conflict { reason, place }, denies)) => {
                 document.go_back();
-                self.places = places;
+                self.insert_counts = insert_counts;
                 self.confirmed.truncate(confirmed);
                 left_out(profile, reason, place, denies)
             }
@@ -271,7 +274,7 @@ impl<'a> Pass<'_, 'a> {
 
     /// What a profile of the namespace is compared with: what there is before it.
     fn bound(&mut self, document: &Document<'a>) -> Result<Bound<'a>, Excess> {
-        self.places.forget_first();
+        self.insert_counts.forget_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
         // What is the object's own need not be written.
         Ok(Bound { protected, before: self.is_touched.then(|| document.clone()) })
@@ -303,16 +306,16 @@ impl<'a> Pass<'_, 'a> {
         Err(Excess::new(Limit::Patch, "/", message))
     }
 
-    /// Lays one profile over the document.
-    fn lay(
+    /// Merges the template and the container rules of one profile into the document.
+    fn apply_profile(
         &mut self,
         document: &mut Document<'a>,
         selected: &Selected<'a>,
         protected: Option<&Protected>,
-    ) -> Result<Laid, Fault> {
-        let Self { subject, earlier, record, places, desk, injected, is_watched, confirmed, .. } = self;
+    ) -> Result<ApplyOutput, MergeError> {
+        let Self { subject, earlier, record, insert_counts, merge_scratch, injected, is_watched, confirmed, .. } = self;
         let profile: &'a CompiledProfile = selected.profile;
-        let Some(bindings) = &selected.bindings else { return Ok((0, Vec::new(), Vec::new())) };
+        let Some(bindings) = &selected.bindings else { return Ok(ApplyOutput::default()) };
         let refuses_containers = profile.adds_linux_containers && is_for_windows(document)?;
         let earlier = earlier.map(|record| record.of(profile.display_name(), |other| injected.knows(other)));
         let earlier = earlier.unwrap_or_default();
@@ -322,47 +325,49 @@ impl<'a> Pass<'_, 'a> {
             let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
             injected.extend(own.map(|at| Box::from(&**at)), is_platform);
         }
-        let surroundings = Surroundings {
+        let inputs = MergeInputs {
             document,
-            places,
-            desk,
+            insert_counts,
+            merge_scratch,
             record,
             bindings,
             arena: subject.arena,
-            authors: Authors::of(subject.object),
+            managed_fields: ManagedFields::of(subject.object),
             type_: profile.object_type(),
             collects_containers: injected.is_wanted || refuses_containers,
             changes_own: profile.rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected)),
-            part: match protected {
-                Some(protected) => PartOf::Namespace(protected),
-                None if *is_watched => PartOf::Watched(confirmed),
-                None => PartOf::Platform,
+            profile_origin: match protected {
+                Some(protected) => ProfileOrigin::Namespace(protected),
+                None if *is_watched => ProfileOrigin::Watched(confirmed),
+                None => ProfileOrigin::Platform,
             },
         };
-        let mut merge = Merge::new(surroundings, &earlier);
+        let mut merge = Merge::new(inputs, &earlier);
         if let Some(template) = &profile.template {
-            merge.whole(template, profile.object_type())?;
+            merge.merge_template(template, profile.object_type())?;
         }
         // Whether a container that hangs on a condition is added is known only now.
         if refuses_containers && !merge.containers.is_empty() {
-            return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
+            return Err(MergeError::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
         }
         if !profile.rules.is_empty() {
             let own = std::mem::take(&mut merge.containers);
             let is_later =
                 |change: &Change<'_>, pointer: &str| matches!(change, Change::Added(added) if added == pointer);
-            let standing = |pointer: &str| match injected.standing(pointer, is_platform) {
-                _ if own.iter().any(|own| **own == *pointer) => Standing::Injected,
-                Standing::Authors if earlier.later.iter().any(|change| is_later(change, pointer)) => Standing::Hidden,
-                standing => standing,
+            let origin = |pointer: &str| match injected.origin(pointer, is_platform) {
+                _ if own.iter().any(|own| **own == *pointer) => ContainerOrigin::Injected,
+                ContainerOrigin::Author if earlier.later.iter().any(|change| is_later(change, pointer)) => {
+                    ContainerOrigin::Hidden
+                }
+                origin => origin,
             };
-            merge.rules(&profile.rules, subject.context.object, &standing)?;
+            merge.rules(&profile.rules, subject.context.object, &origin)?;
             merge.containers = own;
         }
-        let (changes, notes, containers) = merge.finish();
+        let output = merge.finish();
         match missing_volume(document, &profile.foreign_volumes)? {
-            Some(volume) => Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume))),
-            None => Ok((changes, notes, containers)),
+            Some(volume) => Err(MergeError::Conflict(Conflict::new(Reason::MissingVolume, volume))),
+            None => Ok(output),
         }
     }
 }
@@ -402,15 +407,15 @@ impl Injected {
     }
 
     /// What a profile takes the container at a place for. A tenant's never sees what the platform's added.
-    fn standing(&self, pointer: &str, seen_by_platform: bool) -> Standing {
-        let mut standing = Standing::Authors;
+    fn origin(&self, pointer: &str, seen_by_platform: bool) -> ContainerOrigin {
+        let mut origin = ContainerOrigin::Author;
         for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {
             if seen_by_platform || !by_platform {
-                return Standing::Injected;
+                return ContainerOrigin::Injected;
             }
-            standing = Standing::Hidden;
+            origin = ContainerOrigin::Hidden;
         }
-        standing
+        origin
     }
 }
 

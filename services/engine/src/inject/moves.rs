@@ -8,7 +8,7 @@ use crate::schema::KeyedList;
 
 use super::index::{Keys, same_key};
 use super::pointer::push_token;
-use super::state::{Element, Fault, INIT_CONTAINERS, Merge, Spot};
+use super::state::{Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError};
 
 const CONTAINERS: &str = "containers";
 
@@ -20,7 +20,7 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         element: Element<'a>,
         list_pointer: usize,
-    ) -> Result<(SlotId, usize), Fault> {
+    ) -> Result<(SlotId, usize), MergeError> {
         if self.sidecar(element)? != Some(false) {
             return Ok((list, list_pointer));
         }
@@ -40,14 +40,14 @@ impl<'a> Merge<'_, 'a> {
         self.pointer.get(field..) == Some(INIT_CONTAINERS)
     }
 
-    pub(super) fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, Fault> {
+    pub(super) fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, MergeError> {
         match element.rules.and_then(|rules| rules.sidecar.as_ref()) {
             Some(expression) => self.truth(expression).map(Some),
             None => Ok(None),
         }
     }
 
-    pub(super) fn make_sidecar(&mut self, container: SlotId) -> Result<(), Fault> {
+    pub(super) fn make_sidecar(&mut self, container: SlotId) -> Result<(), MergeError> {
         let existing = self.document.member(container, "restartPolicy")?;
         let length = self.pointer.len();
         push_token(&mut self.pointer, "restartPolicy");
@@ -71,11 +71,11 @@ impl<'a> Merge<'_, 'a> {
         element: Element<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let Some(position) = element.position().filter(|_| !keyed.siblings.is_empty() && !self.earlier.is_there) else {
             return Ok(());
         };
-        let spot = self.spot(Some(position))?;
+        let position = self.insert_position(Some(position))?;
         let all: Vec<_> = self.document.children(list).collect();
         self.charge_looks(all.len())?;
         let Some(own) = all.iter().position(|slot| *slot == container) else { return Ok(()) };
@@ -85,15 +85,15 @@ impl<'a> Merge<'_, 'a> {
         }
         // Places are counted without the container itself.
         let without = |index: usize| index - usize::from(index > own);
-        let index = match &spot {
-            Spot::Last => None,
-            Spot::First => Some(0),
-            Spot::Before(name) => self.index_of(list, name, keyed)?.map(without),
-            Spot::After(name) => self.index_of(list, name, keyed)?.map(|index| without(index + 1)),
+        let index = match &position {
+            InsertPosition::Last => None,
+            InsertPosition::First => Some(0),
+            InsertPosition::Before(name) => self.index_of(list, name, keyed)?.map(without),
+            InsertPosition::After(name) => self.index_of(list, name, keyed)?.map(|index| without(index + 1)),
         };
-        let index = match (index, &spot) {
-            (Some(index), Spot::First | Spot::After(_)) => {
-                let already = self.places.next(self.pointer.get(..list_pointer).unwrap_or_default(), &spot);
+        let index = match (index, &position) {
+            (Some(index), InsertPosition::First | InsertPosition::After(_)) => {
+                let already = self.insert_counts.next(self.pointer.get(..list_pointer).unwrap_or_default(), &position);
                 Some((index + already).min(all.len() - 1))
             }
             (index, _) => index,
@@ -118,7 +118,7 @@ impl<'a> Merge<'_, 'a> {
         keyed: &'static KeyedList,
         rule: ConflictRule,
         element: Element<'a>,
-    ) -> Result<Option<SlotId>, Fault> {
+    ) -> Result<Option<SlotId>, MergeError> {
         for name in keyed.siblings {
             let Some(sibling) = self.document.member(parent, name)?.filter(|sibling| *sibling != list) else {
                 continue;
@@ -129,7 +129,7 @@ impl<'a> Merge<'_, 'a> {
                 && matches!(*name, INIT_CONTAINERS | CONTAINERS)
                 && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
             if !moves {
-                return Err(self.fault(Reason::NameTaken));
+                return Err(self.conflict_at_hand(Reason::NameTaken));
             }
             let (ours, others) =
                 if *name == CONTAINERS { (INIT_CONTAINERS, CONTAINERS) } else { (CONTAINERS, INIT_CONTAINERS) };

@@ -8,7 +8,7 @@ use crate::schema::{self, KeyedList};
 
 use super::index::push_keys;
 use super::locate::{before, part_before, value_at};
-use super::state::{Fault, Merge, Original};
+use super::state::{Merge, MergeError, OriginalValue};
 
 impl<'a> Merge<'_, 'a> {
     /// Whether an earlier pass of the same profile added what stands at the place at hand.
@@ -24,7 +24,7 @@ impl<'a> Merge<'_, 'a> {
     /// Notes that something was added at the place at hand. What an earlier pass had added stands in the record already.
     pub(super) fn note_added(&mut self) {
         self.edits += 1;
-        if self.manner.within_added {
+        if self.mode.within_added {
             return;
         }
         self.changes += 1;
@@ -46,7 +46,7 @@ impl<'a> Merge<'_, 'a> {
         present: SlotId,
         previous: Option<SlotId>,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let mut behind = String::new();
         if let Some(previous) = previous {
             let item = self.current(previous)?;
@@ -58,7 +58,7 @@ impl<'a> Merge<'_, 'a> {
 
     fn note_gone(&mut self, present: SlotId, behind: Option<&str>) {
         self.edits += 1;
-        if self.manner.within_added {
+        if self.mode.within_added {
             return;
         }
         self.changes += 1;
@@ -79,7 +79,7 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn note_move(&mut self, list: SlotId, item: SlotId, list_pointer: usize, keyed: &'static KeyedList) {
         let pointer = self.pointer.get(..list_pointer).unwrap_or_default();
         let is_ours = self.earlier.added.iter().any(|added| is_at_or_below(pointer, added));
-        if !self.manner.within_added && !is_ours && self.record.has_room_for_moves() {
+        if !self.mode.within_added && !is_ours && self.record.has_room_for_moves() {
             let moved = move_of(self.document, list, item, pointer, keyed, &self.earlier.added, |slot| {
                 self.own.binary_search(&slot).is_ok() || self.put.contains(&slot)
             });
@@ -91,21 +91,21 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn as_one(
         &mut self,
         list: SlotId,
-        work: impl FnOnce(&mut Self) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        work: impl FnOnce(&mut Self) -> Result<(), MergeError>,
+    ) -> Result<(), MergeError> {
         let mut original = String::new();
-        if !self.manner.within_added && !self.is_known() && !self.is_below_ours() {
+        if !self.mode.within_added && !self.is_known() && !self.is_below_ours() {
             self.document.write(list, &mut original);
         }
-        let (around, edits, confirmations) = (self.manner, self.edits, self.confirmations);
-        self.manner.within_added = true;
+        let (around, edits, confirmations) = (self.mode, self.edits, self.confirmations);
+        self.mode.within_added = true;
         let result = work(self);
-        self.manner = around;
+        self.mode = around;
         result?;
         if self.edits == edits && self.confirmations > confirmations {
             self.confirm();
         }
-        if self.edits > edits && !self.manner.within_added {
+        if self.edits > edits && !self.mode.within_added {
             self.changes += 1;
             // One that is known already stands in the record.
             if !original.is_empty() {
@@ -116,7 +116,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// What stood at the place at hand before an earlier pass of the same profile.
-    pub(super) fn original(&self) -> Original<'a> {
+    pub(super) fn original(&self) -> OriginalValue<'a> {
         // What this profile replaced, it saw before those behind it did.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
         let later = self.earlier.later.iter().filter_map(|change| match change {
@@ -136,14 +136,14 @@ impl<'a> Merge<'_, 'a> {
             }
         }
         // Where an element was added as a whole, its parts found nothing.
-        if self.is_ours() || self.is_later() || (self.manner.settled && self.is_below_ours()) {
-            return Original::Nothing;
+        if self.is_ours() || self.is_later() || (self.mode.settled && self.is_below_ours()) {
+            return OriginalValue::Nothing;
         }
-        Original::Unchanged
+        OriginalValue::Unchanged
     }
 
     /// What stands at the place at hand, without what profiles that come behind this one did below it in an earlier pass.
-    pub(super) fn seen(&mut self, slot: SlotId) -> Result<Value<'a>, Fault> {
+    pub(super) fn seen(&mut self, slot: SlotId) -> Result<Value<'a>, MergeError> {
         let earlier = self.earlier;
         let is_below = |pointer: &str| is_at_or_below(pointer, &self.pointer);
         let changes: Vec<_> = earlier.later.iter().filter(|change| is_below(change.pointer())).cloned().collect();
@@ -159,7 +159,11 @@ impl<'a> Merge<'_, 'a> {
 
     /// The element at hand as an earlier pass of this profile found it, as far as it is the same one: without what that pass and
     /// profiles behind this one did below it.
-    pub(super) fn element_before(&mut self, slot: SlotId, type_: &'static schema::Type) -> Result<Value<'a>, Fault> {
+    pub(super) fn element_before(
+        &mut self,
+        slot: SlotId,
+        type_: &'static schema::Type,
+    ) -> Result<Value<'a>, MergeError> {
         let earlier = self.earlier;
         let all = earlier.changes.iter().chain(&earlier.later);
         let changes: Vec<_> = all.filter_map(|change| change.below(&self.pointer)).collect();
@@ -168,21 +172,21 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The part of an original that stood at the place at hand; the first bytes of the pointer lead to the original.
-    fn part_of(&self, original: Value<'a>, length: usize) -> Original<'a> {
+    fn part_of(&self, original: Value<'a>, length: usize) -> OriginalValue<'a> {
         match value_at(original, &self.pointer, length, self.type_) {
-            Some(value) => Original::Was(value),
-            None => Original::Nothing,
+            Some(value) => OriginalValue::Was(value),
+            None => OriginalValue::Nothing,
         }
     }
 
     /// Whether the author of the object wrote what stands at the place at hand, or stood there before a container was moved
     /// to the other list.
-    pub(super) fn is_authors(&self) -> bool {
+    pub(super) fn is_author_written(&self) -> bool {
         let before = || {
             let rest = self.pointer.get(container_length(&self.pointer)?..)?;
             Some(format!("{}{rest}", self.moved_from()?))
         };
-        self.authors.wrote(&self.pointer) || before().is_some_and(|before| self.authors.wrote(&before))
+        self.managed_fields.wrote(&self.pointer) || before().is_some_and(|before| self.managed_fields.wrote(&before))
     }
 
     /// The place of the container at hand in the other list of containers.

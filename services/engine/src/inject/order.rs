@@ -14,7 +14,7 @@ const ENTRIES: usize = 32;
 /// Moves entries of an env list that refer to others behind them. What was there moves only if it was joined and refers to
 /// something that is there; what is new moves before it. `own` is what was added, and is told what of that gets another slot.
 /// `before_move` is called with it before anything else is moved.
-pub(super) fn behind_what_they_need<'a>(
+pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,
     entries: &[SlotId],

@@ -7,7 +7,7 @@ use crate::profile::template::{Join, JoinReference};
 
 use super::join;
 use super::pointer::push_token;
-use super::state::{Fault, Merge};
+use super::state::{Merge, MergeError};
 
 /// What stands in front of the name of an entry that was moved.
 const PREFIX: &str = "PILLION_";
@@ -20,7 +20,7 @@ impl<'a> Merge<'_, 'a> {
         entry: SlotId,
         value: Value<'a>,
         join: &'a Join,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let name = self.document.value_of(entry, "name").and_then(Value::as_str).map(Cow::into_owned);
         let (Some(name), JoinReference::Compose) = (name, join.value_from) else {
             self.notes.push(format!("{}: is a reference, so nothing was joined to it", self.pointer).into());

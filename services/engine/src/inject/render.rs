@@ -11,10 +11,13 @@ use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
 use crate::profile::Expected;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
-use crate::record::{Earlier, RecordWriter};
+use crate::record::{EarlierPass, RecordWriter};
 use crate::schema::Type;
 
-use super::state::{Conflict, Desk, Directives, Fault, Merge, Original, Part, PartOf, Places, Spot, Surroundings};
+use super::state::{
+    Conflict, Directives, InsertCounts, InsertPosition, Merge, MergeError, MergeInputs, MergeScratch, OriginalValue,
+    Part, ProfileOrigin,
+};
 
 /// Bytes that looking at one member or element is charged as.
 const LOOK_COST: usize = 4;
@@ -24,7 +27,7 @@ const SCRATCH: usize = 256;
 
 impl<'a> Merge<'_, 'a> {
     /// A part of a template as it can be laid; `None` if it is left out.
-    pub(super) fn resolve(&mut self, node: &'a Node, type_: &'static Type) -> Result<Option<Part<'a>>, Fault> {
+    pub(super) fn resolve(&mut self, node: &'a Node, type_: &'static Type) -> Result<Option<Part<'a>>, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => Ok(Some(Part::Plain(tape.root()))),
             Kind::Map(_) | Kind::List(_) => Ok(Some(Part::Node(node))),
@@ -34,7 +37,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// A part of a template as one value; `None` if it is left out.
-    pub(super) fn value_of(&mut self, part: Part<'a>) -> Result<Option<Value<'a>>, Fault> {
+    pub(super) fn value_of(&mut self, part: Part<'a>) -> Result<Option<Value<'a>>, MergeError> {
         let node = match part {
             Part::Plain(value) => return Ok(Some(value)),
             Part::Node(Node { kind: Kind::Plain(tape), .. }) => return Ok(Some(tape.root())),
@@ -47,7 +50,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The value that a string with expressions stands for, which the API server takes in its place.
-    fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, Fault> {
+    fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, MergeError> {
         let value = self.any_text(text)?;
         if let Some(value) = value
             && (expected.has_rule() || matches!(text, Text::Whole(_)))
@@ -58,7 +61,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The value that a string with expressions stands for.
-    fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, Fault> {
+    fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, MergeError> {
         match text {
             Text::Whole(expression) => {
                 let value = self.evaluate(expression)?;
@@ -75,7 +78,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The text that a string with expressions stands for.
-    fn plain_text(&mut self, text: &'a Text) -> Result<String, Fault> {
+    fn plain_text(&mut self, text: &'a Text) -> Result<String, MergeError> {
         match text {
             Text::Whole(expression) => {
                 let value = self.evaluate(expression)?;
@@ -90,7 +93,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Gives the parts of a text one after the other.
-    fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), Fault> {
+    fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), MergeError> {
         let mut length = 0;
         for piece in pieces {
             match piece {
@@ -110,7 +113,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Writes the value that a string with expressions stands for. Whether there is one.
-    fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, Fault> {
+    fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, MergeError> {
         match text {
             Text::Mixed(pieces) if !expected.has_rule() => {
                 out.push('"');
@@ -127,7 +130,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// A field of a part that is an object, as one value; `None` if there is none.
-    pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, Fault> {
+    pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, MergeError> {
         let fields = match part {
             Part::Plain(value) => return Ok(value.get(name)),
             Part::Node(Node { kind: Kind::Plain(tape), .. }) => return Ok(tape.root().get(name)),
@@ -146,12 +149,12 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// `$value` with the fields beside it laid over it.
-    fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, Fault> {
+    fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
         self.on_copy(value, |merge| {
-            merge.manner.conflict = ConflictRule::Replace;
-            merge.whole(&changed.changes, type_)
+            merge.mode.conflict = ConflictRule::Replace;
+            merge.merge_template(&changed.changes, type_)
         })
         .map(Some)
     }
@@ -160,29 +163,29 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn on_copy(
         &mut self,
         value: Value<'a>,
-        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
-    ) -> Result<Value<'a>, Fault> {
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Value<'a>, MergeError> {
         let mut copy = Document::new(value);
-        let mut places = Places::default();
-        let mut desk = Desk::default();
+        let mut insert_counts = InsertCounts::default();
+        let mut merge_scratch = MergeScratch::default();
         let mut record = RecordWriter::new();
-        let earlier = Earlier::default();
-        let surroundings = Surroundings {
+        let earlier = EarlierPass::default();
+        let inputs = MergeInputs {
             document: &mut copy,
-            places: &mut places,
-            desk: &mut desk,
+            insert_counts: &mut insert_counts,
+            merge_scratch: &mut merge_scratch,
             record: &mut record,
             bindings: self.bindings,
             arena: self.arena,
-            authors: self.authors,
+            managed_fields: self.managed_fields,
             type_: self.type_,
             collects_containers: false,
             changes_own: true,
-            part: PartOf::Platform,
+            profile_origin: ProfileOrigin::Platform,
         };
-        let mut merge = Merge::new(surroundings, &earlier);
+        let mut merge = Merge::new(inputs, &earlier);
         merge.pointer.clone_from(&self.pointer);
-        merge.manner.within_added = true;
+        merge.mode.within_added = true;
         std::mem::swap(&mut merge.meter, &mut self.meter);
         let result = work(&mut merge);
         std::mem::swap(&mut merge.meter, &mut self.meter);
@@ -193,7 +196,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Writes a part as one value, its own directives aside. Whether there is one.
-    fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, Fault> {
+    fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => out.push_str(tape.root().raw()),
             Kind::Text(text, expected) => return self.write_text(text, *expected, out),
@@ -265,7 +268,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Whether `$when` lets a part be.
-    pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, Fault> {
+    pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, MergeError> {
         match node.rules.as_ref().and_then(|rules| rules.when.as_ref()) {
             Some(when) => self.truth(when),
             None => Ok(true),
@@ -273,14 +276,14 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The directives of a part that matter where it is laid.
-    pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, Fault> {
+    pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, MergeError> {
         match &node.rules {
             Some(rules) => self.directives_of(rules),
             None => Ok(Directives::default()),
         }
     }
 
-    pub(super) fn directives_of(&mut self, rules: &'a Rules) -> Result<Directives<'a>, Fault> {
+    pub(super) fn directives_of(&mut self, rules: &'a Rules) -> Result<Directives<'a>, MergeError> {
         let conflict = match &rules.conflict {
             None => None,
             Some(Choice::Known(rule)) => Some(*rule),
@@ -290,22 +293,22 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Where a new element goes.
-    pub(super) fn spot(&mut self, position: Option<&'a Position>) -> Result<Spot, Fault> {
+    pub(super) fn insert_position(&mut self, position: Option<&'a Position>) -> Result<InsertPosition, MergeError> {
         let end = |end: End| match end {
-            End::First => Spot::First,
-            End::Last => Spot::Last,
+            End::First => InsertPosition::First,
+            End::Last => InsertPosition::Last,
         };
         match position {
-            None => Ok(Spot::Last),
+            None => Ok(InsertPosition::Last),
             Some(Position::End(Choice::Known(known))) => Ok(end(*known)),
             Some(Position::End(Choice::Found(text))) => Ok(end(self.word(text, End::from_word, End::WORDS)?)),
-            Some(Position::Before(name)) => Ok(self.choice(name)?.map_or(Spot::Last, Spot::Before)),
-            Some(Position::After(name)) => Ok(self.choice(name)?.map_or(Spot::Last, Spot::After)),
+            Some(Position::Before(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::Before)),
+            Some(Position::After(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::After)),
         }
     }
 
     /// A text that is known or found; `None` if the expression gives none.
-    pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, Fault> {
+    pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, MergeError> {
         match choice {
             Choice::Known(text) => Ok(Some(text.clone())),
             Choice::Found(text) => {
@@ -314,21 +317,21 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    fn word<T>(&mut self, text: &'a Text, read: impl Fn(&str) -> Option<T>, expected: &str) -> Result<T, Fault> {
+    fn word<T>(&mut self, text: &'a Text, read: impl Fn(&str) -> Option<T>, expected: &str) -> Result<T, MergeError> {
         let word = self.plain_text(text)?;
         read(&word).ok_or_else(|| self.failed(&EvaluationError::new(format!("expected {expected}, found {word:?}"))))
     }
 
-    pub(super) fn truth(&mut self, expression: &'a Expression) -> Result<bool, Fault> {
+    pub(super) fn truth(&mut self, expression: &'a Expression) -> Result<bool, MergeError> {
         expression.evaluate_bool(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
-    pub(super) fn evaluate(&mut self, expression: &'a Expression) -> Result<Computed<'a>, Fault> {
+    pub(super) fn evaluate(&mut self, expression: &'a Expression) -> Result<Computed<'a>, MergeError> {
         expression.evaluate(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
     /// A computed value as JSON; `None` if it is absent.
-    pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, Fault> {
+    pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, MergeError> {
         if let Computed::Tape(value) = value {
             return Ok((!value.is_null()).then_some(*value));
         }
@@ -343,15 +346,15 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Brings what the object has at a place into scope, if a part asks for it.
-    pub(super) fn know_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), Fault> {
+    pub(super) fn know_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), MergeError> {
         if !node.uses_existing {
             return Ok(());
         }
         // A second pass sees what the first one saw.
         let value = match (self.original(), existing) {
-            (Original::Was(value), _) => Some(value),
-            (Original::Unchanged, Some(slot)) => Some(self.seen(slot)?),
-            (Original::Nothing, _) | (Original::Unchanged, None) => None,
+            (OriginalValue::Was(value), _) => Some(value),
+            (OriginalValue::Unchanged, Some(slot)) => Some(self.seen(slot)?),
+            (OriginalValue::Nothing, _) | (OriginalValue::Unchanged, None) => None,
         };
         let meter = &mut self.meter;
         let value = value.map(|value| Computed::read(value, meter)).transpose();
@@ -368,7 +371,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// What a slot holds now.
-    pub(super) fn current(&mut self, slot: SlotId) -> Result<Value<'a>, Fault> {
+    pub(super) fn current(&mut self, slot: SlotId) -> Result<Value<'a>, MergeError> {
         if let Content::Value(value) = self.document.content(slot) {
             return Ok(value);
         }
@@ -389,7 +392,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Keeps a JSON text for as long as the request lives. It is paid for here, because whoever made it may be in a loop and
     /// never put it anywhere.
-    pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, Fault> {
+    pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, MergeError> {
         self.charge(text.len())?;
         // It was written from values that are JSON.
         match OwnedTape::parse(text) {
@@ -398,22 +401,22 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    pub(super) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
+    pub(super) fn charge(&mut self, bytes: usize) -> Result<(), MergeError> {
         self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
     /// Charges going over so many members or elements in search of one; ends where the record has no room anyway, so that
     /// long lists do not take the square of their length.
-    pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), Fault> {
+    pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
-            return Err(Fault::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
+            return Err(MergeError::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
         }
         self.charge(looks.saturating_mul(LOOK_COST))
     }
 
     /// Text that is put into the object is paid for each time, also where it was made long before: a loop may put it many
     /// times.
-    pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), Fault> {
+    pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), MergeError> {
         match content {
             Content::Value(value) => self.charge(value.raw().len()),
             Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => Ok(()),
@@ -421,8 +424,8 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// An expression that has no value here.
-    pub(super) fn failed(&self, error: &EvaluationError) -> Fault {
+    pub(super) fn failed(&self, error: &EvaluationError) -> MergeError {
         let place = format!("{}: {}", self.pointer, error.message());
-        Fault::Conflict(Conflict { reason: lookup::reason_of(error), place: place.into() })
+        MergeError::Conflict(Conflict { reason: lookup::reason_of(error), place: place.into() })
     }
 }

@@ -12,7 +12,7 @@ use crate::schema;
 
 use super::elements::ITEM_COST;
 use super::pointer::push_token;
-use super::state::{Conflict, Fault, Merge};
+use super::state::{Conflict, Merge, MergeError};
 
 /// The lists of a pod's containers that a rule may be for, in the order in which they start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
@@ -22,13 +22,13 @@ const CONTAINERS: usize = 8;
 
 /// What a profile takes a container for that it does not add itself, by what profiles have added.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum ContainerOrigin {
     /// It was added, and the profile sees it.
     Injected,
     /// It was added, and is none of the profile's business.
     Hidden,
     /// Nobody added it. It may have been moved.
-    Authors,
+    Author,
 }
 
 /// A container that rules may be for.
@@ -43,19 +43,19 @@ struct Target<'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the rules in their order, each to all containers in theirs. `standing` tells what a container is by its
+    /// Applies the rules in their order, each to all containers in theirs. `origin` tells what a container is by its
     /// pointer.
     pub(super) fn rules(
         &mut self,
         rules: &'a [ContainerRule],
         author: Value<'a>,
-        standing: &dyn Fn(&str) -> Standing,
-    ) -> Result<(), Fault> {
+        origin: &dyn Fn(&str) -> ContainerOrigin,
+    ) -> Result<(), MergeError> {
         if rules.is_empty() {
             return Ok(());
         }
         let wants_injected = rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected));
-        let targets = self.targets(author, standing, wants_injected)?;
+        let targets = self.targets(author, origin, wants_injected)?;
         for rule in rules {
             for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
                 self.charge(ITEM_COST)?;
@@ -72,9 +72,9 @@ impl<'a> Merge<'_, 'a> {
     fn targets(
         &mut self,
         author: Value<'a>,
-        standing: &dyn Fn(&str) -> Standing,
+        origin: &dyn Fn(&str) -> ContainerOrigin,
         wants_injected: bool,
-    ) -> Result<Vec<Target<'a>>, Fault> {
+    ) -> Result<Vec<Target<'a>>, MergeError> {
         let mut targets = Vec::new();
         let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(targets) };
         let mut pointer = self.take_scratch();
@@ -94,13 +94,13 @@ impl<'a> Merge<'_, 'a> {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 pointer.truncate(length);
                 push_token(&mut pointer, &name);
-                let standing = if self.bindings.adds(&name) { Standing::Injected } else { standing(&pointer) };
+                let origin = if self.bindings.adds(&name) { ContainerOrigin::Injected } else { origin(&pointer) };
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
-                let (kind, value) = match standing {
-                    Standing::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
+                let (kind, value) = match origin {
+                    ContainerOrigin::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
                     // Another profile's, which this one does not see, or one that no rule is for.
-                    Standing::Hidden | Standing::Injected => continue,
-                    Standing::Authors => {
+                    ContainerOrigin::Hidden | ContainerOrigin::Injected => continue,
+                    ContainerOrigin::Author => {
                         let found = match in_order.next_if(has_name) {
                             Some(next) => Some((list, next)),
                             None => self.authors_container(author, list, has_name)?,
@@ -129,7 +129,7 @@ impl<'a> Merge<'_, 'a> {
         author: Value<'a>,
         list: &'static str,
         is_it: impl Fn(&Value<'_>) -> bool,
-    ) -> Result<Option<(&'static str, Value<'a>)>, Fault> {
+    ) -> Result<Option<(&'static str, Value<'a>)>, MergeError> {
         let mut looks = 0;
         let others = LISTS.into_iter().filter(|other| *other != list);
         let mut lists = std::iter::once(list).chain(others);
@@ -145,7 +145,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(found)
     }
 
-    fn rule(&mut self, rule: &'a ContainerRule, target: &Target<'a>) -> Result<(), Fault> {
+    fn rule(&mut self, rule: &'a ContainerRule, target: &Target<'a>) -> Result<(), MergeError> {
         let image = target.value.get("image").and_then(Value::as_str).unwrap_or_default();
         if !rule.names_match(&target.name, &image) {
             return Ok(());
@@ -175,7 +175,7 @@ impl<'a> Merge<'_, 'a> {
             match condition.otherwise {
                 Otherwise::NotMatched => {}
                 Otherwise::Skip => self.notes.push(place.into()),
-                Otherwise::Deny => return Err(Fault::Denied(Conflict::new(Reason::MatchCondition, &place))),
+                Otherwise::Deny => return Err(MergeError::Denied(Conflict::new(Reason::MatchCondition, &place))),
             }
             return Ok(());
         }
@@ -185,13 +185,13 @@ impl<'a> Merge<'_, 'a> {
             if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
         let directives = self.directives(&rule.template)?;
         self.bindings.forget(known);
-        let around = self.manner;
+        let around = self.mode;
         self.follow(directives);
         let result = match part {
             Some(part) => self.object(target.slot, part, &schema::CONTAINER, None),
             None => Ok(()),
         };
-        self.manner = around;
+        self.mode = around;
         result
     }
 }

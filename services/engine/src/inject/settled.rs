@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use crate::expression::Meter;
 use crate::json::{Document, Kind, SlotId, Value, write_string};
 
-use super::state::{Fault, Manner, Merge, Original, Part};
+use super::state::{Merge, MergeError, MergeMode, OriginalValue, Part};
 
 /// Bytes that each byte of an item is charged as that is looked up or remembered.
 const ITEM_BYTE_COST: usize = 4;
@@ -40,8 +40,8 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn left_by_us(
         &mut self,
         part: Option<Part<'a>>,
-        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
-    ) -> Result<Option<Settled<'a>>, Fault> {
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Option<Settled<'a>>, MergeError> {
         // It has a meter of its own, or a profile might be applied once and be too much work when it is asked for again.
         std::mem::swap(&mut self.meter, &mut self.again);
         let left = self.find_left(part, work);
@@ -52,24 +52,24 @@ impl<'a> Merge<'_, 'a> {
     fn find_left(
         &mut self,
         part: Option<Part<'a>>,
-        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
-    ) -> Result<Option<Settled<'a>>, Fault> {
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Option<Settled<'a>>, MergeError> {
         let left = match self.original() {
-            Original::Was(list) if list.kind() == Kind::Array && (self.is_known() || self.is_below_ours()) => {
-                let manner = Manner { settled: false, within_added: true, ..self.manner };
+            OriginalValue::Was(list) if list.kind() == Kind::Array && (self.is_known() || self.is_below_ours()) => {
+                let mode = MergeMode { settled: false, within_added: true, ..self.mode };
                 let left = self.on_copy(list, |merge| {
-                    merge.manner = manner;
+                    merge.mode = mode;
                     merge.document.open(Document::ROOT)?;
                     work(merge)
                 });
                 Some(left?)
             }
-            Original::Nothing if self.is_ours() => match part {
+            OriginalValue::Nothing if self.is_ours() => match part {
                 Some(part) => self.value_of(part)?,
                 None => None,
             },
-            Original::Nothing if self.is_below_ours() => return Ok(Some(Settled::All)),
-            Original::Was(_) | Original::Nothing | Original::Unchanged => None,
+            OriginalValue::Nothing if self.is_below_ours() => return Ok(Some(Settled::All)),
+            OriginalValue::Was(_) | OriginalValue::Nothing | OriginalValue::Unchanged => None,
         };
         let Some(left) = left else { return Ok(None) };
         let mut items = Items::default();
@@ -81,7 +81,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Whether an earlier pass left an item as it is.
-    pub(super) fn is_left(&mut self, settled: Option<&Settled<'a>>, item: Value<'a>) -> Result<bool, Fault> {
+    pub(super) fn is_left(&mut self, settled: Option<&Settled<'a>>, item: Value<'a>) -> Result<bool, MergeError> {
         match settled {
             None => Ok(false),
             Some(Settled::All) => Ok(true),
@@ -93,7 +93,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The items that a list has now.
-    pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, Fault> {
+    pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, MergeError> {
         let slots: Vec<_> = self.document.children(list).collect();
         self.charge_looks(slots.len())?;
         let mut items = Items::default();
@@ -106,7 +106,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Charges looking an item up, or remembering it.
-    pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), Fault> {
+    pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
         self.charge(Meter::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
     }
 }

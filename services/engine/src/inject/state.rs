@@ -11,11 +11,11 @@ use crate::expression::{Meter, Purpose};
 use crate::json::{Document, Key, Kind as JsonKind, Malformed, SlotId, Value};
 use crate::limits::{Excess, Protected};
 use crate::profile::template::{ConflictRule, Join, Kind, Node, Position, Rules};
-use crate::record::{Done, Earlier, RecordWriter};
+use crate::record::{ChangeKind, EarlierPass, RecordWriter};
 use crate::schema::{Field, OneOf, Type};
 
-use super::authors::Authors;
 use super::index::Index;
+use super::managed_fields::ManagedFields;
 
 /// The list of init containers in the spec of a pod.
 pub(super) const INIT_CONTAINERS: &str = "initContainers";
@@ -39,14 +39,14 @@ impl Conflict {
 }
 
 /// What ends a merge.
-pub(super) enum Fault {
+pub(super) enum MergeError {
     Conflict(Conflict),
     /// A rule of the profile's refuses the object.
     Denied(Conflict),
     Malformed(Malformed),
 }
 
-impl From<Malformed> for Fault {
+impl From<Malformed> for MergeError {
     fn from(malformed: Malformed) -> Self {
         Self::Malformed(malformed)
     }
@@ -68,7 +68,7 @@ pub(super) struct Directives<'a> {
 
 /// How parts are laid at the place at hand. A template's directive changes it for all that is below.
 #[derive(Clone, Copy)]
-pub(super) struct Manner {
+pub(super) struct MergeMode {
     /// What happens where the object has a value that differs.
     pub(super) conflict: ConflictRule,
     /// Whether an earlier pass added what is here.
@@ -80,26 +80,26 @@ pub(super) struct Manner {
 }
 
 /// What a merge works on and with.
-pub(super) struct Surroundings<'d, 'a> {
+pub(super) struct MergeInputs<'d, 'a> {
     pub(super) document: &'d mut Document<'a>,
-    pub(super) places: &'d mut Places,
-    pub(super) desk: &'d mut Desk<'a>,
+    pub(super) insert_counts: &'d mut InsertCounts,
+    pub(super) merge_scratch: &'d mut MergeScratch<'a>,
     pub(super) record: &'d mut RecordWriter,
     pub(super) bindings: &'d ProfileBindings<'a>,
     pub(super) arena: &'a Arena,
-    pub(super) authors: Authors<'a>,
+    pub(super) managed_fields: ManagedFields<'a>,
     /// What is known of the whole object.
     pub(super) type_: &'static Type,
     /// Whether anybody asks which containers were added.
     pub(super) collects_containers: bool,
     /// Whether the profile changes containers that it adds itself.
     pub(super) changes_own: bool,
-    pub(super) part: PartOf<'d>,
+    pub(super) profile_origin: ProfileOrigin<'d>,
 }
 
 /// Whose profile is merged.
 #[derive(Default)]
-pub(super) enum PartOf<'d> {
+pub(super) enum ProfileOrigin<'d> {
     /// The platform's, and none of a namespace's comes behind it.
     #[default]
     Platform,
@@ -111,12 +111,23 @@ pub(super) enum PartOf<'d> {
 
 /// Memory that one merge after the other works in.
 #[derive(Default)]
-pub(super) struct Desk<'a> {
+pub(super) struct MergeScratch<'a> {
     pointer: String,
     scratch: String,
     own: Vec<SlotId>,
     env: Vec<SlotId>,
     index: Index<'a>,
+}
+
+/// What a merge did.
+#[derive(Default)]
+pub(super) struct ApplyOutput {
+    /// How many changes the record has of it.
+    pub(super) changes: usize,
+    /// Messages for the author of the object.
+    pub(super) notes: Vec<Box<str>>,
+    /// Pointers of the containers that were added, if they were asked for.
+    pub(super) containers: Vec<Box<str>>,
 }
 
 /// One template's merge.
@@ -127,14 +138,14 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) meter: Meter,
     /// For finding out what an earlier pass did.
     pub(super) again: Meter,
-    pub(super) authors: Authors<'a>,
+    pub(super) managed_fields: ManagedFields<'a>,
     /// What is known of the whole object.
     pub(super) type_: &'static Type,
     /// What the same profile did in an earlier pass.
-    pub(super) earlier: &'d Earlier<'a>,
-    pub(super) places: &'d mut Places,
+    pub(super) earlier: &'d EarlierPass<'a>,
+    pub(super) insert_counts: &'d mut InsertCounts,
     pub(super) record: &'d mut RecordWriter,
-    pub(super) manner: Manner,
+    pub(super) mode: MergeMode,
     /// How much was changed, as the record has it.
     pub(super) changes: usize,
     /// How often anything was edited, also what counts as one change with others.
@@ -148,14 +159,14 @@ pub(super) struct Merge<'d, 'a> {
     /// Env entries that are new or joined: those of the list at hand, behind those of the lists around it.
     pub(super) env: Vec<SlotId>,
     /// Where its memory goes back to.
-    desk: &'d mut Desk<'a>,
+    merge_scratch: &'d mut MergeScratch<'a>,
     /// Elements that were added in this pass. Later ones have higher numbers, so it is in order.
     pub(super) own: Vec<SlotId>,
     /// Containers that were put into a list from the other one in this pass: they are in the record as added.
     pub(super) put: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
-    pub(super) part: PartOf<'d>,
+    pub(super) profile_origin: ProfileOrigin<'d>,
     /// How often something was found to be as the profile says it.
     pub(super) confirmations: usize,
     /// Containers that were added in this pass, by their pointers, if anybody asks.
@@ -165,21 +176,21 @@ pub(super) struct Merge<'d, 'a> {
 }
 
 impl<'d, 'a> Merge<'d, 'a> {
-    pub(super) fn new(surroundings: Surroundings<'d, 'a>, earlier: &'d Earlier<'a>) -> Self {
-        let Surroundings {
+    pub(super) fn new(inputs: MergeInputs<'d, 'a>, earlier: &'d EarlierPass<'a>) -> Self {
+        let MergeInputs {
             document,
-            places,
-            desk,
+            insert_counts,
+            merge_scratch,
             record,
             bindings,
             arena,
-            authors,
+            managed_fields,
             type_,
             collects_containers,
             changes_own,
-            part,
-        } = surroundings;
-        let Desk { mut pointer, scratch, mut own, mut env, mut index } = std::mem::take(desk);
+            profile_origin,
+        } = inputs;
+        let MergeScratch { mut pointer, scratch, mut own, mut env, mut index } = std::mem::take(merge_scratch);
         pointer.clear();
         pointer.reserve(128);
         own.clear();
@@ -192,17 +203,17 @@ impl<'d, 'a> Merge<'d, 'a> {
             arena,
             meter: bindings.meter(Purpose::Decide, Meter::PROFILE),
             again: bindings.meter(Purpose::Recognize, Meter::PROFILE),
-            authors,
+            managed_fields,
             type_,
             earlier,
-            places,
+            insert_counts,
             record,
-            manner: Manner { conflict: ConflictRule::Merge, settled: false, within_added: false, overlay: false },
+            mode: MergeMode { conflict: ConflictRule::Merge, settled: false, within_added: false, overlay: false },
             changes: 0,
             edits: 0,
             collects_containers,
             changes_own,
-            part,
+            profile_origin,
             confirmations: 0,
             pointer,
             scratch,
@@ -210,21 +221,21 @@ impl<'d, 'a> Merge<'d, 'a> {
             env,
             own,
             put: Vec::new(),
-            desk,
+            merge_scratch,
             containers: Vec::new(),
             notes: Vec::new(),
         }
     }
 
-    /// How much was changed, what the author is told, and the containers that were added.
-    pub(super) fn finish(self) -> (usize, Vec<Box<str>>, Vec<Box<str>>) {
+    /// Returns the output of the merge, and its buffers to the next one.
+    pub(super) fn finish(self) -> ApplyOutput {
         let Self { pointer, scratch, own, env, index, .. } = self;
-        *self.desk = Desk { pointer, scratch, own, env, index };
-        (self.changes, self.notes, self.containers)
+        *self.merge_scratch = MergeScratch { pointer, scratch, own, env, index };
+        ApplyOutput { changes: self.changes, notes: self.notes, containers: self.containers }
     }
 
-    pub(super) fn fault(&self, reason: Reason) -> Fault {
-        Fault::Conflict(Conflict { reason, place: self.pointer.as_str().into() })
+    pub(super) fn conflict_at_hand(&self, reason: Reason) -> MergeError {
+        MergeError::Conflict(Conflict { reason, place: self.pointer.as_str().into() })
     }
 }
 
@@ -308,7 +319,7 @@ impl<'a> Member<'a> {
 
 /// Where a new element goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Spot {
+pub(super) enum InsertPosition {
     First,
     Last,
     /// Before the element with this name; last if there is none.
@@ -319,9 +330,9 @@ pub(super) enum Spot {
 
 /// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places(HashMap<Box<str>, Vec<(Spot, usize)>>);
+pub(super) struct InsertCounts(HashMap<Box<str>, Vec<(InsertPosition, usize)>>);
 
-impl Places {
+impl InsertCounts {
     /// How many lists have elements.
     pub(super) fn len(&self) -> usize {
         self.0.len()
@@ -329,29 +340,29 @@ impl Places {
 
     /// Forgets what stands first: namespaces' profiles come behind what the platform put there.
     pub(super) fn forget_first(&mut self) {
-        for spots in self.0.values_mut() {
-            spots.retain(|(spot, _)| *spot != Spot::First);
+        for positions in self.0.values_mut() {
+            positions.retain(|(position, _)| *position != InsertPosition::First);
         }
     }
 
     /// How many there were, and counts one more.
-    pub(super) fn next(&mut self, list: &str, spot: &Spot) -> usize {
-        let spots = match self.0.get_mut(list) {
-            Some(spots) => spots,
+    pub(super) fn next(&mut self, list: &str, position: &InsertPosition) -> usize {
+        let positions = match self.0.get_mut(list) {
+            Some(positions) => positions,
             None => self.0.entry(list.into()).or_default(),
         };
-        if let Some((_, count)) = spots.iter_mut().find(|(at, _)| at == spot) {
+        if let Some((_, count)) = positions.iter_mut().find(|(at, _)| at == position) {
             *count += 1;
             return *count - 1;
         }
-        spots.push((spot.clone(), 1));
+        positions.push((position.clone(), 1));
         0
     }
 }
 
 /// What stood at a place before an earlier pass of the same profile.
 #[derive(Clone, Copy)]
-pub(super) enum Original<'a> {
+pub(super) enum OriginalValue<'a> {
     /// That pass left it alone.
     Unchanged,
     /// Nothing was there.
@@ -362,7 +373,7 @@ pub(super) enum Original<'a> {
 
 /// Places that the platform's profiles confirmed in this pass, by pointers as they stand in the record.
 #[derive(Debug, Default)]
-pub(super) struct Confirmed(pub(super) Vec<(Box<str>, Done)>);
+pub(super) struct Confirmed(pub(super) Vec<(Box<str>, ChangeKind)>);
 
 impl Confirmed {
     pub(super) fn len(&self) -> usize {
@@ -374,7 +385,7 @@ impl Confirmed {
         self.0.truncate(length);
     }
 
-    pub(super) fn places(&self) -> impl Iterator<Item = (&str, Done)> {
+    pub(super) fn places(&self) -> impl Iterator<Item = (&str, ChangeKind)> {
         self.0.iter().map(|(pointer, done)| (&**pointer, *done))
     }
 }

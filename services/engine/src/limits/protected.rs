@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, HashMap};
 use super::difference::{Difference, Differences, Order, pointer};
 use super::excess::{Excess, Limit};
 use crate::json::Value;
-use crate::record::Done;
+use crate::record::ChangeKind;
 
 /// Places that the platform's profiles added or set, by pointers as they stand in the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Protected {
-    pointers: BTreeMap<Box<str>, Done>,
-    /// Elements whose places count though their values may not: [`Done::Moved`] or [`Done::PutInFront`].
-    placed: BTreeMap<Box<str>, Done>,
+    pointers: BTreeMap<Box<str>, ChangeKind>,
+    /// Elements whose places count though their values may not: [`ChangeKind::Moved`] or [`ChangeKind::PutInFront`].
+    placed: BTreeMap<Box<str>, ChangeKind>,
 }
 
 /// What an element is to the order of its list.
@@ -29,13 +29,13 @@ enum Rank {
 
 impl Protected {
     /// From pointers. Of two values at one place, the last counts.
-    pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, Done)>) -> Self {
+    pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, ChangeKind)>) -> Self {
         let mut protected = Self::default();
         for (pointer, done) in pointers {
             match done {
-                Done::Added | Done::Set => protected.pointers.insert(pointer.into(), done),
-                Done::Moved => Some(*protected.placed.entry(pointer.into()).or_insert(done)),
-                Done::PutInFront => protected.placed.insert(pointer.into(), done),
+                ChangeKind::Added | ChangeKind::Set => protected.pointers.insert(pointer.into(), done),
+                ChangeKind::Moved => Some(*protected.placed.entry(pointer.into()).or_insert(done)),
+                ChangeKind::PutInFront => protected.placed.insert(pointer.into(), done),
             };
         }
         protected
@@ -70,7 +70,7 @@ impl Protected {
     fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
-        let at = || self.pointers.get_key_value(pointer).filter(|(_, done)| was_there || **done == Done::Set);
+        let at = || self.pointers.get_key_value(pointer).filter(|(_, done)| was_there || **done == ChangeKind::Set);
         let found = around.next().or_else(at).map(|(pointer, _)| &**pointer);
         found.or_else(|| self.below(pointer).next().filter(|_| was_there))
     }
@@ -95,7 +95,7 @@ impl Protected {
         let mut is_beginning = true;
         let mut rank_of = |element: &str| {
             let rank = match self.placed.get(element) {
-                Some(Done::PutInFront) => return Rank::InFront,
+                Some(ChangeKind::PutInFront) => return Rank::InFront,
                 Some(_) => Rank::Kept,
                 None if self.pointers.contains_key(element) => Rank::Kept,
                 None => Rank::Other,
@@ -169,10 +169,10 @@ mod tests {
     #[test]
     fn a_change_touches_what_it_is_what_it_is_in_and_what_is_in_it() {
         let protected = Protected::new([
-            ("/spec/containers/proxy", Done::Added),
-            ("/spec/containers/app/env/A", Done::Added),
-            ("/spec/containers/app/env/GONE", Done::Set),
-            ("/metadata/labels/x~1y", Done::Added),
+            ("/spec/containers/proxy", ChangeKind::Added),
+            ("/spec/containers/app/env/A", ChangeKind::Added),
+            ("/spec/containers/app/env/GONE", ChangeKind::Set),
+            ("/metadata/labels/x~1y", ChangeKind::Added),
         ]);
         for (pointer, was_there, expected) in [
             ("/spec/containers/proxy", true, true),
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn platform_elements_keep_their_places() {
         let protected = Protected::new([
-            ("/spec/initContainers/lock", Done::Added),
-            ("/spec/initContainers/second", Done::Added),
-            ("/spec/initContainers/moved", Done::Moved),
-            ("/spec/initContainers/late", Done::PutInFront),
+            ("/spec/initContainers/lock", ChangeKind::Added),
+            ("/spec/initContainers/second", ChangeKind::Added),
+            ("/spec/initContainers/moved", ChangeKind::Moved),
+            ("/spec/initContainers/late", ChangeKind::PutInFront),
         ]);
         let path = ["spec".to_owned(), "initContainers".to_owned()];
         let keys = |names: &str| -> Vec<_> { names.split(' ').map(|name| (name.to_owned(), 0)).collect() };

@@ -11,7 +11,7 @@ use super::{Decided, Endpoint, Facts, Fault, Observer, Step, gate, mark, validat
 use crate::context::{Arena, EvalContext};
 use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
-use crate::inject::{self, Applied, LeftOut, NamespaceWork, Subject, Verdict};
+use crate::inject::{self, Applied, Exclusions, InjectTarget, NamespaceChanges, Verdict};
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::limits::{self, Bounds, Excess};
 use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
@@ -93,8 +93,8 @@ pub(super) fn decide(
         let record = found.genuine();
         let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
         let record = taken_over.as_ref().or(record);
-        let work = record.and_then(|record| NamespaceWork::of(record, |name| selection.has_stand_in(name)));
-        let subject = Subject { object, type_, context, arena: &arena, earlier: record };
+        let work = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
+        let subject = InjectTarget { object, type_, context, arena: &arena, earlier: record };
         inject(subject, level, is_marked, selection, &found, work.as_ref(), bounds, observer)
     });
     match decided {
@@ -109,12 +109,12 @@ pub(super) fn decide(
 
 #[expect(clippy::too_many_arguments, reason = "there is one caller, and no two of them belong together")]
 fn inject<'v>(
-    subject: Subject<'v>,
+    subject: InjectTarget<'v>,
     level: InjectionLevel,
     is_marked: bool,
     selection: Selection<'v>,
     found: &FoundRecord,
-    earlier: Option<&'v NamespaceWork<'v>>,
+    earlier: Option<&'v NamespaceChanges<'v>>,
     bounds: Bounds<'_>,
     observer: &mut impl Observer,
 ) -> Result<Result<Decided, Fault>, Malformed> {
@@ -129,14 +129,14 @@ fn inject<'v>(
         return Ok(Ok(Decided { decision, patch: None }));
     }
     observer.begins(Step::Merge);
-    let apply = |without: LeftOut<'_, 'v>| {
+    let apply = |without: Exclusions<'_, 'v>| {
         let mut applied = inject::apply(&profiles, subject, without, bounds)?;
         let record = applied.record.take().or_else(|| is_marked.then(RecordWriter::empty));
         inject::set_record(&mut applied.document, record)?;
         gate::take_away(&mut applied.document, level)?;
         Ok(applied)
     };
-    let mut applied = apply(LeftOut::default())?;
+    let mut applied = apply(Exclusions::default())?;
     // Namespaces' own profiles are applied only where there is room for them behind all of the platform's.
     let excess = profiles
         .iter()
@@ -145,12 +145,12 @@ fn inject<'v>(
         .flatten();
     let stand_ins = excess.as_deref();
     if stand_ins.is_some() {
-        applied = apply(LeftOut { stand_ins, namespaces: None })?;
+        applied = apply(Exclusions { stand_ins, namespaces: None })?;
     }
     if let Some(work) = earlier {
-        let alone = apply(LeftOut { stand_ins, namespaces: Some(("", work)) })?;
+        let alone = apply(Exclusions { stand_ins, namespaces: Some(("", work)) })?;
         if let Err(excess) = interference(&applied, &alone) {
-            applied = apply(LeftOut { stand_ins, namespaces: Some((&excess.to_string(), work)) })?;
+            applied = apply(Exclusions { stand_ins, namespaces: Some((&excess.to_string(), work)) })?;
         }
     }
     let Applied { document, verdicts, .. } = applied;

@@ -7,11 +7,11 @@ use crate::json::Value;
 
 /// The fields that the author wrote.
 #[derive(Clone, Copy)]
-pub(super) struct Authors<'a> {
+pub(super) struct ManagedFields<'a> {
     managed: Option<Value<'a>>,
 }
 
-impl<'a> Authors<'a> {
+impl<'a> ManagedFields<'a> {
     pub(super) fn of(object: Value<'a>) -> Self {
         let managed = object.at(&["metadata", "managedFields"]);
         Self { managed: managed.filter(|managed| managed.items().next().is_some()) }
@@ -87,7 +87,7 @@ mod tests {
             },
         }}}}]}});
         let tape = OwnedTape::parse(object.to_string()).unwrap();
-        let authors = Authors::of(tape.root());
+        let managed = ManagedFields::of(tape.root());
         for (pointer, wrote) in [
             ("/spec/containers/proxy/image", true),
             ("/spec/containers/proxy/env/A/value", true),
@@ -98,9 +98,9 @@ mod tests {
             ("/spec/nodeSelector/disk", true),
             ("/spec/containers/other/image", false),
         ] {
-            assert_eq!(authors.wrote(pointer), wrote, "{pointer}");
+            assert_eq!(managed.wrote(pointer), wrote, "{pointer}");
         }
         let unknown = OwnedTape::parse("{}").unwrap();
-        assert!(Authors::of(unknown.root()).wrote("/spec/x"), "without managedFields all is the author's");
+        assert!(ManagedFields::of(unknown.root()).wrote("/spec/x"), "without managedFields all is the author's");
     }
 }
