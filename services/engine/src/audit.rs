@@ -20,7 +20,7 @@ use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
 use crate::record::{Record, is_genuine};
 use crate::schema;
-use crate::select::revisions::Subject;
+use crate::select::revisions::TargetObject;
 use crate::select::{self, expected};
 use crate::snapshot::{Namespace, Snapshot};
 
@@ -150,8 +150,8 @@ pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<
 
 /// Which revision of a profile a pod gets depends on whose it is and on what it asks for, and not on its record: the
 /// question is what it would get now.
-fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> Subject<'s> {
-    Subject { namespace_name, namespace, object, record: None }
+fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> TargetObject<'s> {
+    TargetObject { namespace_name, namespace, object, record: None }
 }
 
 /// Which profiles are for a pod: `pod` is the whole of it, as its author wrote it.

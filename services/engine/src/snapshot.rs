@@ -5,9 +5,9 @@
 //! part that changed: namespaces are kept in shards, and a change to one of them copies its shard's table, not the index;
 //! other profiles leave all namespaces where they are.
 
-mod kept;
+mod revision_cache;
 mod namespace;
-mod pool;
+mod candidates_pool;
 mod profile_set;
 
 use std::collections::HashMap;
@@ -18,13 +18,13 @@ use crate::limits::Guardrails;
 use crate::lookup::{Answer, LookedUp, Query};
 use crate::profile::{CompiledProfile, ProfileName};
 use crate::select::candidates::Candidates;
-use crate::select::revisions::{self, Subject};
+use crate::select::revisions::{self, TargetObject};
 
 pub use self::namespace::Namespace;
 pub use crate::namespace::{NamespaceMetadata, Pairs};
-use kept::Kept;
-use pool::Pool;
+use candidates_pool::CandidatesPool;
 pub use profile_set::{ProfileSet, Served, Stage};
+use revision_cache::RevisionCache;
 
 /// How many tables the index of namespaces is kept in.
 const SHARDS: usize = 64;
@@ -38,9 +38,9 @@ pub struct Snapshot {
     guardrails: Arc<Guardrails>,
     shards: Arc<[Arc<Shard>]>,
     /// What namespaces get of these profiles.
-    pool: Arc<Pool>,
+    pool: Arc<CandidatesPool>,
     /// Revisions that are not at work and were asked for.
-    kept: Arc<Kept>,
+    revision_cache: Arc<RevisionCache>,
 }
 
 impl Default for Snapshot {
@@ -58,7 +58,7 @@ impl Snapshot {
             guardrails: Arc::default(),
             shards: (0..SHARDS).map(|_| Arc::default()).collect(),
             pool: Arc::default(),
-            kept: Arc::default(),
+            revision_cache: Arc::default(),
         }
     }
 
@@ -162,15 +162,15 @@ impl Snapshot {
     pub(crate) fn chosen(
         &self,
         candidates: Arc<Candidates>,
-        subject: Subject<'_>,
+        subject: TargetObject<'_>,
         looked_up: &LookedUp,
     ) -> Arc<Candidates> {
         revisions::choose(candidates, subject, &mut |profile, revision| {
-            if let Some(known) = self.kept.get(profile, revision) {
+            if let Some(known) = self.revision_cache.get(profile, revision) {
                 return Answer::Found(known);
             }
             match looked_up.object(&revisions::query(profile, revision)) {
-                Answer::Found(object) => match self.kept.compile(profile, revision, &object) {
+                Answer::Found(object) => match self.revision_cache.compile(profile, revision, &object) {
                     Some(compiled) => Answer::Found(compiled),
                     None => Answer::Missing,
                 },
@@ -185,12 +185,12 @@ impl Snapshot {
     pub(crate) fn standing_in(
         &self,
         candidates: Arc<Candidates>,
-        subject: Subject<'_>,
+        subject: TargetObject<'_>,
     ) -> (Arc<Candidates>, Vec<(ProfileName, Box<str>)>) {
         let mut asked: Vec<(ProfileName, Box<str>)> = Vec::new();
         let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
             asked.retain(|(other, _)| other != profile);
-            if let Some(known) = self.kept.get(profile, revision) {
+            if let Some(known) = self.revision_cache.get(profile, revision) {
                 return Answer::Found(known);
             }
             let Some(at_work) = self.profiles.iter().find(|at_work| at_work.name() == profile) else {
@@ -206,10 +206,14 @@ impl Snapshot {
 
     /// The revisions that have to be looked up before it is known which ones an object gets, and those that it gets as far
     /// as that is known.
-    pub(crate) fn choosing(&self, candidates: Arc<Candidates>, subject: Subject<'_>) -> (Arc<Candidates>, Vec<Query>) {
+    pub(crate) fn choosing(
+        &self,
+        candidates: Arc<Candidates>,
+        subject: TargetObject<'_>,
+    ) -> (Arc<Candidates>, Vec<Query>) {
         let mut wanted: Vec<Query> = Vec::new();
         let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
-            if let Some(known) = self.kept.get(profile, revision) {
+            if let Some(known) = self.revision_cache.get(profile, revision) {
                 return Answer::Found(known);
             }
             let query = revisions::query(profile, revision);

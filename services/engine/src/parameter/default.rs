@@ -37,19 +37,19 @@ pub(crate) enum MixedPart {
 }
 
 impl Default {
-    /// Compiles a default. What is wrong goes to `faults`.
+    /// Compiles a default. What is wrong goes to `diagnostics`.
     pub(super) fn compile(
         path: &str,
         text: &Json,
         kind: &Kind,
         scope: &Scope,
-        faults: &mut Vec<Diagnostic>,
+        diagnostics: &mut Vec<Diagnostic>,
     ) -> Option<Self> {
-        match Node::compile(path, text, scope, faults)? {
+        match Node::compile(path, text, scope, diagnostics)? {
             Node::Literal(value) => match kind.check(value) {
                 Ok(value) => Some(Self::Value(value)),
                 Err(message) => {
-                    faults.push(Diagnostic::new(path, message));
+                    diagnostics.push(Diagnostic::new(path, message));
                     None
                 }
             },
@@ -96,14 +96,14 @@ impl Parameter {
 }
 
 impl Node {
-    fn compile(path: &str, value: &Json, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Self> {
+    fn compile(path: &str, value: &Json, scope: &Scope, diagnostics: &mut Vec<Diagnostic>) -> Option<Self> {
         let mut literal = true;
         let node = match value {
-            Json::String(text) => return Self::text(path, text, scope, faults),
+            Json::String(text) => return Self::text(path, text, scope, diagnostics),
             Json::Array(items) => {
                 let mut nodes = Vec::with_capacity(items.len());
                 for (index, item) in items.iter().enumerate() {
-                    nodes.push(Self::compile(&format!("{path}[{index}]"), item, scope, faults)?);
+                    nodes.push(Self::compile(&format!("{path}[{index}]"), item, scope, diagnostics)?);
                     literal &= matches!(nodes.last(), Some(Self::Literal(_)));
                 }
                 Self::List(nodes.into())
@@ -111,7 +111,7 @@ impl Node {
             Json::Object(members) => {
                 let mut nodes = Vec::with_capacity(members.len());
                 for (key, member) in members {
-                    let node = Self::compile(&format!("{path}.{key}"), member, scope, faults)?;
+                    let node = Self::compile(&format!("{path}.{key}"), member, scope, diagnostics)?;
                     literal &= matches!(node, Self::Literal(_));
                     nodes.push((key.as_str().into(), node));
                 }
@@ -123,30 +123,31 @@ impl Node {
         Some(if literal { Self::Literal(node.literal()) } else { node })
     }
 
-    fn text(path: &str, text: &str, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Self> {
-        let compile = |source: &Piece, faults: &mut Vec<Diagnostic>| match Expression::compile(&source.text, scope) {
+    fn text(path: &str, text: &str, scope: &Scope, diagnostics: &mut Vec<Diagnostic>) -> Option<Self> {
+        let compile = |source: &Piece, diagnostics: &mut Vec<Diagnostic>| match Expression::compile(&source.text, scope)
+        {
             Ok(expression) => Some(expression),
             Err(error) => {
-                let mut fault = Diagnostic::of_expression(path, text, &error.clone().moved(source.offset));
+                let mut diagnostic = Diagnostic::of_expression(path, text, &error.clone().moved(source.offset));
                 if error.message.contains("`params.") {
-                    fault.help = Some("a default may use the parameters that stand before it".to_owned());
+                    diagnostic.help = Some("a default may use the parameters that stand before it".to_owned());
                 }
-                faults.push(fault);
+                diagnostics.push(diagnostic);
                 None
             }
         };
         Some(match Text::parse(text) {
             Ok(Text::Literal(text)) => Self::Literal(Json::from(text)),
-            Ok(Text::Whole(source)) => Self::Whole(compile(&source, faults)?),
+            Ok(Text::Whole(source)) => Self::Whole(compile(&source, diagnostics)?),
             Ok(Text::Mixed(parts)) => {
                 let parts = parts.iter().map(|part| match part {
                     Part::Text(text) => Some(MixedPart::Text(text.as_str().into())),
-                    Part::Expression(source) => compile(source, faults).map(MixedPart::Expression),
+                    Part::Expression(source) => compile(source, diagnostics).map(MixedPart::Expression),
                 });
                 Self::Mixed(parts.collect::<Option<_>>()?)
             }
             Err(error) => {
-                faults.push(Diagnostic::of_expression(path, text, &error));
+                diagnostics.push(Diagnostic::of_expression(path, text, &error));
                 return None;
             }
         })

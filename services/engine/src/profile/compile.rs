@@ -39,25 +39,26 @@ pub(super) fn compile_text(
     spec: &ProfileSpec,
     limits: Limits,
 ) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let mut faults = Vec::new();
-    check_rollout(spec, &mut faults);
+    let mut diagnostics = Vec::new();
+    check_rollout(spec, &mut diagnostics);
     for (path, selector) in
         [("spec.namespaceSelector", &spec.namespace_selector), ("spec.objectSelector", &spec.object_selector)]
     {
-        check_selector(path, selector.as_ref(), &mut faults);
+        check_selector(path, selector.as_ref(), &mut diagnostics);
     }
-    let request = spec.request.as_ref().map(|request| request::compile(request, &mut faults));
-    let target = target::compile(name, spec, &mut faults);
-    let lookups = compile_lookups(limits, spec, &mut faults);
-    let computed = expressions::compile(spec, target.is_pods(), &mut faults);
+    let request = spec.request.as_ref().map(|request| request::compile(request, &mut diagnostics));
+    let target = target::compile(name, spec, &mut diagnostics);
+    let lookups = compile_lookups(limits, spec, &mut diagnostics);
+    let computed = expressions::compile(spec, target.is_pods(), &mut diagnostics);
     let Computed { parameters, variables, conditions, validations, scope, locals } = computed;
-    check_does_something(spec, &mut faults);
-    let template = compile_template(limits, spec, (&scope, &locals), &target, &mut faults);
+    check_does_something(spec, &mut diagnostics);
+    let template = compile_template(limits, spec, (&scope, &locals), &target, &mut diagnostics);
     if !target.is_pods() && !spec.containers.is_empty() {
-        let fault = Diagnostic::new("spec.containers", "rules for containers are for pods, and the target is not pods");
-        faults.push(fault.with_help("leave them out, or the target"));
+        let diagnostic =
+            Diagnostic::new("spec.containers", "rules for containers are for pods, and the target is not pods");
+        diagnostics.push(diagnostic.with_help("leave them out, or the target"));
     }
-    let rules = rules::compile(&spec.containers, &spec.parameters, (&scope, &locals), &mut faults);
+    let rules = rules::compile(&spec.containers, &spec.parameters, (&scope, &locals), &mut diagnostics);
     let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
     let mut needs = Needs::default();
     for parameter in &parameters {
@@ -83,7 +84,7 @@ pub(super) fn compile_text(
     let text = serde_json::to_string(spec).ok();
     let revision = text.as_deref().and_then(|text| hash(text, limits, &[], &[]));
     match revision {
-        Some(revision) if faults.is_empty() => {
+        Some(revision) if diagnostics.is_empty() => {
             let size = text.map_or(0, |text| text.len());
             let values = serde_json::to_value(spec).map_or(0, |spec| count_values(&spec));
             let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);
@@ -124,7 +125,7 @@ pub(super) fn compile_text(
                 template,
             })
         }
-        _ => Err(faults),
+        _ => Err(diagnostics),
     }
 }
 
@@ -137,55 +138,55 @@ fn count_values(json: &Json) -> usize {
     }
 }
 
-fn check_rollout(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+fn check_rollout(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let Some(rollout) = &spec.rollout else { return };
     if let Some(percent) = rollout.percent.filter(|percent| *percent > 100) {
-        faults.push(Diagnostic::new("spec.rollout.percent", format!("{percent} is more than 100")));
+        diagnostics.push(Diagnostic::new("spec.rollout.percent", format!("{percent} is more than 100")));
     }
-    check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), faults);
+    check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), diagnostics);
 }
 
-pub(super) fn refuse_cluster_only(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+pub(super) fn refuse_cluster_only(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     if name.namespace.is_none() {
         return;
     }
     let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
     if spec.namespace_selector.is_some() {
-        faults.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
+        diagnostics.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
     if spec.rollout.as_ref().is_some_and(|rollout| rollout.namespace_selector.is_some()) {
-        faults.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
+        diagnostics.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
     if spec.opt_out == Some(OptOut::Forbidden) {
-        faults
+        diagnostics
             .push(Diagnostic::new("spec.optOut", "optOut Forbidden is for cluster profiles").with_help("use Allowed"));
     }
 }
 
-fn check_selector(path: &str, selector: Option<&LabelSelector>, faults: &mut Vec<Diagnostic>) {
+fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mut Vec<Diagnostic>) {
     if let Some((field, sentence)) = selector.and_then(LabelSelector::fault) {
-        faults.push(Diagnostic::new(format!("{path}.{field}"), sentence));
+        diagnostics.push(Diagnostic::new(format!("{path}.{field}"), sentence));
     }
 }
 
 /// Compiles the declared lookups. A profile that is bounded by the limits for tenants may declare none.
-fn compile_lookups(limits: Limits, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Box<[Declared]> {
+fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     if limits == Limits::Tenant && !spec.lookups.is_empty() {
-        let fault = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
-        faults.push(fault.with_help("they are read with Pillion's rights, not with those of the namespace"));
+        let diagnostic = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
+        diagnostics.push(diagnostic.with_help("they are read with Pillion's rights, not with those of the namespace"));
         return Box::default();
     }
-    lookup::compile(&spec.lookups, faults)
+    lookup::compile(&spec.lookups, diagnostics)
 }
 
 /// A profile does something, or is there to be extended by one that does.
-fn check_does_something(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+fn check_does_something(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
     let says_nothing = spec.template.is_none() && spec.containers.is_empty() && spec.validations.is_empty();
     let does_nothing = says_nothing && spec.activation != Some(Activation::Never);
     if does_nothing || spec.template.as_ref().is_some_and(is_empty) {
-        let fault = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
-        faults.push(fault.with_help("say what is added, for instance spec.containers"));
+        let diagnostic = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
+        diagnostics.push(diagnostic.with_help("say what is added, for instance spec.containers"));
     }
 }
 
@@ -194,22 +195,22 @@ fn compile_template(
     spec: &ProfileSpec,
     (scope, needs): (&Scope, &LocalNames),
     target: &Target,
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Node> {
-    let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, faults))?;
+    let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, diagnostics))?;
     let is_bounded = if target.is_pods() {
-        check_template(template, &spec.parameters, faults)
+        check_template(template, &spec.parameters, diagnostics)
     } else {
-        check_object(template, faults)
+        check_object(template, diagnostics)
     };
     if !is_bounded || template.as_object().is_some_and(Map::is_empty) {
         return None;
     }
     if limits == Limits::Tenant {
-        check_tenant(&without_directives(template), faults);
+        check_tenant(&without_directives(template), diagnostics);
     }
     let kind = if target.is_pods() { Kind::Object("Pod") } else { Kind::Any };
-    Compiler::new(scope, &[], needs, faults).template("spec.template", template, kind)
+    Compiler::new(scope, &[], needs, diagnostics).template("spec.template", template, kind)
 }
 
 /// The names of the containers that a template adds, as far as they are known from its text.

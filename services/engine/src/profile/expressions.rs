@@ -63,21 +63,21 @@ pub(super) struct Computed {
     pub(super) validations: Box<[Validation]>,
 }
 
-/// Compiles parameters, variables, conditions and validations. What is wrong goes to `faults`.
-pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Diagnostic>) -> Computed {
+/// Compiles parameters, variables, conditions and validations. What is wrong goes to `diagnostics`.
+pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, diagnostics: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
     let mut parameters: Vec<Parameter> = Vec::new();
     let whole = Scope::new();
     let lookups = || spec.lookups.iter().map(|lookup| lookup.name.as_str());
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
-        check_name(&path, &text.name, &mut names, faults);
+        check_name(&path, &text.name, &mut names, diagnostics);
         // A default may use the parameters that stand before it, and no variables: those may use parameters.
         let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
         let scope = context::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
         match parameter::compile(&path, text, &scope) {
             Ok(parameter) => parameters.push(parameter),
-            Err(wrong) => faults.extend(wrong),
+            Err(wrong) => diagnostics.extend(wrong),
         }
     }
     let scope = context::scope(
@@ -92,19 +92,19 @@ pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Di
     let everywhere = LocalNames::new();
     for (index, variable) in spec.variables.iter().enumerate() {
         let path = format!("spec.variables[{index}]");
-        check_name(&path, &variable.name, &mut names, faults);
-        let mut compiler = Compiler::new(&scope, &context::LOCALS, &everywhere, faults);
+        check_name(&path, &variable.name, &mut names, diagnostics);
+        let mut compiler = Compiler::new(&scope, &context::LOCALS, &everywhere, diagnostics);
         if let Some(expression) = compiler.condition(&format!("{path}.expression"), &variable.expression) {
             variables.push(Variable { name: variable.name.as_str().into(), expression, is_local: false });
         }
     }
-    check_cycles(&variables, faults);
+    check_cycles(&variables, diagnostics);
     let locals = local_names(&variables);
     for variable in &mut variables {
         variable.is_local = locals.get(&variable.name).is_some_and(|needed| !needed.is_empty());
     }
-    let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &locals), faults);
-    let validations = validations::compile(spec, (&scope, &locals), faults);
+    let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &locals), diagnostics);
+    let validations = validations::compile(spec, (&scope, &locals), diagnostics);
     Computed { parameters: parameters.into(), variables: variables.into(), conditions, validations, scope, locals }
 }
 
@@ -114,15 +114,16 @@ pub(super) fn conditions(
     conditions: &[MatchCondition],
     locals: &[&str],
     (scope, needs): (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Box<[Condition]> {
     let mut names = HashMap::new();
     let compiled = conditions.iter().enumerate().filter_map(|(index, condition)| {
         let path = format!("{path}[{index}]");
-        check_name(&path, &condition.name, &mut names, faults);
+        check_name(&path, &condition.name, &mut names, diagnostics);
         let message = condition.message.as_deref();
-        let message = validations::compile_message(&format!("{path}.message"), message, locals, (scope, needs), faults);
-        let mut compiler = Compiler::new(scope, locals, needs, faults);
+        let message =
+            validations::compile_message(&format!("{path}.message"), message, locals, (scope, needs), diagnostics);
+        let mut compiler = Compiler::new(scope, locals, needs, diagnostics);
         Some(Condition {
             name: condition.name.as_str().into(),
             expression: compiler.condition(&format!("{path}.expression"), &condition.expression)?,
@@ -154,14 +155,19 @@ fn local_names(variables: &[Variable]) -> LocalNames {
     needs
 }
 
-pub(super) fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, faults: &mut Vec<Diagnostic>) {
+pub(super) fn check_name(
+    path: &str,
+    name: &str,
+    names: &mut HashMap<String, String>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
     if let Some(first) = names.insert(name.to_owned(), path.to_owned()) {
-        faults.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
+        diagnostics.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
     }
 }
 
 /// A variable that is needed for its own value has none.
-fn check_cycles(variables: &[Variable], faults: &mut Vec<Diagnostic>) {
+fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
     for (index, start) in variables.iter().enumerate() {
         let mut seen = vec![false; variables.len()];
         let mut waiting = vec![index];
@@ -171,7 +177,7 @@ fn check_cycles(variables: &[Variable], faults: &mut Vec<Diagnostic>) {
                 let Some(next) = variables.iter().position(|variable| *variable.name == *used) else { continue };
                 if next == index {
                     let path = format!("spec.variables[{index}].expression");
-                    faults.push(Diagnostic::new(
+                    diagnostics.push(Diagnostic::new(
                         path,
                         format!("the variable {:?} is needed for its own value", start.name),
                     ));

@@ -103,8 +103,8 @@ pub(super) fn resolve(
     spec: &ProfileSpec,
     parents: &dyn Parents,
 ) -> Result<Effective, Vec<Diagnostic>> {
-    let ancestors = ancestors(name, spec, parents).map_err(|fault| vec![fault])?;
-    let mut faults = Vec::new();
+    let ancestors = ancestors(name, spec, parents).map_err(|diagnostic| vec![diagnostic])?;
+    let mut diagnostics = Vec::new();
     let mut set = Vec::new();
     let mut merged: Option<Part> = None;
     for (text, ancestor) in ancestors.iter().rev().enumerate() {
@@ -118,7 +118,7 @@ pub(super) fn resolve(
     let merged = match merged {
         Some(parent) if name.namespace.is_some() => {
             let inherited = read(&parent.json)?;
-            tenant::check(spec, &inherited, &mut faults);
+            tenant::check(spec, &inherited, &mut diagnostics);
             let theirs = |name: &String| spec.parameters.iter().any(|own| own.name == *name);
             set.extend(inherited.parameters.iter().map(|parameter| parameter.name.clone()).filter(theirs));
             let mut merged = merge::lay_spec(parent, own);
@@ -130,31 +130,31 @@ pub(super) fn resolve(
     };
     let mut spec_of_all = read(&merged.json)?;
     spec_of_all.extends = None;
-    check_sizes(&spec_of_all, &mut faults);
+    check_sizes(&spec_of_all, &mut diagnostics);
     let limits = match Limits::of(name) {
         Limits::Tenant if tenant::only_extends(spec) => Limits::Parent,
         limits => limits,
     };
-    if faults.is_empty() {
+    if diagnostics.is_empty() {
         let ancestors = ancestors.into_iter().map(|ancestor| ancestor.name).collect();
         Ok(Effective { spec: spec_of_all, limits, ancestors, set, origin: merged.origin })
     } else {
-        Err(faults)
+        Err(diagnostics)
     }
 }
 
 impl Effective {
     /// What is wrong with the merged text, told of the text in which it was written.
-    pub(super) fn relocate(&self, fault: Diagnostic) -> Diagnostic {
-        let Some(path) = fault.path.strip_prefix("spec") else { return fault };
+    pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
+        let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
         let (text, path) = self.origin.locate(path);
         // The last text is the profile's own, the one before it its parent's.
         let up = self.ancestors.len().checked_sub(text + 1);
         match up.and_then(|up| self.ancestors.get(up)) {
-            None => Diagnostic { path, ..fault },
+            None => Diagnostic { path, ..diagnostic },
             Some(ancestor) => {
-                let message = format!("{path} of {ancestor}, which it extends: {}", fault.message);
-                Diagnostic { help: fault.help, ..Diagnostic::new(EXTENDS, message) }
+                let message = format!("{path} of {ancestor}, which it extends: {}", diagnostic.message);
+                Diagnostic { help: diagnostic.help, ..Diagnostic::new(EXTENDS, message) }
             }
         }
     }
@@ -194,10 +194,10 @@ fn ancestors<'p>(
             }
             Parent::Unknown => {
                 let by = by.map_or_else(String::new, |by| format!(", which {by} extends"));
-                let fault = said(&format!("there is no cluster profile {parent:?}{by}"));
+                let diagnostic = said(&format!("there is no cluster profile {parent:?}{by}"));
                 return Err(match closest(&parent, parents.names()) {
-                    Some(meant) => fault.with_help(format!("did you mean {meant:?}?")),
-                    None => fault.with_help(
+                    Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
+                    None => diagnostic.with_help(
                         "what is extended is a ClusterInjectionProfile; a profile of a namespace cannot be extended",
                     ),
                 });
@@ -209,8 +209,8 @@ fn ancestors<'p>(
     }
     match broken {
         Some(broken) => {
-            let fault = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is broken itself"));
-            Err(fault.with_help("mend it first; this one follows by itself"))
+            let diagnostic = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is broken itself"));
+            Err(diagnostic.with_help("mend it first; this one follows by itself"))
         }
         None => Ok(chain),
     }
@@ -232,7 +232,7 @@ fn unusable(error: &serde_json::Error) -> Diagnostic {
 }
 
 /// Each text alone is bounded where it is stored; together they have to be as well.
-fn check_sizes(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     for (field, found, most) in [
         ("parameters", spec.parameters.len(), MAX_NAMES),
         ("variables", spec.variables.len(), MAX_NAMES),
@@ -243,7 +243,7 @@ fn check_sizes(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     ] {
         if found > most {
             let message = format!("with those that are inherited there are {found} {field}; {most} are allowed");
-            faults.push(Diagnostic::new(format!("spec.{field}"), message));
+            diagnostics.push(Diagnostic::new(format!("spec.{field}"), message));
         }
     }
 }

@@ -21,7 +21,7 @@ pub(crate) mod template;
 mod tenant;
 mod typed;
 pub(crate) mod validations;
-mod whole;
+mod flattened;
 
 use std::fmt;
 
@@ -43,9 +43,9 @@ pub(crate) use expressions::one_line;
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
 pub use extend::{MAX_CHAIN, NoParents, Parent, Parents};
+pub use flattened::{FlattenedProfile, compile, compile_revision, compile_with};
 pub(crate) use pod_schema::Expected;
 pub use review::{KnownParents, ProfileReview};
-pub use whole::{Whole, compile, compile_revision, compile_with};
 
 /// What a profile is called. Cluster profiles stand before namespaced ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

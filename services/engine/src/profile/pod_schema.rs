@@ -233,11 +233,11 @@ impl Expected {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), String> {
-        let fault = match value.kind() {
+        let diagnostic = match value.kind() {
             json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.fault_of(item)),
             _ => self.kind.fault_of(value),
         };
-        fault.map_or(Ok(()), Err)
+        diagnostic.map_or(Ok(()), Err)
     }
 
     /// Whether some texts are wrong in its place.

@@ -38,14 +38,14 @@ impl Request {
     }
 }
 
-/// Compiles a request key. Mistakes go to `faults`.
-pub(super) fn compile(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Request {
+/// Compiles a request key. Mistakes go to `diagnostics`.
+pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -> Request {
     if request.annotation.is_none() && request.label.is_none() {
-        faults.push(Diagnostic::new("spec.request", "request needs an annotation or a label"));
+        diagnostics.push(Diagnostic::new("spec.request", "request needs an annotation or a label"));
     }
     for (field, key) in [("annotation", &request.annotation), ("label", &request.label)] {
         if let Some(sentence) = key.as_deref().and_then(check_key) {
-            faults.push(Diagnostic::new(format!("spec.request.{field}"), sentence));
+            diagnostics.push(Diagnostic::new(format!("spec.request.{field}"), sentence));
         }
     }
     let lower = |words: &[String]| words.iter().map(|word| word.trim().to_lowercase().into()).collect();
@@ -64,14 +64,14 @@ pub(super) fn compile(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Req
     };
     for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
         for (index, _) in words.iter().enumerate().filter(|(_, word)| word.is_empty() || word.contains(',')) {
-            faults.push(
+            diagnostics.push(
                 Diagnostic::new(format!("spec.request.{field}[{index}]"), "a word is not empty and has no comma")
                     .with_help("a comma separates the words of a request"),
             );
         }
     }
     if let Some(word) = compiled.truthy.iter().find(|word| compiled.falsy.contains(word)) {
-        faults.push(Diagnostic::new("spec.request", format!("the word {word:?} is both truthy and falsy")));
+        diagnostics.push(Diagnostic::new("spec.request", format!("the word {word:?} is both truthy and falsy")));
     }
     compiled
 }

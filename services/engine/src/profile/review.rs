@@ -141,12 +141,12 @@ impl ProfileReview {
     /// What its author is told.
     #[must_use]
     pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
-        let faults = match &self.spec {
+        let diagnostics = match &self.spec {
             Err(error) => vec![Diagnostic::new("spec", error.clone())],
             Ok(_) if known.uncertain => return Vec::new(),
             Ok(spec) => match compile_with(&self.name, spec, known) {
                 Ok(_) => return Vec::new(),
-                Err(faults) => faults,
+                Err(diagnostics) => diagnostics,
             },
         };
         let without = "the profile does not take effect";
@@ -155,9 +155,9 @@ impl ProfileReview {
         } else {
             format!("{without}: its last accepted revision stays at work")
         }];
-        for fault in faults.iter().take(MAX_WARNINGS) {
-            let line = format!("{}: {}", fault.path, fault.message);
-            match &fault.help {
+        for diagnostic in diagnostics.iter().take(MAX_WARNINGS) {
+            let line = format!("{}: {}", diagnostic.path, diagnostic.message);
+            match &diagnostic.help {
                 Some(help) if line.chars().count() + help.chars().count() + 3 <= LINE => {
                     warnings.push(cut(&format!("{line} ({help})")));
                 }
@@ -165,7 +165,7 @@ impl ProfileReview {
                 None => warnings.push(cut(&line)),
             }
         }
-        if let Some(more) = faults.len().checked_sub(MAX_WARNINGS).filter(|more| *more > 0) {
+        if let Some(more) = diagnostics.len().checked_sub(MAX_WARNINGS).filter(|more| *more > 0) {
             warnings.push(format!("and {more} more; pillion lint shows all"));
         }
         warnings

@@ -28,19 +28,19 @@ pub(crate) struct ContainerRule {
 /// The name of the container that a rule's expressions are about.
 const CONTAINER: &str = "container";
 
-/// Compiles the rules. What is wrong goes to `faults`.
+/// Compiles the rules. What is wrong goes to `diagnostics`.
 pub(super) fn compile(
     rules: &[Text],
     parameters: &[Parameter],
     (scope, needs): (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Box<[ContainerRule]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::with_capacity(rules.len());
     for (index, rule) in rules.iter().enumerate() {
         let path = format!("spec.containers[{index}]");
-        expressions::check_name(&path, &rule.name, &mut names, faults);
-        compiled.extend(compile_rule(&path, rule, parameters, (scope, needs), faults));
+        expressions::check_name(&path, &rule.name, &mut names, diagnostics);
+        compiled.extend(compile_rule(&path, rule, parameters, (scope, needs), diagnostics));
     }
     compiled.into()
 }
@@ -50,24 +50,24 @@ fn compile_rule(
     rule: &Text,
     parameters: &[Parameter],
     known: (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<ContainerRule> {
-    let before = faults.len();
+    let before = diagnostics.len();
     let matched = rule.match_.clone().unwrap_or_default();
     let types = if matched.types.is_empty() { vec![ContainerType::App] } else { matched.types };
     let conditions = format!("{path}.matchConditions");
-    let conditions = expressions::conditions(&conditions, &rule.match_conditions, &[CONTAINER], known, faults);
+    let conditions = expressions::conditions(&conditions, &rule.match_conditions, &[CONTAINER], known, diagnostics);
     let template_path = format!("{path}.template");
-    let is_usable = is_small(&template_path, &rule.template, faults)
-        && check_container_template(&template_path, &rule.template, parameters, faults);
-    let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, faults);
+    let is_usable = is_small(&template_path, &rule.template, diagnostics)
+        && check_container_template(&template_path, &rule.template, parameters, diagnostics);
+    let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, diagnostics);
     let condition =
         matched.where_.as_deref().and_then(|source| compiler.condition(&format!("{path}.match.where"), source));
     let template =
         if is_usable { compiler.template(&template_path, &rule.template, Kind::Object("Container")) } else { None };
     let boxed = |texts: &[String]| texts.iter().map(|text| Box::from(text.as_str())).collect();
     let template = template?;
-    (faults.len() == before).then(|| ContainerRule {
+    (diagnostics.len() == before).then(|| ContainerRule {
         name: rule.name.as_str().into(),
         types: types.into(),
         names: boxed(&matched.names),

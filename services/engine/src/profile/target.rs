@@ -133,11 +133,11 @@ fn is_pods(group: &str, resource: &str) -> bool {
     group.is_empty() && main == PODS
 }
 
-/// Compiles a profile's target. What is wrong goes to `faults`.
-pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Target {
+/// Compiles a profile's target. What is wrong goes to `diagnostics`.
+pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Target {
     let Some(text) = &spec.target else { return Target::pods() };
-    let before = faults.len();
-    check_resources(name, text, faults);
+    let before = diagnostics.len();
+    check_resources(name, text, diagnostics);
     let operations = if text.operations.is_empty() { vec![Operation::Create] } else { text.operations.clone() };
     let target = Target {
         group: text.group.as_str().into(),
@@ -145,14 +145,14 @@ pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<D
         resources: text.resources.iter().map(|resource| resource.as_str().into()).collect(),
         operations: operations.into(),
     };
-    if faults.len() == before && (spec.template.is_some() || !spec.containers.is_empty()) && !can_lay(&target) {
+    if diagnostics.len() == before && (spec.template.is_some() || !spec.containers.is_empty()) && !can_lay(&target) {
         let message = if target.is_pods() {
             "a template is laid over pods when they are created, and this target has no pods or no CREATE"
         } else {
             "a template is laid over whole objects that are created or updated, and this target has none"
         };
         let help = "let resources and operations name them, or take the template away and keep the validations";
-        faults.push(Diagnostic::new("spec.target", message).with_help(help));
+        diagnostics.push(Diagnostic::new("spec.target", message).with_help(help));
     }
     target
 }
@@ -167,39 +167,40 @@ fn can_lay(target: &Target) -> bool {
     })
 }
 
-fn check_resources(name: &ProfileName, target: &Text, faults: &mut Vec<Diagnostic>) {
+fn check_resources(name: &ProfileName, target: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if target.resources.is_empty() {
-        let fault = Diagnostic::new("spec.target.resources", "a target names at least one resource");
-        faults.push(fault.with_help("in the plural: pods, deployments"));
+        let diagnostic = Diagnostic::new("spec.target.resources", "a target names at least one resource");
+        diagnostics.push(diagnostic.with_help("in the plural: pods, deployments"));
     }
     for (field, value) in [("group", &target.group), ("version", &target.version)] {
         let may_be_empty = field == "group";
         if value.contains('*') {
-            faults.push(wildcard(format!("spec.target.{field}")));
+            diagnostics.push(wildcard(format!("spec.target.{field}")));
         } else if !(is_word(value) || (may_be_empty && value.is_empty())) {
             let message = format!("{value:?} is not the {field} of an API");
-            faults.push(Diagnostic::new(format!("spec.target.{field}"), message));
+            diagnostics.push(Diagnostic::new(format!("spec.target.{field}"), message));
         }
     }
     for (index, resource) in target.resources.iter().enumerate() {
         let path = format!("spec.target.resources[{index}]");
         if resource.contains('*') {
-            faults.push(wildcard(path));
+            diagnostics.push(wildcard(path));
         } else if let Some((message, help)) = refused(&target.group, resource) {
-            let fault = Diagnostic::new(path, message);
-            faults.push(if help.is_empty() { fault } else { fault.with_help(help) });
+            let diagnostic = Diagnostic::new(path, message);
+            diagnostics.push(if help.is_empty() { diagnostic } else { diagnostic.with_help(help) });
         } else if name.namespace.is_some() && !is_pods(&target.group, resource) {
-            let fault = Diagnostic::new(path, format!("a namespaced profile is for pods, not for {resource}"));
-            faults.push(fault.with_help("a cluster profile can be for other resources"));
+            let diagnostic = Diagnostic::new(path, format!("a namespaced profile is for pods, not for {resource}"));
+            diagnostics.push(diagnostic.with_help("a cluster profile can be for other resources"));
         }
     }
     let pods = target.resources.iter().filter(|resource| is_pods(&target.group, resource)).count();
     if pods > 0 && pods < target.resources.len() {
-        let fault = Diagnostic::new("spec.target.resources", "pods and other resources are not for one profile");
-        faults.push(fault.with_help("make two profiles: what an expression can name is not the same for both"));
+        let diagnostic = Diagnostic::new("spec.target.resources", "pods and other resources are not for one profile");
+        diagnostics
+            .push(diagnostic.with_help("make two profiles: what an expression can name is not the same for both"));
     }
     if pods > 0 && target.version != "v1" && is_word(&target.version) {
-        faults.push(Diagnostic::new("spec.target.version", "the version of pods is v1").with_help("write v1"));
+        diagnostics.push(Diagnostic::new("spec.target.version", "the version of pods is v1").with_help("write v1"));
     }
 }
 
@@ -255,12 +256,12 @@ mod tests {
     fn faults_of(name: &ProfileName, target: &Json, with_template: bool) -> Vec<String> {
         let mut spec: ProfileSpec = serde_json::from_value(json!({"target": target})).unwrap();
         spec.template = with_template.then(|| json!({"metadata": {"labels": {"a": "b"}}}));
-        let mut faults = Vec::new();
-        compile(name, &spec, &mut faults);
-        faults.iter().map(ToString::to_string).collect()
+        let mut diagnostics = Vec::new();
+        compile(name, &spec, &mut diagnostics);
+        diagnostics.iter().map(ToString::to_string).collect()
     }
 
-    fn faults(target: &Json) -> Vec<String> {
+    fn diagnostics(target: &Json) -> Vec<String> {
         faults_of(&ProfileName::cluster("p"), target, false)
     }
 
@@ -289,9 +290,9 @@ mod tests {
             ("", "pods/*"),
             ("", ""),
         ] {
-            let faults = faults(&json!({"group": group, "version": "v1", "resources": [resource]}));
-            assert_eq!(faults.len(), 1, "{group}/{resource}: {faults:?}");
-            assert!(faults[0].starts_with("spec.target."), "{faults:?}");
+            let diagnostics = diagnostics(&json!({"group": group, "version": "v1", "resources": [resource]}));
+            assert_eq!(diagnostics.len(), 1, "{group}/{resource}: {diagnostics:?}");
+            assert!(diagnostics[0].starts_with("spec.target."), "{diagnostics:?}");
         }
         for (group, resource) in [
             ("", "pods"),
@@ -301,8 +302,8 @@ mod tests {
             ("apps", "deployments/scale"),
             ("agones.dev", "gameservers"),
         ] {
-            let faults = faults(&json!({"group": group, "version": "v1", "resources": [resource]}));
-            assert_eq!(faults, Vec::<String>::new(), "{group}/{resource}");
+            let diagnostics = diagnostics(&json!({"group": group, "version": "v1", "resources": [resource]}));
+            assert_eq!(diagnostics, Vec::<String>::new(), "{group}/{resource}");
         }
     }
 
@@ -314,8 +315,8 @@ mod tests {
         let pods = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"]});
         assert_eq!(faults_of(&own, &pods, false), Vec::<String>::new());
         let mixed = json!({"version": "v1", "resources": ["pods", "configmaps"]});
-        assert!(faults(&mixed)[0].contains("not for one profile"));
-        assert!(faults(&json!({"version": "v2", "resources": ["pods"]}))[0].contains("v1"));
+        assert!(diagnostics(&mixed)[0].contains("not for one profile"));
+        assert!(diagnostics(&json!({"version": "v2", "resources": ["pods"]}))[0].contains("v1"));
     }
 
     #[test]
@@ -328,7 +329,7 @@ mod tests {
             json!({"group": "apps", "version": "v1", "resources": ["deployments"], "operations": ["DELETE"]}),
             json!({"group": "apps", "version": "v1", "resources": ["deployments/scale"], "operations": ["UPDATE"]}),
         ] {
-            assert!(with(target.clone()).iter().any(|fault| fault.starts_with("spec.target: ")), "{target}");
+            assert!(with(target.clone()).iter().any(|diagnostic| diagnostic.starts_with("spec.target: ")), "{target}");
         }
         for target in [
             json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]}),

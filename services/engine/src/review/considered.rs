@@ -10,7 +10,7 @@ use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::schema;
 use crate::select::considered::{self, Considered};
-use crate::select::revisions::Subject;
+use crate::select::revisions::TargetObject;
 use crate::snapshot::{Namespace, Snapshot};
 
 impl Review<'_> {
@@ -28,8 +28,12 @@ impl Review<'_> {
             return Vec::new();
         };
         let object = original.as_ref().map_or(object, OwnedTape::root);
-        let subject =
-            Subject { namespace_name: &envelope.namespace, namespace: &namespace, object, record: found.genuine() };
+        let subject = TargetObject {
+            namespace_name: &envelope.namespace,
+            namespace: &namespace,
+            object,
+            record: found.genuine(),
+        };
         let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
         let allowances = Allowances::until(facts.deadline);
         let context = EvalContext {

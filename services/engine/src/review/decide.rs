@@ -7,7 +7,7 @@ use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
 use super::found_record::FoundRecord;
-use super::{Decided, Endpoint, Facts, Fault, Observer, Step, gate, mark, validating};
+use super::{Decided, Endpoint, Facts, InternalError, Observer, Step, gate, mark, validating};
 use crate::context::{Arena, EvalContext};
 use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
@@ -18,7 +18,7 @@ use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::target::Phase;
 use crate::record::RecordWriter;
 use crate::schema;
-use crate::select::revisions::Subject as Choosing;
+use crate::select::revisions::TargetObject;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 
@@ -30,7 +30,7 @@ pub(super) fn decide(
     snapshot: &Snapshot,
     facts: &Facts,
     observer: &mut impl Observer,
-) -> Result<Decided, Fault> {
+) -> Result<Decided, InternalError> {
     let skipped = |reason| Ok(Decided { decision: Decision::skipped(reason), patch: None });
     let Some(action) = envelope.action(endpoint.phase()) else { return skipped(Reason::OtherOperation) };
     if action.phase == Phase::Validate {
@@ -72,7 +72,7 @@ pub(super) fn decide(
     let type_ = schema::of(&envelope.group, &envelope.resource);
     let decided = found.original_object(object, type_).and_then(|original| {
         let original = original.as_ref().map_or(object, OwnedTape::root);
-        let subject = Choosing {
+        let subject = TargetObject {
             namespace_name: &envelope.namespace,
             namespace: &namespace,
             object: original,
@@ -117,7 +117,7 @@ fn inject<'v>(
     earlier: Option<&'v NamespaceChanges<'v>>,
     bounds: Bounds<'_>,
     observer: &mut impl Observer,
-) -> Result<Result<Decided, Fault>, Malformed> {
+) -> Result<Result<Decided, InternalError>, Malformed> {
     let Selection { profiles, mut notices, denied, reason } = selection;
     let object = subject.object;
     if matches!(found, FoundRecord::Foreign) {
@@ -160,7 +160,7 @@ fn inject<'v>(
             match patch::check(object, patch, &document) {
                 Ok(patch) => Some(patch),
                 Err(CheckFault::Malformed(malformed)) => return Err(malformed),
-                Err(fault) => return Ok(Err(Fault(fault))),
+                Err(fault) => return Ok(Err(InternalError(fault))),
             }
         }
         None => None,

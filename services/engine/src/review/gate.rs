@@ -7,7 +7,7 @@
 
 use pillion_api::names::{INJECTION_GATE, InjectionLevel};
 
-use super::{Decided, Fault};
+use super::{Decided, InternalError};
 use crate::decision::Outcome;
 use crate::json::{Document, Kind, Malformed, SlotId, Value};
 use crate::patch::{self, CheckFault};
@@ -48,12 +48,12 @@ fn is_the_gate(raw: &str) -> bool {
 }
 
 /// A decision that sends no patch, or none of its own any more, takes the gate away as well if it lets the object through.
-pub(super) fn settle(object: Value<'_>, level: InjectionLevel, decided: Decided) -> Result<Decided, Fault> {
+pub(super) fn settle(object: Value<'_>, level: InjectionLevel, decided: Decided) -> Result<Decided, InternalError> {
     if level != InjectionLevel::Held || decided.patch.is_some() || decided.decision.outcome == Outcome::Denied {
         return Ok(decided);
     }
     let mut document = Document::new(object);
-    let malformed = |malformed| Fault(CheckFault::Malformed(malformed));
+    let malformed = |malformed| InternalError(CheckFault::Malformed(malformed));
     take_away(&mut document, level).map_err(malformed)?;
     let Some(patch) = patch::write(&document) else { return Ok(decided) };
     let patch = patch::check(object, patch, &document)?;

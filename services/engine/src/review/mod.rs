@@ -1,7 +1,7 @@
 //! An admission review: its envelope read, decided about, and answered.
 //!
 //! A [`Review`] borrows the request's body. Reading it finds everything for which the *caller* is to blame
-//! ([`ReviewError`]: a client error); deciding may find a fault of this build ([`Fault`]: a server error, so that the
+//! ([`ReviewError`]: a client error); deciding may find a fault of this build ([`InternalError`]: a server error, so that the
 //! failure policy decides); what is decided about the object is neither, and is always a proper answer.
 
 mod answer;
@@ -174,7 +174,7 @@ pub enum ReviewError {
 /// What this build did wrong. The failure policy decides about the object.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the patch did not pass its check before it was sent: {0}")]
-pub struct Fault(#[from] CheckFault);
+pub struct InternalError(#[from] CheckFault);
 
 /// Where the check of a patch failed. A closed set: each is a label value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -202,7 +202,7 @@ impl CheckStage {
     }
 }
 
-impl Fault {
+impl InternalError {
     /// Where the check failed.
     #[must_use]
     pub const fn stage(&self) -> CheckStage {
@@ -289,7 +289,7 @@ impl<'b> Review<'b> {
     ///
     /// # Errors
     /// If the patch that was made does not pass its check: a fault of this build.
-    pub fn decide(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Result<Decided, Fault> {
+    pub fn decide(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Result<Decided, InternalError> {
         self.decide_observed(endpoint, snapshot, facts, &mut Unobserved)
     }
 
@@ -303,7 +303,7 @@ impl<'b> Review<'b> {
         snapshot: &Snapshot,
         facts: &Facts,
         observer: &mut impl Observer,
-    ) -> Result<Decided, Fault> {
+    ) -> Result<Decided, InternalError> {
         decide::decide(&self.envelope, &self.tape, endpoint, snapshot, facts, observer)
     }
 
@@ -312,7 +312,7 @@ impl<'b> Review<'b> {
     ///
     /// # Errors
     /// As [`Self::decide`].
-    pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, Fault> {
+    pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, InternalError> {
         let object = envelope::object_of(&self.tape).filter(|_| endpoint.phase() == Phase::Mutate);
         match (object, facts.level(endpoint)) {
             (Some(object), Some(level)) => gate::settle(object, level, decided),

@@ -15,7 +15,7 @@ use crate::json::{BorrowedTape, OwnedTape};
 use crate::lookup::Wanted;
 use crate::schema;
 use crate::select;
-use crate::select::revisions::{self, Subject};
+use crate::select::revisions::{self, TargetObject};
 use crate::snapshot::{Namespace, Snapshot};
 
 /// What is wanted; nothing for what no profile is for.
@@ -46,7 +46,7 @@ pub(super) fn wanted(
     let Ok(original) = found.original_object(object, type_) else { return nothing };
     let object = original.as_ref().map_or(object, OwnedTape::root);
     let record = found.genuine().filter(|_| action.operation == Operation::Create);
-    let subject = Subject { namespace_name: &envelope.namespace, namespace: &namespace, object, record };
+    let subject = TargetObject { namespace_name: &envelope.namespace, namespace: &namespace, object, record };
     let (candidates, revisions) = snapshot.choosing(candidates, subject);
     let mut wanted = select::wanted(&candidates, action, level, &envelope.namespace, object);
     wanted.objects.extend(revisions);

@@ -265,7 +265,7 @@ fn a_fault_says_where_the_check_failed() {
         (CheckFault::Result, "compare"),
     ];
     for (place, (fault, stage)) in stages.into_iter().enumerate() {
-        let found = Fault(fault).stage();
+        let found = InternalError(fault).stage();
         assert_eq!((found.as_str(), found as usize, CheckStage::ALL[place]), (stage, place, found));
     }
 }

@@ -16,7 +16,7 @@ use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::profile::target::Action;
 use crate::record::Record;
 use crate::schema;
-use crate::select::revisions::Subject as Choosing;
+use crate::select::revisions::TargetObject;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 use crate::validate::{self, Objects};
@@ -69,7 +69,7 @@ pub(super) fn decide(
     // Of what is stored already, all that is at work now is asked for.
     let record = found.genuine().filter(|_| action.operation == Operation::Create);
     let asking = if context.object.is_null() { meant } else { context.object };
-    let subject = Choosing { namespace_name: &envelope.namespace, namespace: &namespace, object: asking, record };
+    let subject = TargetObject { namespace_name: &envelope.namespace, namespace: &namespace, object: asking, record };
     let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
     let arena = Arena::new();
     let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, context, &arena);

@@ -22,9 +22,9 @@ use crate::profile::target::Action;
 pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
-    /// Places of the profiles whose selectors exclude the namespace. One of the namespace's own has a selector if it
+    /// PlaceSet of the profiles whose selectors exclude the namespace. One of the namespace's own has a selector if it
     /// extends one of the platform's that has.
-    excluded: Places,
+    excluded: PlaceSet,
     /// What the namespace itself asks for: the keys that some profile knows.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
     /// What the namespace asks for by name.
@@ -36,7 +36,7 @@ pub(crate) struct Candidates {
 /// Which revisions one object gets, where there is a choice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// Places of revisions that others get.
+    /// PlaceSet of revisions that others get.
     pub(crate) unchosen: Vec<Place>,
     /// Revisions that are not at work, and the places that they take.
     pub(crate) pinned: Vec<(Place, Arc<CompiledProfile>)>,
@@ -47,7 +47,7 @@ pub(crate) struct Choice {
 
 /// A set of places: a bit each, as there may be thousands, of which a namespace is excluded from nearly all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Places {
+struct PlaceSet {
     bits: Vec<u64>,
     count: usize,
 }
@@ -65,7 +65,7 @@ impl Candidates {
     /// Finds the candidates for a namespace among the cluster profiles and the namespace's own.
     pub(crate) fn find(cluster: &Arc<Index>, own: Option<&Arc<Index>>, namespace: &NamespaceMetadata) -> Self {
         let (cluster, own) = (Arc::clone(cluster), own.cloned());
-        let mut excluded = Places::default();
+        let mut excluded = PlaceSet::default();
         let mut exclude = |index: &Index, offset: Place| {
             for place in index.selective() {
                 let selector = index.profile(place).and_then(|profile| profile.namespace_selector.as_ref());
@@ -273,7 +273,7 @@ impl Hash for Candidates {
     }
 }
 
-impl Places {
+impl PlaceSet {
     fn add(&mut self, place: Place) {
         if self.contains(place) {
             return;

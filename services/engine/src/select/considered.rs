@@ -88,7 +88,7 @@ pub(crate) fn considered<'p>(
     level: InjectionLevel,
     context: EvalContext<'_>,
 ) -> Vec<Considered> {
-    let places = request::asked(candidates, action, level, Pod::of(context)).places;
+    let places = request::requested_profiles(candidates, action, level, Pod::of(context)).places;
     let asked: Vec<_> = places.into_iter().filter_map(|place| candidates.profile(place)).collect();
     let is_asked = |profile: &CompiledProfile| asked.iter().any(|asked| asked.name() == profile.name());
     let is_visible = |profile: &CompiledProfile| {

@@ -11,7 +11,7 @@ use pillion_api::profile::OptOut;
 
 use super::candidates::Candidates;
 use super::pod::Pod;
-use super::request::{self, Asked};
+use super::request::{self, RequestedProfiles};
 use super::{Selected, give_way, group_is_taken, is_stand_in, object_matches};
 use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
 use crate::json::Value;
@@ -45,7 +45,8 @@ pub(crate) fn expected(
         return Vec::new();
     }
     let pod = Pod::new(object);
-    let Asked { places, dropped, .. } = request::asked(candidates, Action::CREATE_POD, level, pod);
+    let RequestedProfiles { places, dropped, .. } =
+        request::requested_profiles(candidates, Action::CREATE_POD, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut selected: Vec<Selected<'_>> = Vec::with_capacity(places.len());
     let mut unknown = Vec::new();

@@ -28,7 +28,7 @@ use crate::profile::{CompiledProfile, Limits};
 
 use candidates::Candidates;
 use pod::Pod;
-use request::Asked;
+use request::RequestedProfiles;
 
 /// A profile that was asked for.
 pub(crate) struct Selected<'v> {
@@ -96,7 +96,8 @@ pub(crate) fn select<'v>(
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
-    let Asked { places, dropped, mut notices, denied } = request::asked(candidates, action, level, pod);
+    let RequestedProfiles { places, dropped, mut notices, denied } =
+        request::requested_profiles(candidates, action, level, pod);
     notices.extend(candidates.choice.notices.iter().cloned());
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<Selected<'v>> = Vec::with_capacity(places.len());
@@ -143,7 +144,7 @@ pub(crate) fn wanted(
 ) -> Wanted {
     let mut wanted = Wanted { namespace: namespace.into(), ..Wanted::default() };
     let pod = Pod::new(object);
-    let Asked { places, dropped, .. } = request::asked(candidates, action, level, pod);
+    let RequestedProfiles { places, dropped, .. } = request::requested_profiles(candidates, action, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     for place in places {
         let Some(profile) = candidates.profile(place).filter(|profile| !profile.needs().is_empty()) else { continue };

@@ -17,7 +17,7 @@ use crate::profile::request::{names, words};
 use crate::profile::target::Action;
 
 /// What is asked for.
-pub(super) struct Asked {
+pub(super) struct RequestedProfiles {
     /// The profiles, in the order in which they are applied.
     pub(super) places: Vec<Place>,
     /// Those among them that are asked not to be applied.
@@ -37,33 +37,38 @@ enum Asker {
 ///
 /// A word that means a profile of the namespace and one of the platform's asks for both: a namespace takes none of the
 /// platform's away by giving one of its own the same name.
-pub(super) fn asked(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> Asked {
-    let mut asked = read(candidates, action, level, pod);
+pub(super) fn requested_profiles(
+    candidates: &Candidates,
+    action: Action<'_>,
+    level: InjectionLevel,
+    pod: Pod<'_>,
+) -> RequestedProfiles {
+    let mut requested = read(candidates, action, level, pod);
     if let Some(platform) = candidates.of_platform() {
         let alone = read(&platform, action, level, pod);
-        asked.places.extend(alone.places);
-        asked.dropped.extend(alone.dropped);
+        requested.places.extend(alone.places);
+        requested.dropped.extend(alone.dropped);
     }
     // What is bounded by the platform's own text comes before what namespaces say.
     let is_limited = |place: Place| candidates.profile(place).is_some_and(|profile| profile.is_limited());
-    asked.places.sort_unstable_by_key(|place| (is_limited(*place), *place));
-    asked.places.dedup();
-    asked
+    requested.places.sort_unstable_by_key(|place| (is_limited(*place), *place));
+    requested.places.dedup();
+    requested
 }
 
-fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> Asked {
+fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> RequestedProfiles {
     let places = candidates.always(action).collect();
     let mut reader = Reader {
         candidates,
         action,
         level,
         pod,
-        asked: Asked { places, dropped: Vec::new(), notices: Vec::new(), denied: None },
+        requested: RequestedProfiles { places, dropped: Vec::new(), notices: Vec::new(), denied: None },
     };
     reader.by_key();
     reader.by_name();
     reader.falsy_for_always();
-    reader.asked
+    reader.requested
 }
 
 struct Reader<'c, 'p> {
@@ -71,7 +76,7 @@ struct Reader<'c, 'p> {
     action: Action<'c>,
     level: InjectionLevel,
     pod: Pod<'p>,
-    asked: Asked,
+    requested: RequestedProfiles,
 }
 
 impl Reader<'_, '_> {
@@ -125,7 +130,7 @@ impl Reader<'_, '_> {
         match free.as_slice() {
             [place] => self.ask(asker, kind, *place),
             [] => {}
-            _ => self.asked.notices.push(Notice::AmbiguousWord { key: key.into() }),
+            _ => self.requested.notices.push(Notice::AmbiguousWord { key: key.into() }),
         }
     }
 
@@ -140,7 +145,7 @@ impl Reader<'_, '_> {
     fn ask(&mut self, asker: Asker, kind: KeyKind, place: Place) {
         let decides = self.decider(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (asker, kind));
         if decides || self.candidates.is_forced(place) {
-            self.asked.places.push(place);
+            self.requested.places.push(place);
         }
     }
 
@@ -176,7 +181,7 @@ impl Reader<'_, '_> {
         for name in names(&on_pod) {
             match name.strip_prefix('-') {
                 Some(name) => match candidates.by_name(without_pin(name), self.action) {
-                    Some(places) => self.asked.dropped.extend(places),
+                    Some(places) => self.requested.dropped.extend(places),
                     None => self.unknown(PROFILES_ANNOTATION, name, false),
                 },
                 None => self.name(name),
@@ -188,7 +193,7 @@ impl Reader<'_, '_> {
     fn name(&mut self, name: &str) {
         let is_known = !self.candidates.choice.unknown.iter().any(|word| **word == *name);
         match self.candidates.by_name(without_pin(name), self.action).filter(|_| is_known) {
-            Some(places) => self.asked.places.extend(places),
+            Some(places) => self.requested.places.extend(places),
             None => self.unknown(PROFILES_ANNOTATION, name, false),
         }
     }
@@ -196,9 +201,9 @@ impl Reader<'_, '_> {
     fn unknown(&mut self, key: &str, word: &str, deny: bool) {
         if deny || self.level == InjectionLevel::Required {
             let detail = format!("{key} asks for {:?}", Shortened(word));
-            self.asked.denied.get_or_insert_with(|| (Reason::UnknownProfile, detail.into()));
+            self.requested.denied.get_or_insert_with(|| (Reason::UnknownProfile, detail.into()));
         } else {
-            self.asked.notices.push(Notice::UnknownWord { key: key.into(), word: Shortened(word).text().into() });
+            self.requested.notices.push(Notice::UnknownWord { key: key.into(), word: Shortened(word).text().into() });
         }
     }
 
@@ -209,7 +214,7 @@ impl Reader<'_, '_> {
                 continue;
             };
             if self.decider(place).is_some_and(|(_, _, value)| request.declines(&value)) {
-                self.asked.dropped.push(place);
+                self.requested.dropped.push(place);
             }
         }
     }

@@ -34,7 +34,7 @@ const SHARES: u64 = 10_000;
 
 /// For which object the choice is made.
 #[derive(Clone, Copy)]
-pub(crate) struct Subject<'s> {
+pub(crate) struct TargetObject<'s> {
     pub(crate) namespace_name: &'s str,
     pub(crate) namespace: &'s NamespaceMetadata,
     /// As its author wrote it.
@@ -46,7 +46,7 @@ pub(crate) struct Subject<'s> {
 /// Chooses. `fetch` gives a revision that is kept and not at work.
 pub(crate) fn choose(
     candidates: Arc<Candidates>,
-    subject: Subject<'_>,
+    subject: TargetObject<'_>,
     fetch: &mut dyn FnMut(&ProfileName, &str) -> Answer<Arc<CompiledProfile>>,
 ) -> Arc<Candidates> {
     let pods = Pod::new(subject.object).annotation(PROFILES_ANNOTATION).unwrap_or_default();
@@ -136,7 +136,7 @@ struct Chooser<'c, 'f> {
 
 impl<'c> Chooser<'c, '_> {
     /// The newest or the promoted one, by each rollout.
-    fn shares(&mut self, subject: Subject<'_>) {
+    fn shares(&mut self, subject: TargetObject<'_>) {
         let mut workload_name: Option<Cow<'_, str>> = None;
         for (staged, places) in self.candidates.stages() {
             let is_selected =

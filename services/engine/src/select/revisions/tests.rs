@@ -6,7 +6,7 @@ use super::*;
 use crate::decision::Outcome;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
-use crate::profile::{NoParents, Parent, Parents, Whole};
+use crate::profile::{FlattenedProfile, NoParents, Parent, Parents};
 use crate::review::{Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::{ProfileSet, Served, Snapshot, Stage};
 
@@ -23,10 +23,10 @@ impl Parents for OneParent {
     }
 }
 
-fn whole(name: &ProfileName, more: &Json) -> Whole {
+fn whole(name: &ProfileName, more: &Json) -> FlattenedProfile {
     let mut spec = json!({"activation": "Always"});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    Whole::new(name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap()
+    FlattenedProfile::new(name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap()
 }
 
 fn labelled(label: &str) -> Json {
@@ -270,14 +270,14 @@ fn what_is_bounded_by_its_parent_nobody_can_pin() {
     let text = |more: &Json| {
         let mut spec = json!({"extends": {"name": "proxy"}});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        Whole::new(&name, &serde_json::from_value(spec).unwrap(), &parents).unwrap()
+        FlattenedProfile::new(&name, &serde_json::from_value(spec).unwrap(), &parents).unwrap()
     };
-    let compiled = |whole: &Whole| Arc::new(whole.compile(&name).unwrap());
+    let compiled = |whole: &FlattenedProfile| Arc::new(whole.compile(&name).unwrap());
     let value = |value: &str| text(&json!({"parameters": [{"name": "a", "default": value}]}));
     let (old, bounded, own) = (value("old"), value("new"), text(&labelled("own")));
     let old_revision = compiled(&old).revision().to_owned();
     assert_eq!(compiled(&old).limits(), Limits::Parent);
-    let served = |whole: &Whole| {
+    let served = |whole: &FlattenedProfile| {
         snapshot([Served { kept: [Box::from(&*old_revision)].into(), ..Served::from(compiled(whole)) }])
     };
     let object = pod("web", &json!({"pillion.dev/profiles": format!("own@{old_revision}")}));

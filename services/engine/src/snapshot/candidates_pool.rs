@@ -14,11 +14,11 @@ const FEW: usize = 64;
 /// The candidates of one set of profiles. Namespaces remember theirs without keeping them, so that a set that is not
 /// served any more goes away with its pool, whoever asked for it last.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct CandidatesPool {
     known: Mutex<HashSet<Arc<Candidates>>>,
 }
 
-impl Pool {
+impl CandidatesPool {
     /// The same, kept once.
     pub(super) fn share(&self, candidates: Candidates) -> Arc<Candidates> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

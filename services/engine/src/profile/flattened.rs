@@ -13,7 +13,7 @@ use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 
 /// The text of a profile with what it inherits, and what bounds it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Whole {
+pub struct FlattenedProfile {
     /// The text. It extends nothing.
     pub spec: ProfileSpec,
     /// What bounds it.
@@ -24,16 +24,16 @@ pub struct Whole {
     pub set_by_namespace: Vec<String>,
 }
 
-impl Whole {
+impl FlattenedProfile {
     /// Makes a text and those that it extends into one.
     ///
     /// # Errors
     /// What is wrong with the chain. That it can be merged does not mean that it compiles.
     pub fn new(name: &ProfileName, spec: &ProfileSpec, parents: &dyn Parents) -> Result<Self, Vec<Diagnostic>> {
-        let mut faults = Vec::new();
-        refuse_cluster_only(name, spec, &mut faults);
-        if !faults.is_empty() {
-            return Err(faults);
+        let mut diagnostics = Vec::new();
+        refuse_cluster_only(name, spec, &mut diagnostics);
+        if !diagnostics.is_empty() {
+            return Err(diagnostics);
         }
         if spec.extends.is_some() {
             return extend::resolve(name, spec, parents).map(Self::from);
@@ -125,7 +125,7 @@ impl Whole {
     }
 }
 
-impl From<Effective> for Whole {
+impl From<Effective> for FlattenedProfile {
     fn from(effective: Effective) -> Self {
         let Effective { spec, limits, ancestors, set, .. } = effective;
         Self { spec, limits, ancestors, set_by_namespace: set }
@@ -150,16 +150,16 @@ pub fn compile_with(
     parents: &dyn Parents,
 ) -> Result<CompiledProfile, Vec<Diagnostic>> {
     // Of its own text: what a profile of a namespace inherits may have what it cannot say.
-    let mut faults = Vec::new();
-    refuse_cluster_only(name, spec, &mut faults);
+    let mut diagnostics = Vec::new();
+    refuse_cluster_only(name, spec, &mut diagnostics);
     let compiled = match spec.extends {
         Some(_) => compile_extending(name, spec, parents),
         None => compile_text(name, spec, Limits::of(name)),
     };
     match compiled {
-        Ok(compiled) if faults.is_empty() => Ok(compiled),
-        Ok(_) => Err(faults),
-        Err(more) => Err(faults.into_iter().chain(more).collect()),
+        Ok(compiled) if diagnostics.is_empty() => Ok(compiled),
+        Ok(_) => Err(diagnostics),
+        Err(more) => Err(diagnostics.into_iter().chain(more).collect()),
     }
 }
 
@@ -173,10 +173,10 @@ fn compile_extending(
     match compile_text(name, &effective.spec, effective.limits) {
         Ok(mut compiled) => {
             compiled.complete(&effective.ancestors, &effective.set);
-            let revision = Whole::from(effective).revision().unwrap_or_default();
+            let revision = FlattenedProfile::from(effective).revision().unwrap_or_default();
             Ok(CompiledProfile { revision, ..compiled })
         }
-        Err(faults) => Err(faults.into_iter().map(|fault| effective.relocate(fault)).collect()),
+        Err(diagnostics) => Err(diagnostics.into_iter().map(|diagnostic| effective.relocate(diagnostic)).collect()),
     }
 }
 
@@ -185,8 +185,8 @@ fn compile_extending(
 /// # Errors
 /// This build does not understand it, or it does not compile any more.
 pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let whole = Whole::from_revision(name, revision).map_err(|fault| vec![fault])?;
-    let compiled = whole.compile(name)?;
+    let flattened = FlattenedProfile::from_revision(name, revision).map_err(|diagnostic| vec![diagnostic])?;
+    let compiled = flattened.compile(name)?;
     Ok(CompiledProfile { revision: revision.revision.as_str().into(), ..compiled })
 }
 
@@ -218,9 +218,9 @@ mod tests {
     fn what_is_kept_compiles_to_what_was_accepted() {
         for name in [ProfileName::cluster("child"), ProfileName::namespaced("shop", "child")] {
             let accepted = compile_with(&name, &child("debug"), &library()).unwrap();
-            let whole = Whole::new(&name, &child("debug"), &library()).unwrap();
-            assert_eq!(whole.revision().as_deref(), Some(accepted.revision()));
-            let kept = whole.to_revision(&name, Some(3), Some("{}")).unwrap();
+            let flattened = FlattenedProfile::new(&name, &child("debug"), &library()).unwrap();
+            assert_eq!(flattened.revision().as_deref(), Some(accepted.revision()));
+            let kept = flattened.to_revision(&name, Some(3), Some("{}")).unwrap();
             assert!(!kept.text.contains("extends") && !kept.text.contains("rollout"), "{}", kept.text);
             assert_eq!((kept.source.as_deref(), kept.ancestors.as_slice()), (Some("{}"), &["parent".to_owned()][..]));
             let served = compile_revision(&name, &kept).unwrap();
@@ -237,7 +237,8 @@ mod tests {
     #[test]
     fn revision_of_tenants_child_has_the_text_of_its_parent() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept =
+            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
         let text: Json = serde_json::from_str(&kept.text).unwrap();
         assert_eq!(text["template"]["metadata"]["labels"]["level"], "${params.level}");
         let page = include_str!("../../../../docs/tenancy.md").split_whitespace().collect::<Vec<_>>().join(" ");
@@ -249,14 +250,14 @@ mod tests {
         let name = ProfileName::cluster("p");
         let text =
             |percent| spec(json!({"rollout": {"percent": percent}, "template": {"metadata": {"labels": {"a": "b"}}}}));
-        let revision = |spec: &ProfileSpec| Whole::new(&name, spec, &library()).unwrap().revision();
+        let revision = |spec: &ProfileSpec| FlattenedProfile::new(&name, spec, &library()).unwrap().revision();
         assert_eq!(revision(&text(1)), revision(&text(100)));
         assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
 
         // The same text by itself is a tenant's, and not what its parent may do.
         let name = ProfileName::namespaced("shop", "child");
-        let inherited = Whole::new(&name, &child("debug"), &library()).unwrap();
-        let own = Whole::new(&name, &inherited.spec, &library()).unwrap();
+        let inherited = FlattenedProfile::new(&name, &child("debug"), &library()).unwrap();
+        let own = FlattenedProfile::new(&name, &inherited.spec, &library()).unwrap();
         assert_eq!((inherited.limits, own.limits), (Limits::Parent, Limits::Tenant));
         assert_ne!(inherited.revision(), own.revision());
     }
@@ -264,7 +265,8 @@ mod tests {
     #[test]
     fn revision_with_another_content_than_its_name_says_is_refused() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept =
+            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
         let forged = [
             RevisionSpec { text: kept.text.replace("debug", "trace"), ..kept.clone() },
             RevisionSpec { ancestors: vec!["privileged".to_owned()], ..kept.clone() },
@@ -273,8 +275,8 @@ mod tests {
             RevisionSpec { revision: "0123456789".to_owned(), ..kept.clone() },
         ];
         for forged in forged {
-            let [fault] = compile_revision(&name, &forged).unwrap_err().try_into().unwrap();
-            assert!(fault.message.contains("the hash of its content is"), "{fault}");
+            let [diagnostic] = compile_revision(&name, &forged).unwrap_err().try_into().unwrap();
+            assert!(diagnostic.message.contains("the hash of its content is"), "{diagnostic}");
         }
         // A newer build writes the same text with another order of fields, and it stays the same.
         let Json::Object(fields) = serde_json::from_str(&kept.text).unwrap() else { panic!() };
@@ -290,12 +292,12 @@ mod tests {
         let template = json!({"metadata": {"labels": {"a": "${lookups.?others.?data.?a.orValue('')}"}}});
         for limits in [Limits::Tenant, Limits::Platform] {
             let spec = spec(json!({"lookups": lookups, "template": template}));
-            let forged = Whole { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new() };
+            let forged = FlattenedProfile { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new() };
             let forged = forged.to_revision(&name, None, None).unwrap();
-            let faults = compile_revision(&name, &forged).unwrap_err();
+            let diagnostics = compile_revision(&name, &forged).unwrap_err();
             let expected =
                 if limits == Limits::Tenant { "lookups are for cluster profiles" } else { "cannot have Platform" };
-            assert!(faults.iter().any(|fault| fault.message.contains(expected)), "{faults:?}");
+            assert!(diagnostics.iter().any(|diagnostic| diagnostic.message.contains(expected)), "{diagnostics:?}");
         }
     }
 
@@ -305,16 +307,22 @@ mod tests {
         for number in 1..2_000_u32 {
             let number = f64::from(number).sqrt() * 1e-7;
             let spec = spec(json!({"template": {"spec": {"x": number}}}));
-            let whole = Whole { spec, limits: Limits::Platform, ancestors: Vec::new(), set_by_namespace: Vec::new() };
-            let kept = whole.to_revision(&name, None, None).unwrap();
-            assert!(Whole::from_revision(&name, &kept).is_ok(), "{number}");
+            let flattened = FlattenedProfile {
+                spec,
+                limits: Limits::Platform,
+                ancestors: Vec::new(),
+                set_by_namespace: Vec::new(),
+            };
+            let kept = flattened.to_revision(&name, None, None).unwrap();
+            assert!(FlattenedProfile::from_revision(&name, &kept).is_ok(), "{number}");
         }
     }
 
     #[test]
     fn a_revision_is_of_its_profile_and_bounded_as_that_may_be() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept =
+            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
         let other = ProfileName::namespaced("shop", "other");
         assert!(compile_revision(&other, &kept).unwrap_err()[0].message.contains("child"));
         let platforms = RevisionSpec { bounds: RevisionBounds::Platform, ..kept.clone() };
