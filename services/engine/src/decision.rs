@@ -1,8 +1,8 @@
-//! What was decided, as data. A [`Decision`] is made once for a request, and everything that is shown of it is rendered
-//! from this one value: the patch's company of warnings, the metrics' labels, the log line, the span, the explanation.
+//! The decision about a request, as data.
 //!
-//! Reasons are a closed set, so that they can be labels of metrics; what is particular to one request stands beside them
-//! as a detail, for people only.
+//! A [`Decision`] is made once per request. Warnings, metric labels, the log line, the span and the explanation are all
+//! rendered from it. A [`Reason`] is one of a closed set, so that it can be a metric label. Details of one request
+//! stand beside the reason and are for people only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::profile::validations::Validation;
 
 pub use crate::reason::Reason;
 
-/// What is done with a request as a whole.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Allowed, with a patch.
     Injected,
-    /// Allowed, without a patch: everything that the profiles say is there already.
+    /// Allowed, without a patch: the object already holds everything that the profiles add.
     Unchanged,
-    /// Allowed, without a patch: nothing is to be done.
+    /// Allowed, without a patch: no profile applies.
     Skipped,
-    /// Allowed: it passes the validations of the profiles, or those that it does not pass only tell.
+    /// Allowed: no validation denies the object. Failed validations may warn or be audited.
     Validated,
-    /// Refused.
+    /// Denied.
     Denied,
 }
 
@@ -33,7 +33,7 @@ impl Outcome {
     /// All outcomes.
     pub const ALL: [Self; 5] = [Self::Injected, Self::Unchanged, Self::Skipped, Self::Validated, Self::Denied];
 
-    /// The outcome as it stands in metrics, logs and spans.
+    /// The value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -46,25 +46,25 @@ impl Outcome {
     }
 }
 
-/// What is done with one profile for one object.
+/// The outcome of one profile for one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProfileOutcome {
-    /// It changed the object.
+    /// The profile changed the object.
     Applied,
-    /// It is for this object, and all that it says is there already.
+    /// The profile matches, and the object already holds everything that it adds.
     Unchanged,
-    /// It is not for this object. Nobody is told.
+    /// The profile does not match. The author gets no message.
     NotMatched,
-    /// It is left out, and the author is told.
+    /// The profile was left out, and the author gets a warning.
     Skipped,
-    /// Its validations were evaluated, and it does not refuse the object.
+    /// The validations of the profile were evaluated, and none denies the object.
     Validated,
-    /// It refuses the object.
+    /// The profile denies the object.
     Denied,
 }
 
 impl ProfileOutcome {
-    /// The outcome as it stands in metrics, logs and spans.
+    /// The value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -78,32 +78,32 @@ impl ProfileOutcome {
     }
 }
 
-/// What was decided about one profile.
+/// The decision about one profile.
 #[derive(Clone, Debug)]
 pub struct ProfileDecision {
     /// The profile.
     pub profile: Arc<CompiledProfile>,
-    /// What is done with it.
+    /// The outcome.
     pub outcome: ProfileOutcome,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// What is particular to this request: the name that is taken, the word that is not known. For people only.
+    /// Details of this request, such as the name that is taken or the unknown value. For people only.
     pub detail: Option<Box<str>>,
 }
 
-/// What follows from a validation that does not hold.
+/// The consequence of a failed validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValidationOutcome {
-    /// The object is refused.
+    /// The object is denied.
     Denied,
     /// The author is warned.
     Warned,
-    /// It stands in the audit log.
+    /// The failure is written to the audit log.
     Audited,
 }
 
 impl ValidationOutcome {
-    /// The outcome as it stands in logs and spans.
+    /// The value of the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -114,35 +114,35 @@ impl ValidationOutcome {
     }
 }
 
-/// A validation that does not hold, or could not be evaluated.
+/// A validation that failed or could not be evaluated.
 #[derive(Clone, Debug)]
 pub struct ValidationDecision {
-    /// The profile whose it is.
+    /// The profile of the validation.
     pub profile: Arc<CompiledProfile>,
-    /// Its place in the profile's `validations`.
+    /// Its index in the profile's `validations`.
     pub index: usize,
-    /// What follows.
+    /// The consequence.
     pub outcome: ValidationOutcome,
-    /// Why: it is not true, or could not be evaluated.
+    /// The reason: the validation failed, or could not be evaluated.
     pub reason: Reason,
-    /// What the author of the object is told.
+    /// The message for the author of the object.
     pub message: Box<str>,
 }
 
 impl ValidationDecision {
-    /// The HTTP status of the refusal.
+    /// The HTTP status code of the denial.
     #[must_use]
     pub fn code(&self) -> u16 {
         self.validation().map_or(422, |validation| validation.code)
     }
 
-    /// What Kubernetes calls the refusal, if it has a name.
+    /// The Kubernetes status reason of the denial, if the profile sets one.
     #[must_use]
     pub fn status_reason(&self) -> Option<&str> {
         self.validation().map(|validation| &*validation.reason).filter(|reason| !reason.is_empty())
     }
 
-    /// The field that is wrong, if the profile says which: `spec.ports`.
+    /// The invalid field, if the profile names it: `spec.ports`.
     #[must_use]
     pub fn field_path(&self) -> Option<&str> {
         self.validation().and_then(|validation| validation.field_path.as_deref())
@@ -153,35 +153,35 @@ impl ValidationDecision {
     }
 }
 
-/// Something the author of the object is told, beside what was decided about each profile.
+/// A warning for the author of the object, besides the decisions about profiles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The annotation `pillion.dev/injected` was written by the author, not by Pillion, and was dropped.
     RecordDropped,
-    /// A word in a request that nobody knows.
+    /// A value in a request key that no profile knows.
     UnknownWord {
-        /// Label or annotation in which it stands.
+        /// The label or annotation that holds it.
         key: Box<str>,
-        /// The word.
+        /// The value.
         word: Box<str>,
     },
-    /// A truthy word that could mean several profiles.
+    /// A truthy value that could mean several profiles.
     AmbiguousWord {
-        /// Label or annotation in which it stands.
+        /// The label or annotation that holds it.
         key: Box<str>,
     },
-    /// Something that a profile left out although it was applied.
+    /// A part that an applied profile left out.
     OfProfile {
-        /// The profile, as it is shown.
+        /// The display name of the profile.
         profile: Box<str>,
-        /// What, where and why.
+        /// What was left out, where and why.
         text: Box<str>,
     },
-    /// A value that a parameter does not take as it is: the default was taken, or it was moved into its range.
+    /// A parameter value that was replaced by the default, or moved into its range.
     Parameter {
-        /// The profile, as it is displayed.
+        /// The display name of the profile.
         profile: Box<str>,
-        /// What was wrong with the value, and what was taken.
+        /// What was wrong with the value, and which value is used.
         message: Box<str>,
     },
 }
@@ -203,26 +203,26 @@ impl fmt::Display for Notice {
     }
 }
 
-/// What was decided about a request.
+/// The decision about a request.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// What is done with it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// What is particular to this request. For people only.
+    /// Details of this request. For people only.
     pub detail: Option<Box<str>>,
-    /// The profiles that came into question, in the order in which they are applied. Profiles that nobody asked for are
-    /// not listed, so that a decision costs nothing for them.
+    /// The requested profiles, in the order in which they are applied. Profiles that nobody requested are not listed,
+    /// so a decision costs nothing for them.
     pub profiles: Vec<ProfileDecision>,
-    /// The validations that do not hold, in the order of the profiles. Empty on the mutating path.
+    /// The failed validations, in the order of the profiles. Empty on the mutating path.
     pub validations: Vec<ValidationDecision>,
-    /// What else the author is told.
+    /// Further warnings for the author.
     pub notices: Vec<Notice>,
 }
 
 impl Decision {
-    /// A decision in which no profile came into question.
+    /// Creates a decision without any requested profile.
     #[must_use]
     pub const fn skipped(reason: Reason) -> Self {
         Self {
@@ -235,7 +235,7 @@ impl Decision {
         }
     }
 
-    /// A refusal.
+    /// Creates a denial.
     #[must_use]
     pub fn denied(reason: Reason, detail: impl Into<Box<str>>) -> Self {
         Self {
@@ -248,12 +248,12 @@ impl Decision {
         }
     }
 
-    /// The validations for which the object is refused.
+    /// The validations that deny the object.
     pub fn refusals(&self) -> impl Iterator<Item = &ValidationDecision> {
         self.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied)
     }
 
-    /// Why the object is refused, in words; for the API server to show to its author.
+    /// The message of the denial, which the API server shows to the author.
     #[must_use]
     pub fn denial_message(&self) -> String {
         self.detail

@@ -1,14 +1,16 @@
 //! The injection engine: takes an admission review and a snapshot of the cluster, returns a decision and a response.
 //!
-//! The engine is synchronous and does no I/O. It reads no file, socket or environment variable, and it reads the clock only
-//! to stop at a deadline. So the webhook, the command line, the tests, the fuzzers and the benchmarks run the same code.
+//! The engine is synchronous and does no I/O. It reads no file, socket or environment variable, and it reads the clock
+//! only to stop at a deadline. So the webhook, the command line, the tests, the fuzzers and the benchmarks run the same
+//! code.
 //!
 //! # The path of a review
 //!
 //! 1. [`review::Review::parse`] reads the envelope. The object stays a slice of the request.
 //! 2. [`snapshot::Snapshot`] returns the profiles that may act in the object's namespace.
 //! 3. [`select`] finds the profiles that match the object, and why the others do not.
-//! 4. [`inject`] merges the templates of these profiles into the object, and [`limits`] checks what tenants' profiles did.
+//! 4. [`inject`] merges the templates of these profiles into the object, and [`limits`] checks what tenants' profiles
+//!    did.
 //! 5. `patch` turns the edits into a JSON patch, and checks the patch before it leaves.
 //! 6. `validate` evaluates the validations of the profiles, on the validating path.
 //! 7. [`decision::Decision`] holds the result. The response, metrics, logs and spans are rendered from it.

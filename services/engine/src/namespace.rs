@@ -1,8 +1,8 @@
 //! The metadata of a namespace: its labels, its annotations and its failure mode.
 //!
-//! A cluster has thousands of namespaces, each with some labels and annotations of a few dozen bytes. As maps of strings,
-//! the maps would take more memory than the strings. So [`NamespaceMetadata`] keeps all strings of a namespace in one
-//! buffer, each after its length, and reads the buffer from its start: the strings are few and lie side by side.
+//! A cluster has thousands of namespaces, each with some labels and annotations of a few dozen bytes. As maps of
+//! strings, the maps would take more memory than the strings. So [`NamespaceMetadata`] keeps all strings of a namespace
+//! in one buffer, each after its length, and reads the buffer from its start: the strings are few and lie side by side.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use pillion_api::opt_in::OptIn;
 pub struct NamespaceMetadata {
     /// The labels, then the annotations, each sorted by key.
     text: Box<str>,
-    /// Where in the text the annotations begin.
+    /// The offset of the annotations in the text.
     annotations_at: u32,
     /// Its failure mode.
     level: Option<InjectionLevel>,
@@ -28,8 +28,8 @@ pub struct Pairs<'n> {
 }
 
 impl NamespaceMetadata {
-    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's own
-    /// label opts it in, unless [`NamespaceMetadata::opting_in_by`] sets other labels.
+    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's
+    /// own label opts it in, unless [`NamespaceMetadata::opting_in_by`] sets other labels.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,
@@ -37,7 +37,7 @@ impl NamespaceMetadata {
     ) -> Self {
         let mut text = String::new();
         write_pairs(&mut text, labels);
-        // Beyond four gigabytes there are no annotations; the API server takes a quarter of a megabyte.
+        // Annotations never exceed four gigabytes: the API server accepts a quarter of a megabyte.
         let annotations_at = u32::try_from(text.len()).unwrap_or(u32::MAX);
         write_pairs(&mut text, annotations);
         let mut namespace = Self { text: text.into(), annotations_at, level: None };
@@ -133,7 +133,7 @@ fn write_pairs<K: Into<Box<str>>, V: Into<Box<str>>>(text: &mut String, pairs: i
     }
 }
 
-/// Six bits a byte, the lowest first; bit 6 says that more follow. So each byte is a character of ASCII.
+/// Encodes a length, six bits per byte, lowest first. Bit 6 marks that more follow, so each byte is an ASCII character.
 fn write_length(text: &mut String, mut length: usize) {
     while length >= 64 {
         text.push(char::from(u8::try_from(length % 64).unwrap_or_default() | 64));
@@ -142,7 +142,7 @@ fn write_length(text: &mut String, mut length: usize) {
     text.push(char::from(u8::try_from(length).unwrap_or_default()));
 }
 
-/// A text and what follows it; `None` at the end.
+/// Splits off the first string; `None` at the end.
 fn read_text(text: &str) -> Option<(&str, &str)> {
     let (mut length, mut shift) = (0_usize, 0_u32);
     for (index, byte) in text.bytes().enumerate() {

@@ -1,4 +1,4 @@
-//! What a case expects, and where that is not so.
+//! Compares the result of a case with what the case expects.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,5 +1,4 @@
-//! `metadata.managedFields` as the API server computes them for an object that is being created: who wrote it wrote all
-//! of it.
+//! Writes `metadata.managedFields` as the API server computes them for a new object: its author owns all fields.
 
 use serde_json::{Map, Value as Json, json};
 

@@ -1,4 +1,4 @@
-//! The profiles that cases are about, and what a case sets of them.
+//! The profiles of test cases, and the values that a case sets in them.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! What an expression gave, as JSON and as text.
+//! Converts results of expressions to JSON and to text.
 
 use std::borrow::Cow;
 

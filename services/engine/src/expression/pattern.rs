@@ -1,8 +1,8 @@
 //! Compiled regular expressions: RE2's syntax, and time in proportion to the text.
 //!
-//! How long a search takes for each byte of a text depends on the pattern. One whose deterministic automaton is small takes
-//! a few nanoseconds; any other may take as long as all its states one after the other. A [`Pattern`] knows which it is, so
-//! that the meter is charged accordingly before each search.
+//! How long a search takes for each byte of a text depends on the pattern. One whose deterministic automaton is small
+//! takes a few nanoseconds; any other may take as long as all its states one after the other. A [`Pattern`] knows which
+//! it is, so that the meter is charged accordingly before each search.
 
 use std::sync::Arc;
 

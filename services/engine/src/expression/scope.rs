@@ -1,4 +1,4 @@
-//! The names that an expression may use, and the one that was meant where it uses another.
+//! The names that an expression may use, and the suggestion for a misspelt name.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,10 +1,10 @@
-//! What an expression computes with.
+//! The values of expressions.
 //!
-//! Values borrow: an object of a request stays a place in its tape, and only what an expression reaches becomes a value
-//! of its own. Cloning a value is cheap, whatever is in it.
+//! Values borrow: an object of a request stays a reference into its tape, and only what an expression reaches becomes a
+//! value of its own. Cloning a value is cheap.
 //!
-//! Lists, maps, texts and optionals that were computed have private fields: the builders in [`build`] make them, and ask
-//! the [`Meter`] for every part. Each knows how deep it nests, so that no walk over a value exhausts the stack.
+//! Computed lists, maps, texts and optionals have private fields. The builders in [`build`] create them and charge the
+//! [`Meter`] for every part. Each value knows its nesting depth, so that no walk over it exhausts the stack.
 
 mod build;
 mod from_json;

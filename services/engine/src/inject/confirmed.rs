@@ -1,7 +1,7 @@
-//! What the platform's profiles found to be as they say it.
+//! Notes the places that the platform's profiles found as they want them.
 //!
-//! They change nothing there, so the record has nothing of it; and it is protected all the same. Otherwise the author of a pod
-//! could write what a profile would add, and a namespace's profile behind it could change that.
+//! The profiles change nothing there, so the record does not list them. They are protected all the same. Otherwise the
+//! author of a pod could write what a profile would add, and a namespaced profile could then change it.
 
 use crate::expression::Meter;
 use crate::json::{SlotId, Value};
@@ -12,19 +12,19 @@ use super::index::push_keys;
 use super::state::{Element, InsertPosition, Merge, MergeError, ProfileOrigin};
 
 impl<'a> Merge<'_, 'a> {
-    /// Notes that the place at hand is as the profile says it.
+    /// Notes that the current place already is as the profile wants it.
     pub(super) fn confirm(&mut self) {
         self.confirmations += 1;
         self.confirm_as(ChangeKind::Set);
     }
 
-    /// Notes an element that the profile puts first, or before another one that is there.
+    /// Notes an element that the profile puts first, or before another one.
     pub(super) fn note_in_front(&mut self, list: SlotId, element: Element<'a>, keyed: &'static KeyedList) {
         let Some(position) = element.position().filter(|_| matches!(self.profile_origin, ProfileOrigin::Watched(_)))
         else {
             return;
         };
-        // A profile does not fail because others come behind it: what is found out here has a meter of its own.
+        // A profile must not fail because other profiles follow it, so this uses a meter of its own.
         let meter = std::mem::replace(&mut self.meter, Meter::of(Meter::PROFILE));
         let is_in_front = match self.insert_position(Some(position)) {
             Ok(InsertPosition::First) => true,
@@ -45,8 +45,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// How many elements at the beginning of a list the profile has to leave there: those that the platform put in front. The
-    /// list is named by so many bytes of the place at hand.
+    /// The number of elements at the start of a list that the platform put in front, and that the profile must leave
+    /// there. The first `list_pointer` bytes of the pointer name the list.
     pub(super) fn front(
         &mut self,
         list: SlotId,

@@ -1,4 +1,4 @@
-//! The elements of a template's lists: found in the object, or made and put in their places.
+//! Merges elements of lists: finds them in the object, or creates and inserts them.
 
 use crate::decision::Reason;
 use crate::expression::{EvaluationError, Meter, Value as Computed};
@@ -12,7 +12,8 @@ use super::order::order_env_by_refs;
 use super::state::{Directives, Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part};
 
 impl<'a> Merge<'_, 'a> {
-    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
+    /// Finds the element of a list with the same keys: the last one, because that one counts if an author writes a
+    /// variable twice.
     pub(super) fn find(
         &mut self,
         list: SlotId,
@@ -40,8 +41,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(found)
     }
 
-    /// Goes over the elements of a template's list: groups are opened, `$forEach` is gone through, and what `$when` leaves
-    /// out is left out.
+    /// Expands the elements of a template's list: opens groups, repeats `$forEach`, and leaves out what `$when`
+    /// excludes.
     pub(super) fn expand(
         &mut self,
         nodes: &'a [Node],
@@ -111,7 +112,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Lays a template's list over one whose elements are told apart by keys.
+    /// Merges a template's list into a list with keyed elements.
     pub(super) fn list(
         &mut self,
         parent: SlotId,
@@ -140,8 +141,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Puts the entries of an env list that are new or joined, which are those from a place on among all, behind what they
-    /// refer to. Slots from `end` on were made for this list.
+    /// Moves new and joined environment variables, those of `self.env` from `from` on, after the variables that they
+    /// refer to. Slots from `end` on were created for this list.
     fn order_env(
         &mut self,
         list: SlotId,
@@ -149,7 +150,7 @@ impl<'a> Merge<'_, 'a> {
         from: usize,
         end: SlotId,
     ) -> Result<(), MergeError> {
-        // What a rule before this one added may refer to what is new now.
+        // Variables that an earlier rule added may refer to new ones.
         let children = self.document.children(list);
         let earlier: Vec<_> = children.filter(|child| *child < end && self.is_own(*child)).collect();
         if !earlier.is_empty() {
@@ -157,7 +158,7 @@ impl<'a> Merge<'_, 'a> {
             known.sort_unstable();
             self.env.extend(earlier.into_iter().filter(|child| known.binary_search(child).is_err()));
         }
-        // Each rule may read what all before it added to this list.
+        // Each rule may read what all earlier rules added to this list.
         let entries = self.env.get(from..).unwrap_or_default().iter();
         let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
         let read = texts.map(str::len).sum();
@@ -194,7 +195,7 @@ impl<'a> Merge<'_, 'a> {
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
         if is_among_init && !self.is_at_init_containers(field) {
-            // The container went to the other list, and the next one is looked for in this one again.
+            // The container moved to the other list. The next one is searched in this list again.
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
@@ -320,7 +321,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Notes an element that was just put into a list, for what comes behind it in this pass.
+    /// Notes an inserted element for later steps of this pass.
     pub(super) fn note_element(&mut self, list: SlotId, slot: SlotId, keys: &Keys<'a>, keyed: &'static KeyedList) {
         self.index.added(self.document, list, slot, keys);
         self.own.push(slot);
@@ -329,7 +330,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Entries of an env list that are new or joined stand behind what they refer to.
+    /// Remembers new and joined environment variables, which must stand after those that they refer to.
     pub(super) fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
         if schema::is_env(keyed) {
             self.env.push(slot);
@@ -350,7 +351,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The fields that tell an element from others.
+    /// The keys of an element.
     pub(super) fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, MergeError> {
         let mut values = [None; 2];
         for (value, field) in values.iter_mut().zip(keyed.keys) {
@@ -375,7 +376,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Keys::new(keyed, values))
     }
 
-    /// Puts a new element where its profile says.
+    /// Inserts a new element at its position.
     pub(super) fn insert(
         &mut self,
         list: SlotId,
@@ -397,7 +398,7 @@ impl<'a> Merge<'_, 'a> {
         };
         Ok(match (index, &position) {
             (None, _) => self.document.push_item(list, content),
-            // Each goes directly before the element that is named, so behind those that went there already.
+            // Each element is inserted directly before the named one, so after those inserted earlier.
             (Some(index), InsertPosition::Before(_)) => self.document.insert_item(list, index, content),
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
@@ -408,7 +409,7 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    /// The place of the element with a key; of ports also with a name.
+    /// The index of the element with a key; of a port also by its name.
     pub(super) fn index_of(
         &mut self,
         list: SlotId,
@@ -430,7 +431,7 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Bytes that going over one item is charged as.
+/// The charge for one item, in bytes.
 pub(super) const ITEM_COST: usize = 256;
 
 /// The items of a list, or the entries of a map by their keys.

@@ -1,5 +1,4 @@
-//! The members of objects: laid over those that the object has, added where it has none, and chosen among those that
-//! exclude one another.
+//! Merges members of objects: into existing members, as new members, and among members that exclude each other.
 
 use crate::decision::Reason;
 use crate::json::{Content, Key, Kind as JsonKind, SlotId, State, Value};
@@ -11,7 +10,7 @@ use super::pointer::push_token;
 use super::state::{Directives, Member, Merge, MergeError, Part};
 
 impl<'a> Merge<'_, 'a> {
-    /// Whether an object was just made for what is added, so that no part of it can be in the way of another.
+    /// Whether an object was just created for an addition, so that its parts cannot conflict.
     pub(super) fn is_new(&self, at: SlotId, type_: &Type) -> bool {
         self.mode.within_added
             && !self.mode.settled
@@ -19,7 +18,7 @@ impl<'a> Merge<'_, 'a> {
             && self.document.first(at).is_none()
     }
 
-    /// Adds a member to an object that is new. Most of a sidecar is such, and needs nothing of what is there.
+    /// Adds a member to a new object. Most of a sidecar is added so, without reading the object.
     pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), MergeError> {
         let content = Content::Value(value);
         self.charge_content(content)?;
@@ -28,14 +27,14 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// The member of an object that is open.
+    /// Finds a member of an open object.
     pub(super) fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, MergeError> {
         let (looks, found) = self.document.look_for(at, name);
         self.charge_looks(looks)?;
         Ok(found)
     }
 
-    /// Lays a member with its directives.
+    /// Merges a member with its directives.
     pub(super) fn node(
         &mut self,
         member: &Member<'a>,
@@ -90,7 +89,7 @@ impl<'a> Merge<'_, 'a> {
         result
     }
 
-    /// Adds a member that the object does not have, or has as null.
+    /// Adds a member that is absent or null.
     fn add_member(
         &mut self,
         member: &Member<'a>,
@@ -142,7 +141,7 @@ impl<'a> Merge<'_, 'a> {
                 self.note_added();
             }
         }
-        // A map or list whose every part was left out is left out too.
+        // A map or list is left out if all its parts are left out.
         let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
         if is_made && self.document.children(slot).next().is_none() {
             match original {
@@ -154,7 +153,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a member of a choice may be added: the object has no other of that choice, or has none any more.
+    /// Whether a member may be added to a choice: the object has no other member of the choice, or it was removed.
     fn make_room(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.chosen_otherwise(member);
         if others.is_empty() {
@@ -172,7 +171,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The object's members of the same choice, if it has others than this one: then its author has chosen.
+    /// The object's other members of the same choice: the author has chosen one of them.
     fn chosen_otherwise(&self, member: &Member<'a>) -> Vec<SlotId> {
         let Member { at, one_of, name, .. } = member;
         if !one_of.holds(name) {
@@ -185,7 +184,7 @@ impl<'a> Merge<'_, 'a> {
         self.document.children(*at).filter(is_other).collect()
     }
 
-    /// Takes a member away that excludes one of ours, which is at the place at hand.
+    /// Removes a member that excludes one of the profile's at the current place.
     fn take_away(&mut self, parent: SlotId, member: SlotId) {
         let around = self.pointer.rfind('/').unwrap_or(0);
         if let Some(key) = self.document.key(member) {
@@ -200,8 +199,8 @@ impl<'a> Merge<'_, 'a> {
 }
 
 impl Node {
-    /// The value of a field that is added as it stands in the template, if it is one. Elements of lists are looked for by
-    /// who changes them later.
+    /// The value of a field that can be added as it stands in the template. Elements of lists are excluded, because
+    /// later steps search for them.
     pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
         let Kind::Plain(tape) = &self.kind else { return None };
         let value = tape.root();

@@ -1,11 +1,11 @@
-//! The merge of one template into one object.
+//! Merges one template into one object.
 //!
-//! Objects merge by key, keyed lists by their keys, everything else is one value; where the object has a value, its
-//! author wins unless the template says otherwise. Expressions are evaluated at the place where their value goes, because
-//! they may ask what is there.
+//! Objects merge by key, keyed lists by their keys, and everything else is one value. The author's value wins unless
+//! the template says otherwise. Expressions are evaluated at the place where their value goes, because they may read
+//! the existing value.
 //!
-//! What an earlier pass added is settled: it is left alone, whatever others made of it since, except for a `$join` and a
-//! written `Replace`.
+//! What an earlier pass added is settled: it is left as it is, whatever changed it since, except for `$join` and an
+//! explicit `Replace`.
 
 use crate::decision::Reason;
 use crate::json::{Content, Document, Key, Kind as JsonKind, OwnedTape, SlotId, Value};
@@ -17,13 +17,13 @@ use super::pointer::push_token;
 use super::state::{Directives, Member, Merge, MergeError, MergeMode, Part};
 
 impl<'a> Merge<'_, 'a> {
-    /// Lays the template over the whole object.
+    /// Merges a template into the object.
     pub(super) fn merge_template(&mut self, template: &'a Node, type_: &'static Type) -> Result<(), MergeError> {
         let Some(part) = self.resolve(template, type_)? else { return Ok(()) };
         self.object(Document::ROOT, part, type_, None)
     }
 
-    /// Lays an object's members. Those of its fields that are keys of its list are known already.
+    /// Merges the members of an object. Fields that are keys of its list are known already.
     pub(super) fn object(
         &mut self,
         at: SlotId,
@@ -65,7 +65,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// What a part's directives say holds for all that is below it.
+    /// Applies a part's directives to everything below it.
     pub(super) fn follow(&mut self, directives: Directives<'a>) {
         if let Some(rule) = directives.conflict {
             self.mode.conflict = rule;
@@ -73,13 +73,13 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// What an earlier pass added is left alone from here on, as far as nothing says otherwise below.
+    /// Leaves what an earlier pass added as it is, unless a directive below says otherwise.
     pub(super) const fn settle(&mut self) {
         self.mode.settled = true;
         self.mode.conflict = ConflictRule::Merge;
     }
 
-    /// Lays a part over what the object has.
+    /// Merges a part into an existing value.
     pub(super) fn merge_part(
         &mut self,
         parent: SlotId,
@@ -118,7 +118,7 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         }
         match self.mode.conflict {
-            // What admission added to the author's word is not the author's word.
+            // Values that admission added to an overlay are not the author's.
             ConflictRule::Merge if self.mode.overlay => {
                 self.charge(self.managed_fields.size())?;
                 if self.is_author_written() || self.is_known() {
@@ -135,7 +135,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Goes into something that is added. Gives the mode to come back to.
+    /// Enters an addition. Returns the mode to restore afterwards.
     pub(super) const fn enter_added(&mut self) -> MergeMode {
         let around = self.mode;
         self.mode.within_added = true;
@@ -152,7 +152,7 @@ impl<'a> Merge<'_, 'a> {
         if let Some(raw) = self.document.raw(existing) {
             return Ok(raw == value.raw());
         }
-        // Something within it was changed or undone.
+        // A part of it was changed or undone.
         let mut text = String::new();
         self.document.write(existing, &mut text);
         self.charge(text.len())?;

@@ -1,25 +1,26 @@
-//! Lays the templates of the selected profiles over an object, one after the other, each wholly or not at all, and keeps
-//! the record of what was added.
+//! Merges the templates of the selected profiles into an object, and writes the injection record.
+//!
+//! Profiles are applied one after the other. Each is applied as a whole or not at all.
 
 pub(crate) mod managed_fields;
-mod changes;
-mod confirmed;
-mod elements;
+mod pointer;
 mod index;
+mod state;
+mod confirmed;
 mod join;
-mod locate;
 mod members;
 mod merge;
 mod moves;
-mod notes;
 mod order;
 mod pod_resources;
-mod pointer;
+mod locate;
+mod notes;
+mod elements;
 mod references;
 mod render;
 mod rules;
 mod settled;
-mod state;
+mod changes;
 mod undo;
 
 use std::collections::HashSet;
@@ -47,26 +48,26 @@ use state::{
 };
 pub use undo::{UndoError, Undone, undo};
 
-/// The label by which a pod asks for nodes of an operating system.
+/// The node label for the operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// At most so many bytes of a patch are about the record's annotation, besides the record itself.
+/// An upper bound, in bytes, of what the record's annotation adds to a patch besides the record.
 const RECORD_AROUND: usize = 1024;
 
-/// What became of a profile.
+/// The result of applying one profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     pub(crate) outcome: ProfileOutcome,
     pub(crate) reason: Reason,
     pub(crate) detail: Option<Box<str>>,
-    /// What the author is told beside it.
+    /// Messages for the author.
     pub(crate) notes: Vec<Box<str>>,
 }
 
-/// What the profiles are applied to.
+/// The object to which profiles are applied.
 #[derive(Clone, Copy)]
 pub(crate) struct InjectTarget<'a> {
-    /// The object as it came in.
+    /// The object of the request.
     pub(crate) object: Value<'a>,
     pub(crate) type_: &'static Type,
     pub(crate) context: EvalContext<'a>,
@@ -75,23 +76,23 @@ pub(crate) struct InjectTarget<'a> {
     pub(crate) earlier: Option<&'a Record>,
 }
 
-/// Which of the selected profiles are left out, beside those that selection left out, and for which reason.
+/// Which selected profiles are left out, and why.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Exclusions<'p, 'a> {
-    /// Those that stand in for one of the platform's: that one is applied itself.
+    /// Why profiles that stand in for cluster profiles are left out. The cluster profiles are applied instead.
     pub(crate) stand_ins: Option<&'p str>,
-    /// All that are not the platform's. What they did in an earlier pass is taken back.
+    /// Why all namespaced profiles are left out, and what they did in an earlier pass, which is undone.
     pub(crate) namespaces: Option<(&'p str, &'a NamespaceChanges<'a>)>,
 }
 
-/// What became of an object.
+/// The result of applying all profiles.
 pub(crate) struct Applied<'a> {
     pub(crate) document: Document<'a>,
-    /// Of each profile that selection left to be applied, what became of it; of the others, `None`.
+    /// The result of each profile; `None` for profiles that selection did not leave to be applied.
     pub(crate) verdicts: Vec<Option<Verdict>>,
     /// The record as a JSON string; `None` if nothing was ever added.
     pub(crate) record: Option<String>,
-    /// What the platform's profiles did, where they were applied alone and the record can be read.
+    /// The places that the platform's profiles changed, if they were applied alone and the record can be read.
     pub(crate) protected: Option<Protected>,
 }
 
@@ -164,14 +165,14 @@ pub(crate) fn apply<'a>(
     Ok(Applied { document, verdicts, protected, record: pass.record.finish(earlier) })
 }
 
-/// Whether selection left it to be applied, if another one that stands in for it is not.
+/// Whether selection left a profile to be applied, if the profile that stands in for it is not applied.
 fn comes_into_question(selected: &Selected<'_>) -> bool {
     let decision = &selected.decision;
     decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
 }
 
-/// Whether a profile gives way to the one before it. That one is applied, or was in an earlier pass, or refuses the object:
-/// one that is left out takes nothing of the platform's away.
+/// Whether a profile gives way to the one before it, which is applied, was applied in an earlier pass, or denies the
+/// object. A stand-in that is left out does not replace the cluster profile.
 fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
     let Some(name) = selected.decision.detail.as_deref().filter(|_| selected.decision.reason == Reason::Extended)
     else {
@@ -181,13 +182,13 @@ fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlie
     !is_left_out || earlier.is_some_and(|earlier| earlier.has(name))
 }
 
-/// Whether a profile would take the place of one that was applied in an earlier pass.
+/// Whether a profile would replace one that was applied in an earlier pass.
 fn comes_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
     let has = |name: &str| earlier.is_some_and(|earlier| earlier.has(name));
     !has(profile.display_name()) && profile.ancestors().next().is_some_and(has)
 }
 
-/// What follows for the object from a profile that is not applied.
+/// The result of a profile that is not applied.
 fn left_out(profile: &CompiledProfile, reason: Reason, detail: Box<str>, denies: bool) -> Verdict {
     let outcome = match profile.on_error {
         OnError::Skip if !denies => ProfileOutcome::Skipped,
@@ -206,7 +207,7 @@ struct Pass<'p, 'a> {
     insert_counts: InsertCounts,
     merge_scratch: MergeScratch<'a>,
     injected: Injected,
-    /// Whether anybody asks what the platform's profiles did.
+    /// Whether the changes of the platform's profiles are needed later.
     is_watched: bool,
     confirmed: Confirmed,
     is_touched: bool,
@@ -248,7 +249,7 @@ impl<'a> Pass<'_, 'a> {
             Err(MergeError::Malformed(malformed)) => return Err(malformed),
         };
         if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
-            // What an earlier pass did is there still, at the revision of that pass.
+            // The changes of an earlier pass are still there, at the revision of that pass.
             self.record.keep(mark, self.earlier, name);
         }
         Ok(match output {
@@ -272,25 +273,25 @@ impl<'a> Pass<'_, 'a> {
         })
     }
 
-    /// What a profile of the namespace is compared with: what there is before it.
+    /// The state with which the result of a namespaced profile is compared.
     fn bound(&mut self, document: &Document<'a>) -> Result<Bound<'a>, Excess> {
         self.insert_counts.forget_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
-        // What is the object's own need not be written.
+        // The original object need not be written.
         Ok(Bound { protected, before: self.is_touched.then(|| document.clone()) })
     }
 
-    /// What the platform's profiles did so far; `None` if the record cannot be read.
+    /// The places that the platform's profiles changed so far; `None` if the record cannot be read.
     fn protected(&self) -> Option<Protected> {
         let record = self.record.so_far()?;
         let places = self.confirmed.places().map(|(pointer, done)| (pointer.into(), done));
         Some(Protected::new(record.of_the_platform().chain(places)))
     }
 
-    /// Checks what a profile of the namespace did.
+    /// Checks the changes of a namespaced profile.
     fn check(&self, profile: &CompiledProfile, bound: &Bound<'a>, document: &Document<'a>) -> Result<(), Excess> {
         let Bound { protected, before } = bound;
-        // What it took away and put back as it was would be its own from then on.
+        // A value that it removed and restored would belong to it from then on.
         let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
         self.bounds.check(profile.limits(), self.subject.object, before.as_ref(), document, protected)?;
@@ -321,7 +322,7 @@ impl<'a> Pass<'_, 'a> {
         let earlier = earlier.unwrap_or_default();
         let is_platform = !profile.is_limited();
         if injected.is_wanted {
-            // It is there, whatever becomes of the profile in this pass.
+            // The container is there, whatever the result of this pass.
             let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
             injected.extend(own.map(|at| Box::from(&**at)), is_platform);
         }
@@ -346,7 +347,7 @@ impl<'a> Pass<'_, 'a> {
         if let Some(template) = &profile.template {
             merge.merge_template(template, profile.object_type())?;
         }
-        // Whether a container that hangs on a condition is added is known only now.
+        // Only now it is known whether conditional containers were added.
         if refuses_containers && !merge.containers.is_empty() {
             return Err(MergeError::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
         }
@@ -372,21 +373,21 @@ impl<'a> Pass<'_, 'a> {
     }
 }
 
-/// What the result of a namespace's profile is compared with.
+/// The state with which the result of a namespaced profile is compared.
 struct Bound<'a> {
     protected: Protected,
-    /// What other profiles made of the object; `None` if they made nothing of it.
+    /// The object after other profiles; `None` if they changed nothing.
     before: Option<Document<'a>>,
 }
 
-/// What profiles have done so far.
+/// The containers that profiles have added so far.
 #[derive(Default)]
 struct Injected {
-    /// Whether a profile has rules on containers, and so asks which of them were injected.
+    /// Whether a profile has container rules, which depend on the injected containers.
     is_wanted: bool,
-    /// The places that were added, and whether the platform's profiles did.
+    /// The pointers of added containers, and whether the platform's profiles added them.
     places: Vec<(Box<str>, bool)>,
-    /// The profiles.
+    /// The profiles that were applied so far.
     profiles: Vec<Box<str>>,
 }
 
@@ -396,17 +397,18 @@ impl Injected {
     }
 
     fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_platform: bool) {
-        // So many of all profiles together.
+        // Room for the containers of all profiles.
         self.places.reserve(8);
         self.places.extend(places.into_iter().map(|place| (place, is_platform)));
     }
 
-    /// Whether a profile has had its turn.
+    /// Whether a profile was already applied.
     fn knows(&self, profile: &str) -> bool {
         self.profiles.iter().any(|known| **known == *profile)
     }
 
-    /// What a profile takes the container at a place for. A tenant's never sees what the platform's added.
+    /// The origin of a container, as a profile sees it. A tenant's profile never sees containers that the platform
+    /// added.
     fn origin(&self, pointer: &str, seen_by_platform: bool) -> ContainerOrigin {
         let mut origin = ContainerOrigin::Author;
         for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {
@@ -427,7 +429,7 @@ fn is_for_windows(document: &mut Document<'_>) -> Result<bool, Malformed> {
     Ok(by_name || by_node)
 }
 
-/// The first of some volumes that a container mounts and that is not there. The pod is read once for all of them.
+/// Returns the first of these volumes that a container mounts and the pod does not have.
 fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Result<Option<&'n str>, Malformed> {
     if names.is_empty() {
         return Ok(None);
@@ -441,11 +443,11 @@ fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Res
     let containers = ["initContainers", "containers"].into_iter().filter_map(|list| spec.root().get(list));
     let mounts = containers.flat_map(Value::items).filter_map(|container| container.get("volumeMounts"));
     let mounted: HashSet<_> = mounts.flat_map(Value::items).filter_map(|mount| mount.get("name")?.as_str()).collect();
-    // A container or mount that `$when` leaves out needs none.
+    // A container or mount that `$when` leaves out needs no volume.
     Ok(absent.into_iter().find(|volume| mounted.contains(*volume)))
 }
 
-/// Those of some volumes that a pod does not have.
+/// Returns those of the volumes that the pod does not have.
 fn absent_volumes<'n>(
     document: &mut Document<'_>,
     spec: SlotId,
@@ -459,12 +461,11 @@ fn absent_volumes<'n>(
     Ok(names.filter(|name| !there.contains(*name)).collect())
 }
 
-/// Sets the record's annotation, or takes away one that is there and should not be. `text` is the record as a JSON
-/// string.
+/// Sets the record's annotation, or removes it if `text` is `None`. `text` is the record as a JSON string.
 pub(crate) fn set_record(document: &mut Document<'_>, text: Option<String>) -> Result<(), Malformed> {
     let metadata = match document.member(Document::ROOT, "metadata")? {
         Some(metadata) if document.kind(metadata) == Kind::Object => metadata,
-        // The API server never sends a pod without metadata; others may.
+        // The API server never sends a pod without metadata; other callers may.
         found if text.is_some() => match found {
             Some(other) => {
                 document.replace(other, Content::Map);
@@ -485,7 +486,7 @@ pub(crate) fn set_record(document: &mut Document<'_>, text: Option<String>) -> R
     };
     match (document.member(annotations, INJECTED_ANNOTATION)?, text) {
         (Some(existing), Some(text)) => {
-            // The API server may have escaped it in another way.
+            // The API server may have escaped it differently.
             let same = match document.content(existing) {
                 Content::Value(value) => {
                     value.raw() == text || (value.as_str().is_some() && value.as_str() == text_of(&text))

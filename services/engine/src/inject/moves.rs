@@ -1,5 +1,5 @@
-//! Containers that stand elsewhere than their author wrote them. `$sidecar` decides in which list, and an author's container
-//! of that name is moved along; in its list, a written `$position` decides.
+//! Moves containers. `$sidecar` selects the list of a container, and an author's container with the same name moves
+//! along. Within a list, `$position` selects the place.
 
 use crate::decision::Reason;
 use crate::json::{Content, Key, SlotId};
@@ -13,7 +13,7 @@ use super::state::{Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError};
 const CONTAINERS: &str = "containers";
 
 impl<'a> Merge<'_, 'a> {
-    /// The list that an element is for: containers change theirs by `$sidecar`.
+    /// The list of an element: `$sidecar` changes it for containers.
     pub(super) fn list_of(
         &mut self,
         parent: SlotId,
@@ -35,7 +35,7 @@ impl<'a> Merge<'_, 'a> {
         Ok((other, length))
     }
 
-    /// Whether the place at hand is the list of init containers, whose name begins at a byte of the pointer.
+    /// Whether the current place is the list of init containers. `field` is the offset of its name in the pointer.
     pub(super) fn is_at_init_containers(&self, field: usize) -> bool {
         self.pointer.get(field..) == Some(INIT_CONTAINERS)
     }
@@ -61,9 +61,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Puts an author's overlay where the container that it is about belongs. A later pass leaves it where it is: others may
-    /// have put theirs beside it since. It also stays if another container has its name: the last of them counts, and a move
-    /// would make that another one. No API server takes such a pod.
+    /// Moves an author's overlay to the position of the injected container. A later pass leaves it there, because
+    /// others may have inserted elements beside it since. It also stays if another container has its name, which no API
+    /// server accepts: the last one counts, and a move would change which one that is.
     pub(super) fn put_in_place(
         &mut self,
         list: SlotId,
@@ -83,7 +83,7 @@ impl<'a> Merge<'_, 'a> {
         if all.iter().any(|slot| *slot != container && same_key(self.document.value_of(*slot, "name"), name)) {
             return Ok(());
         }
-        // Places are counted without the container itself.
+        // Positions are counted without the container itself.
         let without = |index: usize| index - usize::from(index > own);
         let index = match &position {
             InsertPosition::Last => None,
@@ -109,7 +109,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Containers of all kinds share their names. One that `$sidecar` puts elsewhere is put, all others are in the way.
+    /// Containers of all kinds share their names. A container that `$sidecar` moves is moved; all others are conflicts.
     pub(super) fn find_elsewhere(
         &mut self,
         parent: SlotId,
@@ -136,7 +136,7 @@ impl<'a> Merge<'_, 'a> {
             let current = self.current(found)?;
             let there = self.pointer.replacen(ours, others, 1);
             let here = std::mem::replace(&mut self.pointer, there);
-            // It is put back first, and in its place then.
+            // It is appended first, and then moved to its position.
             let list_pointer = self.pointer.rfind('/').unwrap_or(0);
             self.note_move(sibling, found, list_pointer, keyed);
             self.note_replaced(found);

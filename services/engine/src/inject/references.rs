@@ -1,4 +1,5 @@
-//! Joining to an env entry that is a reference and so has no text: it gets another name, and the joined entry refers to it.
+//! Joins to an environment variable with `valueFrom`, which has no text: renames the variable, and adds one that refers
+//! to it.
 
 use std::borrow::Cow;
 
@@ -9,11 +10,11 @@ use super::join;
 use super::pointer::push_token;
 use super::state::{Merge, MergeError};
 
-/// What stands in front of the name of an entry that was moved.
+/// The prefix of the name of a renamed variable.
 const PREFIX: &str = "PILLION_";
 
 impl<'a> Merge<'_, 'a> {
-    /// Joins a value to an env entry of a list that has `valueFrom`.
+    /// Joins a value to a variable with `valueFrom`.
     pub(super) fn join_reference(
         &mut self,
         list: SlotId,
@@ -64,7 +65,7 @@ impl<'a> Merge<'_, 'a> {
         push_token(&mut self.pointer, &moved_name);
         self.note_added();
         self.pointer = here;
-        // The whole entry is what stood here.
+        // The original is the whole variable.
         self.note_replaced(entry);
         self.document.replace(entry, Content::Map);
         let name = original.get("name").map_or(Content::Scalar("\"\""), Content::Value);

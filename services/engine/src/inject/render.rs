@@ -1,4 +1,4 @@
-//! From a part of a template to the value that it stands for here: expressions evaluated, directives asked.
+//! Evaluates the parts of a template: expressions to values, directives to decisions.
 
 use std::borrow::Cow;
 
@@ -19,14 +19,14 @@ use super::state::{
     Part, ProfileOrigin,
 };
 
-/// Bytes that looking at one member or element is charged as.
+/// The charge for reading one member or element, in bytes.
 const LOOK_COST: usize = 4;
 
-/// Bytes that are made room for where a value is written.
+/// The initial capacity of buffers for values, in bytes.
 const SCRATCH: usize = 256;
 
 impl<'a> Merge<'_, 'a> {
-    /// A part of a template as it can be laid; `None` if it is left out.
+    /// Resolves a part of a template for merging; `None` if it is left out.
     pub(super) fn resolve(&mut self, node: &'a Node, type_: &'static Type) -> Result<Option<Part<'a>>, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => Ok(Some(Part::Plain(tape.root()))),
@@ -36,7 +36,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// A part of a template as one value; `None` if it is left out.
+    /// Resolves a part of a template to one value; `None` if it is left out.
     pub(super) fn value_of(&mut self, part: Part<'a>) -> Result<Option<Value<'a>>, MergeError> {
         let node = match part {
             Part::Plain(value) => return Ok(Some(value)),
@@ -49,7 +49,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// The value that a string with expressions stands for, which the API server takes in its place.
+    /// The value of a string with expressions, checked against the type that the API server accepts.
     fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, MergeError> {
         let value = self.any_text(text)?;
         if let Some(value) = value
@@ -60,7 +60,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// The value that a string with expressions stands for.
+    /// The value of a string with expressions.
     fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, MergeError> {
         match text {
             Text::Whole(expression) => {
@@ -77,7 +77,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The text that a string with expressions stands for.
+    /// The text of a string with expressions.
     fn plain_text(&mut self, text: &'a Text) -> Result<String, MergeError> {
         match text {
             Text::Whole(expression) => {
@@ -92,7 +92,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Gives the parts of a text one after the other.
+    /// Passes the parts of a text one after the other.
     fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), MergeError> {
         let mut length = 0;
         for piece in pieces {
@@ -112,7 +112,7 @@ impl<'a> Merge<'_, 'a> {
         self.charge(length)
     }
 
-    /// Writes the value that a string with expressions stands for. Whether there is one.
+    /// Writes the value of a string with expressions. Returns false if there is none.
     fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, MergeError> {
         match text {
             Text::Mixed(pieces) if !expected.has_rule() => {
@@ -129,7 +129,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// A field of a part that is an object, as one value; `None` if there is none.
+    /// A field of a part that is an object, as one value; `None` if it is absent.
     pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, MergeError> {
         let fields = match part {
             Part::Plain(value) => return Ok(value.get(name)),
@@ -148,7 +148,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// `$value` with the fields beside it laid over it.
+    /// Resolves `$value`, with the fields beside it merged into it.
     fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
@@ -159,7 +159,7 @@ impl<'a> Merge<'_, 'a> {
         .map(Some)
     }
 
-    /// What becomes of a value by some work on a copy of it, of which the record has nothing.
+    /// Changes a copy of a value, without the record.
     pub(super) fn on_copy(
         &mut self,
         value: Value<'a>,
@@ -195,7 +195,7 @@ impl<'a> Merge<'_, 'a> {
         self.keep(&out)
     }
 
-    /// Writes a part as one value, its own directives aside. Whether there is one.
+    /// Writes a part as one value, without its own directives. Returns false if there is none.
     fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => out.push_str(tape.root().raw()),
@@ -223,7 +223,7 @@ impl<'a> Merge<'_, 'a> {
                         out.truncate(before);
                     }
                 }
-                // A map whose every field was left out is left out too.
+                // A map is left out if all its fields are left out.
                 if out.len() == start + 1 {
                     out.truncate(start);
                     return Ok(false);
@@ -256,7 +256,7 @@ impl<'a> Merge<'_, 'a> {
                     }
                     Ok(())
                 })?;
-                // So is a list whose every element was left out.
+                // A list is left out if all its elements are left out.
                 if out.len() == start + 1 {
                     out.truncate(start);
                     return Ok(false);
@@ -267,7 +267,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(true)
     }
 
-    /// Whether `$when` lets a part be.
+    /// Evaluates `$when`.
     pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, MergeError> {
         match node.rules.as_ref().and_then(|rules| rules.when.as_ref()) {
             Some(when) => self.truth(when),
@@ -275,7 +275,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The directives of a part that matter where it is laid.
+    /// The directives of a part that matter where it is merged.
     pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, MergeError> {
         match &node.rules {
             Some(rules) => self.directives_of(rules),
@@ -292,7 +292,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Directives { conflict, join: rules.join.as_ref() })
     }
 
-    /// Where a new element goes.
+    /// The position of a new element.
     pub(super) fn insert_position(&mut self, position: Option<&'a Position>) -> Result<InsertPosition, MergeError> {
         let end = |end: End| match end {
             End::First => InsertPosition::First,
@@ -307,7 +307,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// A text that is known or found; `None` if the expression gives none.
+    /// A constant or computed text; `None` if the expression returns none.
     pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, MergeError> {
         match choice {
             Choice::Known(text) => Ok(Some(text.clone())),
@@ -345,7 +345,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Brings what the object has at a place into scope, if a part asks for it.
+    /// Binds `existing` to the value of the object, if a part reads it.
     pub(super) fn know_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), MergeError> {
         if !node.uses_existing {
             return Ok(());
@@ -363,14 +363,14 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Inside a value that is written as a whole there is nothing yet.
+    /// Within a value that is written as a whole, nothing exists yet.
     pub(super) fn know_nothing_exists(&self, node: &Node) {
         if node.uses_existing {
             self.bindings.know(EXISTING, Computed::none());
         }
     }
 
-    /// What a slot holds now.
+    /// The current value of a slot.
     pub(super) fn current(&mut self, slot: SlotId) -> Result<Value<'a>, MergeError> {
         if let Content::Value(value) = self.document.content(slot) {
             return Ok(value);
@@ -382,7 +382,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// A text to write in. Whoever has it gives it back, or there is another one the next time.
+    /// Takes the buffer for values. The caller returns it; otherwise the next call allocates one.
     pub(super) fn take_scratch(&mut self) -> String {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
@@ -390,11 +390,11 @@ impl<'a> Merge<'_, 'a> {
         scratch
     }
 
-    /// Keeps a JSON text for as long as the request lives. It is paid for here, because whoever made it may be in a loop and
-    /// never put it anywhere.
+    /// Stores a JSON text until the request ends. It is charged here, because a loop may store texts that it never
+    /// uses.
     pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, MergeError> {
         self.charge(text.len())?;
-        // It was written from values that are JSON.
+        // It was written from valid JSON values.
         match OwnedTape::parse(text) {
             Ok(tape) => Ok(self.arena.keep(tape)),
             Err(_) => Err(self.failed(&EvaluationError::new("the value is nested too deeply or too large"))),
@@ -405,8 +405,8 @@ impl<'a> Merge<'_, 'a> {
         self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
-    /// Charges going over so many members or elements in search of one; ends where the record has no room anyway, so that
-    /// long lists do not take the square of their length.
+    /// Charges a search over this number of members or elements, and stops where the record has no room anyway, so that
+    /// long lists do not take quadratic time.
     pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
             return Err(MergeError::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
@@ -414,7 +414,7 @@ impl<'a> Merge<'_, 'a> {
         self.charge(looks.saturating_mul(LOOK_COST))
     }
 
-    /// Text that is put into the object is paid for each time, also where it was made long before: a loop may put it many
+    /// Charges content each time it is inserted, even if it was created earlier, because a loop may insert it many
     /// times.
     pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), MergeError> {
         match content {
@@ -423,7 +423,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// An expression that has no value here.
+    /// The error of an expression that failed at the current place.
     pub(super) fn failed(&self, error: &EvaluationError) -> MergeError {
         let place = format!("{}: {}", self.pointer, error.message());
         MergeError::Conflict(Conflict { reason: lookup::reason_of(error), place: place.into() })

@@ -1,4 +1,5 @@
-//! The rules of a profile on containers that are there: which of them each is for, and laying its template over those.
+//! Applies the container rules of a profile: finds the containers that each rule matches, and merges its template into
+//! them.
 
 use std::borrow::Cow;
 
@@ -14,37 +15,37 @@ use super::elements::ITEM_COST;
 use super::pointer::push_token;
 use super::state::{Conflict, Merge, MergeError};
 
-/// The lists of a pod's containers that a rule may be for, in the order in which they start.
+/// The lists of a pod's containers to which rules apply, in the order in which containers start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// For how many containers of a list room is made.
+/// The initial capacity for the containers of a list.
 const CONTAINERS: usize = 8;
 
-/// What a profile takes a container for that it does not add itself, by what profiles have added.
+/// The origin of a container that the profile itself does not add, as the profile sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContainerOrigin {
-    /// It was added, and the profile sees it.
+    /// A profile injected it, and this profile sees it.
     Injected,
-    /// It was added, and is none of the profile's business.
+    /// A profile injected it, and this profile must not see it.
     Hidden,
-    /// Nobody added it. It may have been moved.
+    /// The author wrote it. It may have been moved.
     Author,
 }
 
-/// A container that rules may be for.
+/// A container to which rules may apply.
 struct Target<'a> {
     slot: SlotId,
-    /// The list in which it stands.
+    /// The list that holds it.
     list: &'static str,
     name: Cow<'a, str>,
     kind: ContainerType,
-    /// The container as expressions see it: an author's as it was before any profile, an injected one as it is.
+    /// The container as expressions see it: an author's as it was before any profile, an injected one as it is now.
     value: Value<'a>,
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the rules in their order, each to all containers in theirs. `origin` tells what a container is by its
-    /// pointer.
+    /// Applies the rules in their order, each to all containers in theirs. `origin` returns the origin of the container
+    /// at a pointer.
     pub(super) fn rules(
         &mut self,
         rules: &'a [ContainerRule],
@@ -84,7 +85,7 @@ impl<'a> Merge<'_, 'a> {
             let authors_list = author.at(&["spec", list]);
             let mut containers = Vec::with_capacity(CONTAINERS);
             containers.extend(self.document.children(slot));
-            // Nearly always both are in the same order.
+            // In most cases both are in the same order.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
             pointer.clear();
             push_token(&mut pointer, "spec");
@@ -98,7 +99,7 @@ impl<'a> Merge<'_, 'a> {
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
                 let (kind, value) = match origin {
                     ContainerOrigin::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
-                    // Another profile's, which this one does not see, or one that no rule is for.
+                    // It is another profile's and hidden, or no rule applies to it.
                     ContainerOrigin::Hidden | ContainerOrigin::Injected => continue,
                     ContainerOrigin::Author => {
                         let found = match in_order.next_if(has_name) {
@@ -122,8 +123,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(targets)
     }
 
-    /// A container among those that the author wrote, with the list that it was written in. One that was moved stands in
-    /// the other.
+    /// A container of the original object, with its original list. A container that was moved stands in the other list.
     fn authors_container(
         &mut self,
         author: Value<'a>,

@@ -1,4 +1,4 @@
-//! Items of lists without keys: told by what they mean, and what an earlier pass of the same profile left of them.
+//! Compares items of lists without keys by their value, to recognize what an earlier pass of the same profile left.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,16 +8,16 @@ use crate::json::{Document, Kind, SlotId, Value, write_string};
 
 use super::state::{Merge, MergeError, MergeMode, OriginalValue, Part};
 
-/// Bytes that each byte of an item is charged as that is looked up or remembered.
+/// The charge for each byte of an item that is searched or stored, in bytes.
 const ITEM_BYTE_COST: usize = 4;
 
-/// Items by what they mean, so that one is found among many without going over them.
+/// A set of items by value.
 #[derive(Default)]
 pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
 
-/// What an earlier pass left of a list as it should be.
+/// The part of a list that an earlier pass left.
 pub(super) enum Settled<'a> {
-    /// All of it: it is part of something that this profile added.
+    /// All items: the list is part of an addition of this profile.
     All,
     /// These items.
     These(Items<'a>),
@@ -28,21 +28,22 @@ impl<'a> Items<'a> {
         self.0.contains(&normal(item))
     }
 
-    /// Whether it was not among them yet.
+    /// Adds an item. Returns false if the set has it already.
     pub(super) fn add(&mut self, item: Value<'a>) -> bool {
         self.0.insert(normal(item))
     }
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// A list whose elements the record cannot name, as an earlier pass of this profile left it. That pass found it as the
-    /// record has it, and did this work on it; or found none and laid this part.
+    /// Recomputes a list without keys as an earlier pass of this profile left it: from the original in the record by
+    /// the same work, or from this part if there was none.
     pub(super) fn left_by_us(
         &mut self,
         part: Option<Part<'a>>,
         work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
     ) -> Result<Option<Settled<'a>>, MergeError> {
-        // It has a meter of its own, or a profile might be applied once and be too much work when it is asked for again.
+        // It uses a meter of its own. Otherwise a profile that could be applied once might exceed its budget in a
+        // second pass.
         std::mem::swap(&mut self.meter, &mut self.again);
         let left = self.find_left(part, work);
         std::mem::swap(&mut self.meter, &mut self.again);
@@ -80,7 +81,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Some(Settled::These(items)))
     }
 
-    /// Whether an earlier pass left an item as it is.
+    /// Whether an earlier pass left an item.
     pub(super) fn is_left(&mut self, settled: Option<&Settled<'a>>, item: Value<'a>) -> Result<bool, MergeError> {
         match settled {
             None => Ok(false),
@@ -92,7 +93,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The items that a list has now.
+    /// The current items of a list.
     pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, MergeError> {
         let slots: Vec<_> = self.document.children(list).collect();
         self.charge_looks(slots.len())?;
@@ -105,13 +106,13 @@ impl<'a> Merge<'_, 'a> {
         Ok(items)
     }
 
-    /// Charges looking an item up, or remembering it.
+    /// Charges searching or storing an item.
     pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
         self.charge(Meter::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
     }
 }
 
-/// A value in the one form that all values have that mean the same.
+/// The canonical form of a value: equal values have the same form.
 fn normal(value: Value<'_>) -> Cow<'_, str> {
     match value.kind() {
         Kind::EscapedString | Kind::Object | Kind::Array => {

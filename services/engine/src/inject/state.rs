@@ -20,11 +20,11 @@ use super::managed_fields::ManagedFields;
 /// The list of init containers in the spec of a pod.
 pub(super) const INIT_CONTAINERS: &str = "initContainers";
 
-/// Why a template cannot be laid over an object.
+/// Why a template cannot be merged into an object.
 #[derive(Debug)]
 pub(crate) struct Conflict {
     pub(crate) reason: Reason,
-    /// Where: `/spec/containers/logger`.
+    /// The pointer of the conflict: `/spec/containers/logger`.
     pub(crate) place: Box<str>,
 }
 
@@ -38,10 +38,10 @@ impl Conflict {
     }
 }
 
-/// What ends a merge.
+/// An error that ends a merge.
 pub(super) enum MergeError {
     Conflict(Conflict),
-    /// A rule of the profile's refuses the object.
+    /// A conflict rule of the profile denies the object.
     Denied(Conflict),
     Malformed(Malformed),
 }
@@ -52,34 +52,34 @@ impl From<Malformed> for MergeError {
     }
 }
 
-/// A part of a template: with directives or expressions below it, or the plain JSON that it is.
+/// A part of a template: a node with directives or expressions below it, or plain JSON.
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
     Node(&'a Node),
     Plain(Value<'a>),
 }
 
-/// The directives of a part, as far as they matter where it is laid.
+/// The directives of a part that matter where it is merged.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Directives<'a> {
     pub(super) conflict: Option<ConflictRule>,
     pub(super) join: Option<&'a Join>,
 }
 
-/// How parts are laid at the place at hand. A template's directive changes it for all that is below.
+/// How parts are merged at the current place. A directive changes the mode for everything below it.
 #[derive(Clone, Copy)]
 pub(super) struct MergeMode {
-    /// What happens where the object has a value that differs.
+    /// The rule for values that differ from the object.
     pub(super) conflict: ConflictRule,
-    /// Whether an earlier pass added what is here.
+    /// Whether an earlier pass added the current value.
     pub(super) settled: bool,
-    /// Whether what is here was added in this pass, so that the record has it with what is around it.
+    /// Whether the current value is part of an addition of this pass, so that the record already covers it.
     pub(super) within_added: bool,
-    /// Whether this is a container of the author's that says how an injected one should be.
+    /// Whether the current container is an author's overlay of an injected one.
     pub(super) overlay: bool,
 }
 
-/// What a merge works on and with.
+/// The inputs of a merge.
 pub(super) struct MergeInputs<'d, 'a> {
     pub(super) document: &'d mut Document<'a>,
     pub(super) insert_counts: &'d mut InsertCounts,
@@ -88,9 +88,9 @@ pub(super) struct MergeInputs<'d, 'a> {
     pub(super) bindings: &'d ProfileBindings<'a>,
     pub(super) arena: &'a Arena,
     pub(super) managed_fields: ManagedFields<'a>,
-    /// What is known of the whole object.
+    /// The schema of the whole object.
     pub(super) type_: &'static Type,
-    /// Whether anybody asks which containers were added.
+    /// Whether the added containers are returned.
     pub(super) collects_containers: bool,
     /// Whether the profile changes containers that it adds itself.
     pub(super) changes_own: bool,
@@ -100,16 +100,16 @@ pub(super) struct MergeInputs<'d, 'a> {
 /// Whose profile is merged.
 #[derive(Default)]
 pub(super) enum ProfileOrigin<'d> {
-    /// The platform's, and none of a namespace's comes behind it.
+    /// The platform's, without a namespaced profile after it.
     #[default]
     Platform,
-    /// The platform's. What it confirms is protected from those that come behind it.
+    /// The platform's. The places that it confirms are protected from the namespaced profiles after it.
     Watched(&'d mut Confirmed),
-    /// A namespace's.
+    /// A namespace's, with the places that it must not change.
     Namespace(&'d Protected),
 }
 
-/// Memory that one merge after the other works in.
+/// Buffers that successive merges reuse.
 #[derive(Default)]
 pub(super) struct MergeScratch<'a> {
     pointer: String,
@@ -122,56 +122,56 @@ pub(super) struct MergeScratch<'a> {
 /// What a merge did.
 #[derive(Default)]
 pub(super) struct ApplyOutput {
-    /// How many changes the record has of it.
+    /// The number of changes in the record.
     pub(super) changes: usize,
     /// Messages for the author of the object.
     pub(super) notes: Vec<Box<str>>,
-    /// Pointers of the containers that were added, if they were asked for.
+    /// Pointers of the added containers, if they are collected.
     pub(super) containers: Vec<Box<str>>,
 }
 
-/// One template's merge.
+/// The merge of one profile into one object.
 pub(super) struct Merge<'d, 'a> {
     pub(super) document: &'d mut Document<'a>,
     pub(super) bindings: &'d ProfileBindings<'a>,
     pub(super) arena: &'a Arena,
     pub(super) meter: Meter,
-    /// For finding out what an earlier pass did.
+    /// The meter for recognizing what an earlier pass did.
     pub(super) again: Meter,
     pub(super) managed_fields: ManagedFields<'a>,
-    /// What is known of the whole object.
+    /// The schema of the whole object.
     pub(super) type_: &'static Type,
-    /// What the same profile did in an earlier pass.
+    /// The changes of the same profile in an earlier pass.
     pub(super) earlier: &'d EarlierPass<'a>,
     pub(super) insert_counts: &'d mut InsertCounts,
     pub(super) record: &'d mut RecordWriter,
     pub(super) mode: MergeMode,
-    /// How much was changed, as the record has it.
+    /// The number of changes in the record.
     pub(super) changes: usize,
-    /// How often anything was edited, also what counts as one change with others.
+    /// The number of edits, including those that one change in the record covers.
     pub(super) edits: usize,
-    /// Pointer to the place at hand, with the elements of keyed lists by their keys.
+    /// The pointer of the current place, with elements of keyed lists by their keys.
     pub(super) pointer: String,
-    /// Where values are written before they are kept.
+    /// A buffer for values before they are stored.
     pub(super) scratch: String,
-    /// What is in the list at hand.
+    /// The elements of the current list.
     pub(super) index: Index<'a>,
-    /// Env entries that are new or joined: those of the list at hand, behind those of the lists around it.
+    /// New or joined environment variables: those of the current list after those of the lists around it.
     pub(super) env: Vec<SlotId>,
-    /// Where its memory goes back to.
-    merge_scratch: &'d mut MergeScratch<'a>,
-    /// Elements that were added in this pass. Later ones have higher numbers, so it is in order.
+    /// The buffers to return at the end.
+    buffers: &'d mut MergeScratch<'a>,
+    /// Slots of the elements added in this pass. Slot numbers rise, so the list is sorted.
     pub(super) own: Vec<SlotId>,
-    /// Containers that were put into a list from the other one in this pass: they are in the record as added.
+    /// Containers that moved from the other list in this pass. The record has them as added.
     pub(super) put: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
     pub(super) profile_origin: ProfileOrigin<'d>,
-    /// How often something was found to be as the profile says it.
+    /// The number of places that already were as the profile wants them.
     pub(super) confirmations: usize,
-    /// Containers that were added in this pass, by their pointers, if anybody asks.
+    /// Pointers of the containers added in this pass, if they are collected.
     pub(super) containers: Vec<Box<str>>,
-    /// What the author is told.
+    /// Messages for the author.
     pub(super) notes: Vec<Box<str>>,
 }
 
@@ -221,7 +221,7 @@ impl<'d, 'a> Merge<'d, 'a> {
             env,
             own,
             put: Vec::new(),
-            merge_scratch,
+            buffers: merge_scratch,
             containers: Vec::new(),
             notes: Vec::new(),
         }
@@ -230,7 +230,7 @@ impl<'d, 'a> Merge<'d, 'a> {
     /// Returns the output of the merge, and its buffers to the next one.
     pub(super) fn finish(self) -> ApplyOutput {
         let Self { pointer, scratch, own, env, index, .. } = self;
-        *self.merge_scratch = MergeScratch { pointer, scratch, own, env, index };
+        *self.buffers = MergeScratch { pointer, scratch, own, env, index };
         ApplyOutput { changes: self.changes, notes: self.notes, containers: self.containers }
     }
 
@@ -240,7 +240,7 @@ impl<'d, 'a> Merge<'d, 'a> {
 }
 
 impl Part<'_> {
-    /// What it is. A string with expressions and a changed value are resolved before anybody asks.
+    /// The kind of its value. Strings with expressions and changed values are resolved before this is called.
     pub(super) fn kind(self) -> JsonKind {
         match self {
             Self::Plain(value) => value.kind(),
@@ -253,14 +253,14 @@ impl Part<'_> {
         }
     }
 
-    /// Whether it is a list that changes or removes elements that are there.
+    /// Whether it is a list that changes or removes existing elements.
     pub(super) fn changes_elements(self) -> bool {
         let Self::Node(Node { kind: Kind::List(nodes), .. }) = self else { return false };
         let mut rules = nodes.iter().filter_map(|node| node.rules.as_ref());
         rules.any(|rules| rules.each.is_some() || rules.prune.is_some())
     }
 
-    /// Whether there is something to do in it also where an earlier pass has added it.
+    /// Whether it acts again on what an earlier pass added.
     pub(super) fn acts_again(self) -> bool {
         matches!(self, Self::Node(node) if node.acts_again)
     }
@@ -272,19 +272,19 @@ pub(super) struct Element<'a> {
     pub(super) part: Part<'a>,
     /// The directives beside its fields.
     pub(super) rules: Option<&'a Rules>,
-    /// The group that it stands in.
+    /// The group that holds it.
     pub(super) group: Option<&'a Node>,
-    /// Whether `$when` is still to be asked, because it asks what the object has.
+    /// The node whose `$when` is still to be evaluated, because it reads the existing element.
     pub(super) node: Option<&'a Node>,
 }
 
 impl<'a> Element<'a> {
-    /// The parts whose `$when` is still to be asked.
+    /// The nodes whose `$when` is still to be evaluated.
     pub(super) fn asks(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
         self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
     }
 
-    /// Where its profile wants it: it says so itself, or its group does.
+    /// The position that it or its group sets.
     pub(super) fn position(&self) -> Option<&'a Position> {
         let own = self.rules.and_then(|rules| rules.position.as_ref());
         own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
@@ -296,16 +296,16 @@ impl<'a> Element<'a> {
     }
 }
 
-/// A member of an object, be it there or not.
+/// A member of an object, existing or not.
 pub(super) struct Member<'a> {
-    /// The object.
+    /// The slot of the object.
     pub(super) at: SlotId,
     pub(super) key: Key<'a>,
-    /// The text that the key stands for.
+    /// The unescaped key.
     pub(super) name: Cow<'a, str>,
-    /// What is known of it.
+    /// The schema of the field.
     pub(super) field: Option<&'static Field>,
-    /// The choice among the object's fields.
+    /// The fields of the object that exclude each other.
     pub(super) one_of: &'static OneOf,
 }
 
@@ -317,35 +317,35 @@ impl<'a> Member<'a> {
     }
 }
 
-/// Where a new element goes.
+/// The position of a new element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum InsertPosition {
     First,
     Last,
     /// Before the element with this name; last if there is none.
     Before(Box<str>),
-    /// Behind the element with this name; last if there is none.
+    /// After the element with this name; last if there is none.
     After(Box<str>),
 }
 
-/// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
+/// Counts the elements that all profiles inserted at each position of a list, so that they keep their order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InsertCounts(HashMap<Box<str>, Vec<(InsertPosition, usize)>>);
 
 impl InsertCounts {
-    /// How many lists have elements.
+    /// The number of lists with insertions.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Forgets what stands first: namespaces' profiles come behind what the platform put there.
+    /// Resets the counts of the first position: namespaced profiles insert after what the platform inserted there.
     pub(super) fn forget_first(&mut self) {
         for positions in self.0.values_mut() {
             positions.retain(|(position, _)| *position != InsertPosition::First);
         }
     }
 
-    /// How many there were, and counts one more.
+    /// Returns the count at a position and increments it.
     pub(super) fn next(&mut self, list: &str, position: &InsertPosition) -> usize {
         let positions = match self.0.get_mut(list) {
             Some(positions) => positions,
@@ -360,18 +360,18 @@ impl InsertCounts {
     }
 }
 
-/// What stood at a place before an earlier pass of the same profile.
+/// The value at a place before an earlier pass of the same profile.
 #[derive(Clone, Copy)]
 pub(super) enum OriginalValue<'a> {
-    /// That pass left it alone.
+    /// The pass did not change it.
     Unchanged,
-    /// Nothing was there.
+    /// There was no value.
     Nothing,
-    /// This.
+    /// This value.
     Was(Value<'a>),
 }
 
-/// Places that the platform's profiles confirmed in this pass, by pointers as they stand in the record.
+/// Places that the platform's profiles confirmed in this pass, by pointers as in the record.
 #[derive(Debug, Default)]
 pub(super) struct Confirmed(pub(super) Vec<(Box<str>, ChangeKind)>);
 
@@ -380,7 +380,7 @@ impl Confirmed {
         self.0.len()
     }
 
-    /// Forgets what a profile confirmed that is not applied.
+    /// Removes what a profile confirmed that is not applied after all.
     pub(super) fn truncate(&mut self, length: usize) {
         self.0.truncate(length);
     }

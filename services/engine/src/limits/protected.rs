@@ -1,4 +1,5 @@
-//! What the platform's profiles did to a pod, which no namespaced profile changes, removes, moves, or gets in front of.
+//! Protects the changes of the platform's profiles: namespaced profiles must not change, remove or move them, or get in
+//! front of them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -8,27 +9,28 @@ use super::excess::{Excess, Limit};
 use crate::json::Value;
 use crate::record::ChangeKind;
 
-/// Places that the platform's profiles added or set, by pointers as they stand in the record.
+/// Places that the platform's profiles added or set, by pointers as in the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Protected {
     pointers: BTreeMap<Box<str>, ChangeKind>,
-    /// Elements whose places count though their values may not: [`ChangeKind::Moved`] or [`ChangeKind::PutInFront`].
+    /// Elements whose position is protected, even if their value is not: [`ChangeKind::Moved`] or
+    /// [`ChangeKind::PutInFront`].
     placed: BTreeMap<Box<str>, ChangeKind>,
 }
 
-/// What an element is to the order of its list.
+/// The role of an element in the order of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// It is none of the platform's.
+    /// It does not belong to the platform.
     Other,
-    /// It keeps its place among the elements that were there.
+    /// It keeps its position among the existing elements.
     Kept,
-    /// Besides, nothing new stands before it.
+    /// It also stays in front of all new elements.
     InFront,
 }
 
 impl Protected {
-    /// From pointers. Of two values at one place, the last counts.
+    /// Creates it from pointers. Of two entries with the same pointer, the last one counts.
     pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, ChangeKind)>) -> Self {
         let mut protected = Self::default();
         for (pointer, done) in pointers {
@@ -41,10 +43,10 @@ impl Protected {
         protected
     }
 
-    /// Checks that what is protected in one state of a pod stands in another one as it stood.
+    /// Checks that everything protected in one state of a pod is unchanged in another.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// The first violation.
     pub(super) fn check(&self, before: Value<'_>, after: Value<'_>) -> Result<(), Excess> {
         Differences::of_pods(before, after, &mut |difference| match difference {
             Difference::Order(order) => self.check_order(order),
@@ -56,7 +58,7 @@ impl Protected {
         })
     }
 
-    /// Checks that places whose values were replaced are none that is protected.
+    /// Checks that no replaced place is protected.
     ///
     /// # Errors
     /// The first place that is.
@@ -65,8 +67,8 @@ impl Protected {
             .try_for_each(|place| self.touched(&place, true).map_or(Ok(()), |protected| Err(taken(&place, protected))))
     }
 
-    /// The protected place that a change touches: the one that it is, one that it is within, or, where something that was
-    /// there is taken away or replaced, one that is within it.
+    /// The protected place that a change touches: the changed place, one around it, or one within it if an existing
+    /// value is removed or replaced.
     fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
@@ -75,22 +77,22 @@ impl Protected {
         found.or_else(|| self.below(pointer).next().filter(|_| was_there))
     }
 
-    /// The protected places within another.
+    /// The protected places below another.
     pub(super) fn below(&self, pointer: &str) -> impl Iterator<Item = &str> {
         let folder = format!("{pointer}/").into_boxed_str();
         let from = self.pointers.range(folder.clone()..).map(|(pointer, _)| &**pointer);
         from.take_while(move |found| found.starts_with(&*folder))
     }
 
-    /// How many elements at the beginning of a list nothing is put among: up to the last one that the platform put in front.
-    /// The elements are named by pointers, in their order.
+    /// The number of elements at the start of a list among which nothing may be inserted: up to the last one that the
+    /// platform put in front. `elements` are their pointers in order.
     pub(crate) fn front(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> usize {
         let ranks = self.ranks(elements);
         ranks.iter().rposition(|rank| *rank == Rank::InFront).map_or(0, |last| last + 1)
     }
 
-    /// What each element of a list is to its order. Those of the platform's that begin the list stand in front: without the
-    /// namespace's profiles they would be the first.
+    /// The rank of each element of a list. Elements of the platform that begin the list stand in front: without
+    /// namespaced profiles they would be the first.
     fn ranks(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> Vec<Rank> {
         let mut is_beginning = true;
         let mut rank_of = |element: &str| {
@@ -117,7 +119,7 @@ impl Protected {
             self.ranks(before.iter().map(place))
         };
         let mut in_front = ranks.iter().filter(|rank| **rank == Rank::InFront).count();
-        // Of each element, how many of the platform's stand before it.
+        // The number of the platform's elements before each element.
         let mut passed = 0;
         let mut places = HashMap::with_capacity(before.len());
         for (key, rank) in before.iter().zip(ranks) {

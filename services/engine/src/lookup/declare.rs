@@ -1,7 +1,7 @@
-//! The `lookups` that a profile declares, from their text.
+//! Compiles the `lookups` that a profile declares.
 //!
-//! They are read with the rights of this process, and what they bring goes into pods of others. So only the platform's
-//! profiles declare them, which objects they are about is known from the text alone, and Secrets are none of them.
+//! Lookups run with Pillion's permissions, and their results go into pods of others. So only cluster profiles may
+//! declare them, their objects are known from the text alone, and Secrets are excluded.
 
 use std::collections::HashMap;
 
@@ -11,17 +11,17 @@ use pillion_api::profile::Lookup;
 use super::{Query, Which};
 use crate::diagnostic::Diagnostic;
 
-/// A look-up that was found to be right.
+/// A compiled lookup.
 #[derive(Clone, Debug)]
 pub(crate) struct Declared {
     pub(crate) name: Box<str>,
-    /// Its namespace counts only if one was given.
+    /// The query. Its namespace counts only if the profile sets one.
     query: Query,
     in_objects_namespace: bool,
 }
 
 impl Declared {
-    /// What it is about, for an object of a namespace.
+    /// The query for an object of a namespace.
     pub(crate) fn query(&self, namespace: &str) -> Query {
         let mut query = self.query.clone();
         if self.in_objects_namespace {
@@ -31,7 +31,7 @@ impl Declared {
     }
 }
 
-/// Compiles the look-ups of a profile. What is wrong goes to `diagnostics`.
+/// Compiles the lookups of a profile. Mistakes go to `diagnostics`.
 pub(crate) fn compile(lookups: &[Lookup], diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::new();

@@ -1,4 +1,4 @@
-//! From the text of a parameter to a [`Parameter`], or to what is wrong with it.
+//! Compiles the text of a parameter into a [`Parameter`], or into diagnostics.
 
 use pillion_api::parameter::{Keys, Parameter as Text, ParameterMerge, ParameterType, TextFormat};
 use regex::RegexBuilder;
@@ -8,16 +8,16 @@ use super::{Bound, Default, Key, Kind, Parameter, RecordField};
 use crate::diagnostic::Diagnostic;
 use crate::expression::Scope;
 
-/// How large a compiled regular expression may be, in bytes.
+/// The maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
-/// What is said of `empty` where it would do nothing.
+/// The message if `empty` has no effect.
 const EMPTY_OF_A_KEY: &str = "empty is about the value of one annotation or label, and here there is none";
 
-/// Compiles a parameter that stands at a field path. Its default may use what is in `scope`.
+/// Compiles a parameter at a field path. Its default may use the names in `scope`.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All diagnostics.
 pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Parameter, Vec<Diagnostic>> {
     let mut diagnostics = Vec::new();
     let kind = kind(path, text, &mut diagnostics);
@@ -78,7 +78,7 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
     }
 }
 
-/// What an empty value does is asked only of a single annotation or label.
+/// `empty` is only allowed for a single annotation or label.
 fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let is_gathered = text.annotation_prefix.is_some() || !text.fields.is_empty();
     if text.empty.is_none() || (!is_gathered && (text.annotation.is_some() || text.label.is_some())) {
@@ -92,7 +92,7 @@ fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     diagnostics.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
 }
 
-/// `pattern` and `maxLength` are said of what has a text, and `items` of a list.
+/// `pattern` and `maxLength` are allowed for types with a text, and `items` for lists.
 fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if text.items.is_some() && type_ != ParameterType::List {
         let diagnostic = Diagnostic::new(format!("{path}.items"), "only a list has items");
@@ -114,7 +114,7 @@ fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut
     }
 }
 
-/// The fields of records: each has a name, and one of them at least makes records.
+/// Compiles the fields of records: each has a name, and at least one of them opens records.
 fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     for (index, field) in text.fields.iter().enumerate() {
         let path = format!("{path}.fields[{index}]");
@@ -133,7 +133,7 @@ fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// A format is one that the type can be written in.
+/// Checks that the type can be written in the format.
 fn check_format(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let Some(format) = text.format else { return };
     let (allowed, names): (&[_], _) = match text.type_ {
@@ -189,7 +189,7 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
             let path = format!("{path}.items");
             let mut items = items.clone();
             if let Some(fields) = items.as_object_mut() {
-                // Items are described by the same words as a parameter, without a name of their own.
+                // Items have the same constraints as a parameter, without a name.
                 fields.entry("name").or_insert_with(|| Json::from("item"));
             }
             match serde_json::from_value::<Text>(items) {

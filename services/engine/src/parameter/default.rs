@@ -1,4 +1,4 @@
-//! The default of a parameter: a value, or expressions that give one.
+//! The default of a parameter: a value, or expressions.
 
 use pillion_api::parameter::Source;
 use serde_json::Value as Json;
@@ -8,12 +8,12 @@ use crate::diagnostic::Diagnostic;
 use crate::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Source as Piece, Text};
 use crate::lookup::Needs;
 
-/// What a parameter is where nobody sets it.
+/// The default of a parameter.
 #[derive(Debug)]
 pub(crate) enum Default {
-    /// Always the same, and known to be allowed.
+    /// A constant that was checked.
     Value(Json),
-    /// It is computed for each object, and checked then.
+    /// Computed and checked for each object.
     Computed(Node),
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum Default {
 #[derive(Debug)]
 pub(crate) enum Node {
     Literal(Json),
-    /// A string that is exactly one `${...}`: what the expression gives, with its type.
+    /// A string that is exactly one `${...}`: the value of the expression, with its type.
     Whole(Expression),
     /// Text with expressions in it.
     Mixed(Box<[MixedPart]>),
@@ -37,7 +37,7 @@ pub(crate) enum MixedPart {
 }
 
 impl Default {
-    /// Compiles a default. What is wrong goes to `diagnostics`.
+    /// Compiles a default. Mistakes go to `diagnostics`.
     pub(super) fn compile(
         path: &str,
         text: &Json,
@@ -59,7 +59,7 @@ impl Default {
 }
 
 impl Parameter {
-    /// The value that it has where nobody sets it; `None` if it has none.
+    /// The value of the default; `None` if there is none.
     pub(crate) fn default_value<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -78,7 +78,7 @@ impl Parameter {
         }
     }
 
-    /// The default, if no expression gives it.
+    /// The default, if it is a constant.
     pub(crate) const fn plain_default(&self) -> Option<&Json> {
         match &self.default {
             Some(Default::Value(value)) => Some(value),
@@ -86,7 +86,7 @@ impl Parameter {
         }
     }
 
-    /// Adds what it reads of what has to be looked up.
+    /// Adds the lookups that it may need.
     pub(crate) fn add_needs(&self, needs: &mut Needs) {
         needs.service_account |= self.sources.contains(&Source::ServiceAccount);
         if let Some(Default::Computed(node)) = &self.default {
@@ -119,7 +119,7 @@ impl Node {
             }
             Json::Null | Json::Bool(_) | Json::Number(_) => return Some(Self::Literal(value.clone())),
         };
-        // What holds nothing but literals is one itself.
+        // A value of literals is a literal itself.
         Some(if literal { Self::Literal(node.literal()) } else { node })
     }
 
@@ -163,7 +163,7 @@ impl Node {
         }
     }
 
-    /// The value; `None` if it is left out, as an empty optional is.
+    /// The value; `None` if it is left out, like an empty optional.
     fn evaluate<'v>(&'v self, bindings: &dyn Bindings<'v>, meter: &mut Meter) -> Result<Option<Json>, EvaluationError> {
         Ok(Some(match self {
             Self::Literal(value) => value.clone(),

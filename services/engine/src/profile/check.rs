@@ -1,4 +1,4 @@
-//! What a template may say. Everything here is found when a profile is stored, not when a pod is created.
+//! Checks templates for pods. Every mistake is found when a profile is stored, not when a pod is created.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,16 @@ use super::elements::{Element, elements, entries, is_computed, literal, value_of
 use super::pod_schema::Kind;
 use super::typed::{Root, check_types};
 
-/// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
+/// The maximum size of a template as JSON, in bytes. A service mesh proxy, the largest in use, takes a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
 
-/// How deep a template may be nested.
+/// The maximum nesting of a template.
 const MAX_DEPTH: usize = 32;
 
-/// The lists of a pod's spec whose elements a template adds by name, and what a name is.
+/// The lists of a pod's spec whose elements are named, and what their names are.
 const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Whether a template is of a size that can be looked at. What is larger goes to `diagnostics`.
+/// Whether the size of a template is within its limit. Mistakes go to `diagnostics`.
 pub(super) fn is_small(path: &str, template: &Json, diagnostics: &mut Vec<Diagnostic>) -> bool {
     let size = template.to_string().len();
     if size > MAX_TEMPLATE_BYTES {
@@ -29,8 +29,7 @@ pub(super) fn is_small(path: &str, template: &Json, diagnostics: &mut Vec<Diagno
     size <= MAX_TEMPLATE_BYTES
 }
 
-/// Checks a template, as far as a template can be wrong by itself. Whether it is not nested too deeply to be looked at
-/// further.
+/// Checks a template by itself. Returns false if it is nested too deeply for further checks.
 pub(super) fn check_template(template: &Json, parameters: &[Parameter], diagnostics: &mut Vec<Diagnostic>) -> bool {
     if !check_values("spec.template", template, 0, diagnostics) {
         return false;
@@ -55,8 +54,8 @@ pub(super) fn check_template(template: &Json, parameters: &[Parameter], diagnost
     true
 }
 
-/// Checks the template of a rule for containers, that is, a partial container, at `spec.containers[i].template`. Whether it
-/// is not nested too deeply to be looked at further.
+/// Checks the template of a container rule, a partial container, at `spec.containers[i].template`. Returns false if it
+/// is nested too deeply for further checks.
 pub(super) fn check_container_template(
     path: &str,
     template: &Json,
@@ -79,7 +78,7 @@ pub(super) fn check_container_template(
     true
 }
 
-/// What is wrong with the key of a label or annotation; `None` if nothing is.
+/// The mistake in the key of a label or annotation; `None` if it is valid.
 pub(super) fn check_key(key: &str) -> Option<String> {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     let edge = |text: &str| {
@@ -98,7 +97,7 @@ pub(super) fn check_key(key: &str) -> Option<String> {
     })
 }
 
-/// What is wrong in any value, wherever it stands. Whether it is not nested too deeply.
+/// Checks all values. Returns false if they are nested too deeply.
 pub(super) fn check_values(path: &str, value: &Json, depth: usize, diagnostics: &mut Vec<Diagnostic>) -> bool {
     if depth > MAX_DEPTH {
         diagnostics.push(Diagnostic::new(path, format!("the template is nested more than {MAX_DEPTH} levels deep")));
@@ -164,7 +163,7 @@ fn check_spec(path: &str, spec: &Json, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// A container that is added needs an image. A clone (`$value`) may bring one.
+/// An added container needs an image. A clone (`$value`) may bring one.
 fn check_image(container: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     if container.is_whole && !container.fields.contains_key("image") {
         diagnostics.push(Diagnostic::new(&container.path, "a container that is added needs an image"));
@@ -183,7 +182,7 @@ fn check_restart_policy(list: &str, container: &Element<'_>, diagnostics: &mut V
     }
 }
 
-/// A volume has exactly one source. Of several that may be left out, one may stay.
+/// A volume has exactly one source. If several may be left out, one may remain.
 fn check_source(volume: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let sources = || entries(volume.fields).filter(|(name, _)| *name != "name");
     let may_be_left_out = |source: &Json| is_computed(source) || source.get("$when").is_some();
@@ -197,7 +196,7 @@ fn check_source(volume: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Checks the lists of a container whose elements are told apart by keys.
+/// Checks the keyed lists of a container.
 fn check_lists(path: &str, container: &Map<String, Json>, diagnostics: &mut Vec<Diagnostic>) {
     for (list, keys, unique) in [
         ("env", &["name"][..], Some("name")),
@@ -221,14 +220,14 @@ fn check_lists(path: &str, container: &Map<String, Json>, diagnostics: &mut Vec<
     }
 }
 
-/// The names that elements have, each with where it was first found.
+/// The names of elements, each with its first place.
 #[derive(Default)]
 struct Names {
     taken: HashMap<String, (String, bool)>,
 }
 
 impl Names {
-    /// Checks that an element has a name, that Kubernetes takes it, and that no other has it.
+    /// Checks that an element has a valid and unique name.
     fn check_label(&mut self, element: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
         if !element.fields.contains_key("name") && element.is_whole {
             diagnostics.push(Diagnostic::new(&element.path, "an element of this list needs a name"));
@@ -243,8 +242,8 @@ impl Names {
         self.check_unique(element, "name", diagnostics);
     }
 
-    /// Checks that no other element has the same text in a field. Of two that are each left out or not, both may stand
-    /// there: which one stays is the conditions' affair.
+    /// Checks that no other element has the same text in a field. Conditional elements may share it: their conditions
+    /// decide which one remains.
     fn check_unique(&mut self, element: &Element<'_>, key: &str, diagnostics: &mut Vec<Diagnostic>) {
         let Some(name) = element.fields.get(key).map(value_of).and_then(literal) else { return };
         let now = (element.path.clone(), element.is_conditional);

@@ -1,7 +1,7 @@
-//! From the text of a profile to a [`CompiledProfile`], or to everything that is wrong with it.
+//! Compiles the text of a profile into a [`CompiledProfile`], or into diagnostics.
 //!
-//! All mistakes are reported, not only the first. What this build cannot do is a mistake too: a profile must never take
-//! effect half.
+//! All mistakes are reported, not only the first. A field that this build does not support is a mistake too: a profile
+//! must never take effect in part.
 
 use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
@@ -21,19 +21,19 @@ use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 use crate::expression::Scope;
 use crate::lookup::{self, Declared, Needs};
 
-/// Bytes that the smallest profile takes.
+/// The memory of the smallest profile, in bytes.
 const PROFILE_BYTES: usize = 4 << 10;
 
-/// How often parts of a text stand in a compiled profile, at most.
+/// An upper bound of how often parts of a text are copied into a compiled profile.
 const TEXT_COPIES: usize = 2;
 
-/// Bytes that a value of a text takes in a compiled profile, at most, besides its text.
+/// An upper bound of the memory of a value in a compiled profile, in bytes, besides its text.
 const VALUE_BYTES: usize = 256;
 
-/// The order of a profile that says none.
+/// The default of `order`.
 const DEFAULT_ORDER: i32 = 100;
 
-/// Compiles a text that is whole: one that extends none, or one with what it inherits.
+/// Compiles a text that extends nothing, or a flattened one.
 pub(super) fn compile_text(
     name: &ProfileName,
     spec: &ProfileSpec,
@@ -129,7 +129,7 @@ pub(super) fn compile_text(
     }
 }
 
-/// How many values a document has, with those that hold others.
+/// The number of values in a document, nested ones included.
 fn count_values(json: &Json) -> usize {
     1 + match json {
         Json::Array(items) => items.iter().map(count_values).sum(),
@@ -179,7 +179,7 @@ fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Dia
     lookup::compile(&spec.lookups, diagnostics)
 }
 
-/// A profile does something, or is there to be extended by one that does.
+/// Checks that a profile does something, or exists to be extended.
 fn check_does_something(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
     let says_nothing = spec.template.is_none() && spec.containers.is_empty() && spec.validations.is_empty();
@@ -213,20 +213,20 @@ fn compile_template(
     Compiler::new(scope, &[], needs, diagnostics).template("spec.template", template, kind)
 }
 
-/// The names of the containers that a template adds, as far as they are known from its text.
+/// The names of the containers that a template adds, as far as its text shows them.
 fn own_containers(template: &Json) -> Box<[Box<str>]> {
     let containers = items(template, "initContainers").chain(items(template, "containers"));
     containers.filter_map(|container| literal(container.get("name")?)).map(Box::from).collect()
 }
 
-/// Whether a template adds containers, and does not say that they are for Windows, or with an expression for either system.
+/// Whether a template adds containers that are neither declared for Windows nor, by an expression, for either system.
 fn adds_linux_containers(template: &Json) -> bool {
     let adds = |list: &str| items(template, list).next().is_some();
     let os = template.pointer("/spec/os/name").and_then(Json::as_str);
     (adds("containers") || adds("initContainers")) && !os.is_some_and(|os| os == "windows" || os.contains("${"))
 }
 
-/// The volumes that a template's containers mount and that it does not add itself: the pod has to have them.
+/// Volumes that a template's containers mount and that it does not add: the pod must have them.
 fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
     let own: Vec<_> = items(template, "volumes").filter_map(|volume| volume.get("name")?.as_str()).collect();
     let containers = items(template, "containers").chain(items(template, "initContainers"));
@@ -241,13 +241,13 @@ fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
     foreign.into()
 }
 
-/// The elements of a list of a pod's spec.
+/// The elements of a list in a pod's spec.
 fn items<'t>(template: &'t Json, list: &str) -> impl Iterator<Item = &'t Json> + use<'t> {
     let list = template.get("spec").and_then(|spec| spec.get(list)).and_then(Json::as_array);
     list.into_iter().flatten()
 }
 
-/// A text without expressions.
+/// The text of a string without expressions.
 fn literal(value: &Json) -> Option<&str> {
     value.as_str().filter(|text| !text.contains("${"))
 }

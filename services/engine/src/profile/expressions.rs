@@ -1,4 +1,4 @@
-//! A profile's variables and conditions, compiled.
+//! Compiles the parameters, variables, conditions and validations of a profile.
 
 use std::collections::HashMap;
 
@@ -11,18 +11,18 @@ use crate::context::{self, ProfileBindings, Variable};
 use crate::expression::{Expression, Meter, Scope};
 use crate::parameter::{self, Parameter};
 
-/// A condition that was found to be right.
+/// A compiled condition.
 #[derive(Debug)]
 pub(crate) struct Condition {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
     pub(crate) otherwise: Otherwise,
-    /// What is said; its name if nothing is.
+    /// The message; without one, the name is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
 }
 
 impl Condition {
-    /// What is said where it does not hold. A message that cannot be made is no reason to say nothing.
+    /// The message if the condition does not hold. If the message itself fails, the name is shown.
     pub(crate) fn told<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
@@ -34,7 +34,7 @@ impl Condition {
         }
     }
 
-    /// Goes over all its expressions.
+    /// Visits all its expressions.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
         if let Some(message) = &self.message {
@@ -43,27 +43,27 @@ impl Condition {
     }
 }
 
-/// A text made of an object, on one line and of a length that messages can bear.
+/// Reduces a text to one line of a length that fits into messages.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { ' ' } else { character }).take(MAX_MADE).collect()
 }
 
-/// How long a message that is made of an object may be, in characters.
+/// The maximum length of a computed message in characters.
 const MAX_MADE: usize = 1024;
 
-/// All that a profile computes.
+/// The compiled expressions of a profile.
 pub(super) struct Computed {
     pub(super) parameters: Box<[Parameter]>,
     pub(super) variables: Box<[Variable]>,
     pub(super) conditions: Box<[Condition]>,
-    /// What every expression of the profile may use.
+    /// The scope of all expressions.
     pub(super) scope: Scope,
-    /// The names that its variables need and that are known in some places only.
+    /// The local names that its variables read.
     pub(super) locals: LocalNames,
     pub(super) validations: Box<[Validation]>,
 }
 
-/// Compiles parameters, variables, conditions and validations. What is wrong goes to `diagnostics`.
+/// Compiles parameters, variables, conditions and validations. Mistakes go to `diagnostics`.
 pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, diagnostics: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
     let mut parameters: Vec<Parameter> = Vec::new();
@@ -72,7 +72,7 @@ pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, diagnostics: &mut V
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         check_name(&path, &text.name, &mut names, diagnostics);
-        // A default may use the parameters that stand before it, and no variables: those may use parameters.
+        // A default may use earlier parameters, and no variables, because those may use parameters.
         let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
         let scope = context::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
         match parameter::compile(&path, text, &scope) {
@@ -108,7 +108,7 @@ pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, diagnostics: &mut V
     Computed { parameters: parameters.into(), variables: variables.into(), conditions, validations, scope, locals }
 }
 
-/// Compiles the conditions of a list. `locals` are the names that are known there and not everywhere.
+/// Compiles a list of conditions. `locals` are the local names that are bound there.
 pub(super) fn conditions(
     path: &str,
     conditions: &[MatchCondition],
@@ -134,10 +134,10 @@ pub(super) fn conditions(
     compiled.collect()
 }
 
-/// Which names that are known in some places only each variable needs, also by way of others.
+/// The local names that each variable reads, directly or through others.
 fn local_names(variables: &[Variable]) -> LocalNames {
     let mut needs = LocalNames::new();
-    // A chain of variables is at most as long as there are variables; each round goes one step further.
+    // A chain is at most as long as there are variables, and each round goes one step further.
     for _ in 0..=variables.len() {
         let mut changed = false;
         for variable in variables {
@@ -166,7 +166,7 @@ pub(super) fn check_name(
     }
 }
 
-/// A variable that is needed for its own value has none.
+/// A variable that reads itself has no value.
 fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
     for (index, start) in variables.iter().enumerate() {
         let mut seen = vec![false; variables.len()];

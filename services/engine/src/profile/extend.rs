@@ -1,18 +1,19 @@
-//! Profiles that extend others: a chain of texts becomes one, which is then compiled as if somebody had written it so.
+//! Profiles that extend others: merges a chain of texts into one.
 //!
-//! * `merge` lays a child's text over its parent's. Parameters, variables, look-ups, conditions, rules for containers
-//!   and validations merge by `name`, the template by the keys of server-side apply; all else is replaced. A parameter is
-//!   merged field by field, so that a child which says only `{name: endpoint, default: x}` keeps the type and the bounds of
-//!   its parent's; `sources: []` takes the keys away. `description`, `activation` and
-//!   `rollout` are each profile's own.
-//! * `tenant` holds a namespace's profile to what its parent allows. One that only extends and sets values is bounded by
-//!   its parent alone; one that says more (a template, variables, ...) is bounded as any other of a namespace is.
-//! * `origin` remembers who wrote what, so that a mistake in an inherited part is told as the parent's.
+//! * `merge` merges a child's text into its parent's. Parameters, variables, lookups, conditions, container rules and
+//!   validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
+//!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of its
+//!   parent's, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never inherited.
+//! * `tenant` checks that a namespaced profile does only what its parent allows. A profile that only extends and sets
+//!   values is bounded by its parent alone. One that has a template, variables and so on is bounded like any other
+//!   namespaced profile.
+//! * `origin` tracks which text each part comes from, so that a mistake in an inherited part is reported for the
+//!   parent.
 //!
-//! A revision is a hash of the merged text and of what bounds it: a change of a parent gives its children a new one.
+//! A revision is a hash of the merged text and its bounds, so a change of a parent gives its children new revisions.
 
-mod merge;
 mod origin;
+mod merge;
 mod tenant;
 
 use std::borrow::Cow;
@@ -26,43 +27,42 @@ use self::origin::Origin;
 use super::{Diagnostic, Limits, ProfileName};
 use crate::expression::closest;
 
-/// How many profiles a chain may have: the one that is compiled, and four that it extends. What the shipped profiles of a
-/// language extend is two deep already; a platform's own stands before them, and a namespace's before that.
+/// The maximum length of a chain: the profile, and four that it extends. A shipped language profile extends two others
+/// already; a platform's own profile and a namespace's may extend it.
 pub const MAX_CHAIN: usize = 5;
 
-/// How many parts of one kind a profile may have together with those that it extends: as many as one may have alone,
-/// which is what the definitions of the two kinds allow.
+/// The maximum number of parts of one kind in a flattened profile: as many as the CRDs allow in one profile.
 const MAX_PARTS: usize = 64;
 
-/// The same for parameters and for variables: what other tools spread over values, templates and code is all in these.
+/// The maximum number of parameters, and of variables. They replace the values, templates and code of other tools.
 const MAX_NAMES: usize = 128;
 
-/// The same for look-ups.
+/// The maximum number of lookups.
 const MAX_LOOKUPS: usize = 16;
 
-/// The field about which everything is told that is wrong with a parent.
+/// The field for which mistakes in a parent are reported.
 const EXTENDS: &str = "spec.extends.name";
 
-/// The cluster profile of a name, as one that extends it finds it.
+/// A cluster profile, as a profile that extends it finds it.
 #[derive(Clone, Debug)]
 pub enum Parent<'p> {
-    /// Its text, which compiles by itself.
+    /// A text that compiles by itself.
     Accepted(Cow<'p, ProfileSpec>),
-    /// It does not compile. Its text, as far as it can be read, tells what it extends itself.
+    /// It does not compile. The text, if it can be read, tells what it extends itself.
     Broken(Option<Cow<'p, ProfileSpec>>),
-    /// There is none.
+    /// There is no such profile.
     Unknown,
 }
 
-/// The cluster profiles that there are.
+/// The cluster profiles that can be extended.
 pub trait Parents {
-    /// The one of this name.
+    /// The profile with this name.
     fn parent(&self, name: &str) -> Parent<'_>;
-    /// The names of all, to tell which one was probably meant.
+    /// The names of all profiles, for suggestions.
     fn names(&self) -> Vec<&str>;
 }
 
-/// No profiles.
+/// No profiles to extend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoParents;
 
@@ -94,10 +94,10 @@ struct Ancestor<'p> {
     spec: Cow<'p, ProfileSpec>,
 }
 
-/// Makes the text of a profile and those of all that it extends into one, which extends nothing.
+/// Merges the text of a profile with those of all profiles that it extends.
 ///
 /// # Errors
-/// What is wrong with the chain, and what a namespace's profile may not say of what it inherits.
+/// Mistakes in the chain, and inherited fields that a namespaced profile must not change.
 pub(super) fn resolve(
     name: &ProfileName,
     spec: &ProfileSpec,
@@ -144,7 +144,7 @@ pub(super) fn resolve(
 }
 
 impl Effective {
-    /// What is wrong with the merged text, told of the text in which it was written.
+    /// Reports a mistake in the merged text for the text in which it was written.
     pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
         let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
         let (text, path) = self.origin.locate(path);
@@ -169,7 +169,7 @@ fn ancestors<'p>(
     let mut chain: Vec<Ancestor<'p>> = Vec::new();
     let mut broken: Option<Box<str>> = None;
     let mut next = spec.extends.as_ref().map(|extends| Box::from(extends.name.as_str()));
-    // A name that comes again is found, and a chain has few names: the loop ends.
+    // A repeated name is an error, and a chain is short, so the loop ends.
     while let Some(parent) = next.take() {
         let said = |sentence: &str| Diagnostic::new(EXTENDS, sentence);
         let by = chain.last().map(|ancestor| &ancestor.name);
@@ -216,7 +216,7 @@ fn ancestors<'p>(
     }
 }
 
-/// The whole of a text.
+/// A whole text as a part to merge.
 fn part(text: usize, spec: &ProfileSpec) -> Result<Part, Vec<Diagnostic>> {
     let json = serde_json::to_value(spec).map_err(|error| vec![unusable(&error)])?;
     Ok(Part { json, origin: Origin::of(text, "spec") })
@@ -226,12 +226,12 @@ fn read(json: &Json) -> Result<ProfileSpec, Vec<Diagnostic>> {
     ProfileSpec::deserialize(json).map_err(|error| vec![unusable(&error)])
 }
 
-/// Texts that were read once can be read merged: a mistake here is this program's.
+/// Texts that were parsed once can be parsed merged: a mistake here is a bug.
 fn unusable(error: &serde_json::Error) -> Diagnostic {
     Diagnostic::new(EXTENDS, format!("the profile cannot be merged with its parent: {error}"))
 }
 
-/// Each text alone is bounded where it is stored; together they have to be as well.
+/// Each stored text has limits, and the merged text has the same ones.
 fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     for (field, found, most) in [
         ("parameters", spec.parameters.len(), MAX_NAMES),

@@ -1,7 +1,7 @@
-//! The whole text of a profile: what its author wrote with all that it inherits, as a revision keeps it.
+//! The flattened text of a profile: what its author wrote, merged with what it inherits, as a revision stores it.
 //!
-//! What is served is made from a revision alone. Neither the profile as it stands now nor the profiles that it extends
-//! are looked at, so every replica makes the same of it, whenever it starts.
+//! The webhook serves what it compiles from revisions alone. It reads neither the current profile nor the profiles that
+//! it extends, so every replica compiles the same, whenever it starts.
 
 use pillion_api::profile::ProfileSpec;
 use pillion_api::revision::{MAX_TEXT_BYTES, RevisionBounds, RevisionSpec};
@@ -11,12 +11,12 @@ use super::extend::{self, Effective, NoParents, Parents};
 use super::revision::hash;
 use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 
-/// The text of a profile with what it inherits, and what bounds it.
+/// The text of a profile with what it inherits, and its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlattenedProfile {
     /// The text. It extends nothing.
     pub spec: ProfileSpec,
-    /// What bounds it.
+    /// The limits of the profile.
     pub limits: Limits,
     /// The cluster profiles that it extends, the nearest first.
     pub ancestors: Vec<Box<str>>,
@@ -25,10 +25,10 @@ pub struct FlattenedProfile {
 }
 
 impl FlattenedProfile {
-    /// Makes a text and those that it extends into one.
+    /// Flattens a text with those that it extends.
     ///
     /// # Errors
-    /// What is wrong with the chain. That it can be merged does not mean that it compiles.
+    /// The mistakes in the chain. A flattened text need not compile.
     pub fn new(name: &ProfileName, spec: &ProfileSpec, parents: &dyn Parents) -> Result<Self, Vec<Diagnostic>> {
         let mut diagnostics = Vec::new();
         refuse_cluster_only(name, spec, &mut diagnostics);
@@ -42,16 +42,16 @@ impl FlattenedProfile {
         Ok(Self { spec: spec.clone(), limits, ancestors: Vec::new(), set_by_namespace: Vec::new() })
     }
 
-    /// Which text it is: a hash of all of it except `rollout`, which says who gets it and not what they get.
+    /// The revision: a hash of everything but `rollout`, which says who gets the profile and not what they get.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
     }
 
-    /// As it is kept in the cluster. `source` is the author's own text, where it extends another one.
+    /// Returns the revision object to store. `source` is the author's own text, if it extends another one.
     ///
     /// # Errors
-    /// It is too large to be kept.
+    /// The text is too large.
     pub fn to_revision(
         &self,
         name: &ProfileName,
@@ -82,10 +82,10 @@ impl FlattenedProfile {
         })
     }
 
-    /// From what is kept in the cluster.
+    /// Reads a stored revision.
     ///
     /// # Errors
-    /// This build does not understand it, it is not of this profile, or its hash is not that of its content.
+    /// This build does not understand it, it belongs to another profile, or its hash does not match.
     pub fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
         if *revision.profile != *name.name {
             return Err(Diagnostic::new("spec.profile", format!("the revision is of {:?}", revision.profile)));
@@ -101,7 +101,7 @@ impl FlattenedProfile {
                 .with_help("it may be written for a newer version of Pillion: upgrade this one")
         })?;
         let ancestors: Vec<_> = revision.ancestors.iter().map(|name| name.as_str().into()).collect();
-        // Of the text as it is stored: another build may write the same profile otherwise.
+        // The hash of the stored text: another build may write the same profile differently.
         let hash = hash(&revision.text, limits, &ancestors, &revision.set_by_namespace);
         if hash.as_deref() != Some(&*revision.revision) {
             let hash = hash.as_deref().unwrap_or("none");
@@ -114,10 +114,10 @@ impl FlattenedProfile {
         Ok(Self { spec, limits, ancestors, set_by_namespace: revision.set_by_namespace.clone() })
     }
 
-    /// Compiles it.
+    /// Compiles the text.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All diagnostics.
     pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let mut compiled = compile_text(name, &self.spec, self.limits)?;
         compiled.complete(&self.ancestors, &self.set_by_namespace);
@@ -135,21 +135,21 @@ impl From<Effective> for FlattenedProfile {
 /// Compiles a profile that extends none.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All diagnostics.
 pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
     compile_with(name, spec, &NoParents)
 }
 
-/// Compiles a profile that may extend one of these.
+/// Compiles a profile that may extend one of `parents`.
 ///
 /// # Errors
-/// Everything that is wrong with it, and with what it inherits.
+/// All diagnostics, including those of inherited parts.
 pub fn compile_with(
     name: &ProfileName,
     spec: &ProfileSpec,
     parents: &dyn Parents,
 ) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    // Of its own text: what a profile of a namespace inherits may have what it cannot say.
+    // Only its own text is checked: a namespaced profile may inherit fields that it must not set.
     let mut diagnostics = Vec::new();
     refuse_cluster_only(name, spec, &mut diagnostics);
     let compiled = match spec.extends {
@@ -180,10 +180,10 @@ fn compile_extending(
     }
 }
 
-/// Compiles a revision as it is kept in the cluster. It is called as it says: this build may write its text otherwise.
+/// Compiles a stored revision. It keeps its stored name: this build may write its text differently.
 ///
 /// # Errors
-/// This build does not understand it, or it does not compile any more.
+/// This build does not understand it, or it no longer compiles.
 pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
     let flattened = FlattenedProfile::from_revision(name, revision).map_err(|diagnostic| vec![diagnostic])?;
     let compiled = flattened.compile(name)?;

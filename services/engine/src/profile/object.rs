@@ -1,6 +1,5 @@
-//! What a template may say that is laid over another object than a pod. Of what is in such an object nothing is known
-//! here; the API server checks the result against its schema. What is known is that every object has the same metadata,
-//! and what of it is nobody's to set.
+//! Checks templates for objects other than pods. The engine does not know their fields, and the API server checks the
+//! result against its schema. All objects have the same metadata, and some of its fields cannot be set.
 
 use serde_json::{Map, Value as Json};
 

@@ -1,7 +1,7 @@
 //! The request key of a profile: a label or annotation by which a pod or its namespace asks for the profile.
 //!
-//! The value of a key is a comma-separated list of words, case ignored. A truthy word asks for the default profile of the
-//! key, a falsy word for none, any other word names a profile or one of its values.
+//! The value of a key is a comma-separated list of words, case ignored. A truthy word asks for the default profile of
+//! the key, a falsy word for none, any other word names a profile or one of its values.
 
 use std::borrow::Cow;
 

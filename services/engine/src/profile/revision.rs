@@ -5,12 +5,12 @@ use sha2::{Digest, Sha256};
 
 use super::Limits;
 
-/// How many hexadecimal digits a revision has: forty bits tell the few texts of one profile apart.
+/// The number of hexadecimal digits of a revision. Forty bits tell the few texts of one profile apart.
 const REVISION_LENGTH: usize = 10;
 
-/// A hash of a text and of what bounds it, with the keys of all objects in order.
+/// Hashes a text and its limits, with the keys of all objects in order.
 pub(super) fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    // It is read as a stored revision is: a number may be another one when it is read again.
+    // It is parsed like a stored revision, because numbers may change when they are parsed again.
     let mut json: Value = serde_json::from_str(text).ok()?;
     json.as_object_mut()?.remove("rollout");
     if !ancestors.is_empty() {

@@ -1,4 +1,5 @@
-//! The rules of `spec.containers`: which of the containers that are there already, and what is laid over each.
+//! Compiles the rules of `spec.containers`: which existing containers a rule matches, and the template that it merges
+//! into them.
 
 use std::collections::HashMap;
 
@@ -12,23 +13,23 @@ use super::pod_schema::Kind;
 use super::template::{Compiler, LocalNames, Node};
 use crate::expression::{Expression, Scope};
 
-/// A rule on containers that are there.
+/// A compiled rule for existing containers.
 #[derive(Debug)]
 pub(crate) struct ContainerRule {
     pub(crate) name: Box<str>,
     pub(crate) types: Box<[ContainerType]>,
     pub(crate) names: Box<[Box<str>]>,
-    /// Images, with `*` for any part.
+    /// Image patterns, with `*` for any part.
     pub(crate) images: Box<[Box<str>]>,
     pub(crate) condition: Option<Expression>,
     pub(crate) conditions: Box<[Condition]>,
     pub(crate) template: Node,
 }
 
-/// The name of the container that a rule's expressions are about.
+/// The name by which the expressions of a rule read the container.
 const CONTAINER: &str = "container";
 
-/// Compiles the rules. What is wrong goes to `diagnostics`.
+/// Compiles the rules. Mistakes go to `diagnostics`.
 pub(super) fn compile(
     rules: &[Text],
     parameters: &[Parameter],
@@ -79,21 +80,21 @@ fn compile_rule(
 }
 
 impl ContainerRule {
-    /// Whether a container's name and image are among those that the rule is for.
+    /// Whether the rule matches the name and the image of a container.
     pub(crate) fn names_match(&self, name: &str, image: &str) -> bool {
         (self.names.is_empty() || self.names.iter().any(|wanted| glob(wanted, name)))
             && (self.images.is_empty() || self.images.iter().any(|wanted| glob(wanted, image)))
     }
 }
 
-/// Whether a text is like a pattern in which `*` stands for any part.
+/// Whether a text matches a pattern in which `*` stands for any part.
 fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
     let Some(last) = pattern.contains('*').then(|| parts.next_back().unwrap_or_default()) else {
         return rest.is_empty();
     };
-    // The earliest place is as good as any: what is behind it is longest then.
+    // The earliest match is best, because it leaves the longest rest.
     for part in parts {
         match rest.split_once(part) {
             Some((_, behind)) => rest = behind,

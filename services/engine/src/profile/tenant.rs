@@ -1,5 +1,6 @@
-//! What a tenant's template may say. A profile of a namespace is stored by somebody who may create pods there, and acts on
-//! everybody's; so it may add beside what is there, and give nothing that the namespace's pods could not have had.
+//! Checks what the template of a tenant's profile may contain. Its author may create pods in the namespace, and the
+//! profile acts on the pods of all others there. So it may add to what is there, and grants nothing that the
+//! namespace's pods could not have had.
 
 use serde_json::{Map, Value as Json};
 

@@ -1,11 +1,11 @@
-//! Whether a template is of Kubernetes' types: found by walking it along Kubernetes' schema.
+//! Checks the types of a template against Kubernetes' schema.
 //!
-//! The API server drops a field that it does not know, and refuses every pod whose patch has a value of the wrong type,
-//! also where it is told to ignore failures. Both have to be found before a profile takes effect.
+//! The API server drops unknown fields, and rejects every pod whose patch has a value of the wrong type, even with
+//! `failurePolicy: Ignore`. Both must be found before a profile takes effect.
 //!
-//! A template is not an object yet. A string that is one `${...}` is of whatever type its expression has, so nothing is
-//! said of it here unless it is a parameter, whose type is written down; directives stand beside fields and are passed
-//! over, and `$value` is the value that it says.
+//! A template is not an object yet. A string that is one `${...}` has the type of its expression, so it is checked only
+//! if it is a parameter, whose type is declared. Directives beside fields are skipped, and `$value` is checked as the
+//! value.
 
 use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};

@@ -1,4 +1,4 @@
-//! A profile's validations, compiled: what has to be true of the final object, and what is said where it is not.
+//! Compiles the validations of a profile: conditions on the final object, and the messages for objects that fail them.
 
 use pillion_api::profile::{ProfileSpec, Validation as Text, ValidationAction};
 
@@ -6,10 +6,10 @@ use super::Diagnostic;
 use super::template::{Choice, Compiler, LocalNames};
 use crate::expression::{Expression, Scope};
 
-/// The status of a refusal that does not say one, as in Kubernetes' own policies.
+/// The default status code of a denial, as in Kubernetes' own policies.
 const DEFAULT_CODE: u16 = 422;
 
-/// What Kubernetes calls the refusals of a status.
+/// The status reasons of Kubernetes by status code.
 const STATUS_REASONS: [(u16, &str); 6] = [
     (DEFAULT_CODE, "Invalid"),
     (403, "Forbidden"),
@@ -19,26 +19,26 @@ const STATUS_REASONS: [(u16, &str); 6] = [
     (409, "Conflict"),
 ];
 
-/// How long a message may be, in bytes.
+/// The maximum length of a message in bytes.
 const MAX_MESSAGE: usize = 1024;
 
-/// A check of the final object.
+/// A compiled validation.
 #[derive(Debug)]
 pub(crate) struct Validation {
     pub(crate) expression: Expression,
-    /// What is said; the expression is shown if nothing is.
+    /// The message; without one, the expression is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
-    /// What Kubernetes calls the refusal; empty if nothing was said and the status has no name.
+    /// The status reason; empty if none is set and the status code has none.
     pub(crate) reason: Box<str>,
-    /// HTTP status of the refusal.
+    /// The HTTP status code of the denial.
     pub(crate) code: u16,
-    /// The field that is wrong, without the dot in front.
+    /// The invalid field, without a leading dot.
     pub(crate) field_path: Option<Box<str>>,
     pub(crate) action: ValidationAction,
 }
 
 impl Validation {
-    /// Goes over all its expressions.
+    /// Visits all its expressions.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
         if let Some(message) = &self.message {
@@ -47,7 +47,7 @@ impl Validation {
     }
 }
 
-/// Compiles the validations. What is wrong goes to `diagnostics`.
+/// Compiles the validations. Mistakes go to `diagnostics`.
 pub(super) fn compile(
     spec: &ProfileSpec,
     known: (&Scope, &LocalNames),
@@ -99,8 +99,8 @@ fn compile_one(
     })
 }
 
-/// What is said: `Some(None)` if nothing is, `None` if it is wrong. `local` are the names that are known there and not
-/// everywhere.
+/// Compiles a message: `Some(None)` if there is none, `None` if it is invalid. `local` are the local names that are
+/// bound there.
 #[expect(clippy::option_option, reason = "nothing said and something wrong said are two things")]
 pub(super) fn compile_message(
     path: &str,
@@ -118,7 +118,7 @@ pub(super) fn compile_message(
     Compiler::new(scope, local, locals, diagnostics).words(path, text).map(Some)
 }
 
-/// Kubernetes writes the field of a cause without the dot in front that its policies have.
+/// Kubernetes writes the field of a cause without the leading dot of its policies.
 fn compile_field_path(path: &str, text: Option<&str>, diagnostics: &mut Vec<Diagnostic>) -> Option<Box<str>> {
     let text = text?;
     let field = text.strip_prefix('.').filter(|field| {

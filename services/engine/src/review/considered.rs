@@ -1,4 +1,4 @@
-//! Which profiles were considered for the object of a review, and what their parameters stand for.
+//! Lists the profiles that were considered for the object of a review, with the values of their parameters.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::select::revisions::TargetObject;
 use crate::snapshot::{Namespace, Snapshot};
 
 impl Review<'_> {
-    /// All profiles that are the platform's or the namespace's own, with what their parameters were set to and by whom. For
-    /// people who ask why; [`Review::decide`] does not need it. Empty for what no namespace opts in.
+    /// All profiles that are the platform's or the namespace's own, with what their parameters were set to and by whom.
+    /// For people who ask why; [`Review::decide`] does not need it. Empty for what no namespace opts in.
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let envelope = &self.envelope;

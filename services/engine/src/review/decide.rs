@@ -1,4 +1,4 @@
-//! From a review to a decision: the steps in their order, each of which may be the last.
+//! Decides a review on the mutating path, step by step. Each step may end the decision.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::select::revisions::TargetObject;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 
-/// Decides.
+/// Decides a review. Returns an error if the patch fails its self-check.
 pub(super) fn decide(
     envelope: &Envelope<'_>,
     tape: &BorrowedTape<'_>,
@@ -60,7 +60,7 @@ pub(super) fn decide(
     if action.is_pod() && object.at(&["spec", "containers"]).is_none_or(has_none) {
         return skipped(Reason::NoContainers);
     }
-    // A namespace that could not be found is known by what the API server says of it: that it is opted in.
+    // A namespace that was not found has only the failure mode by which the API server matched it.
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
     observer.begins(Step::Match);
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
@@ -100,7 +100,7 @@ pub(super) fn decide(
     match decided {
         Ok(decided) if is_marked && found.genuine().is_none() => mark::settle(object, decided?),
         Ok(decided) => gate::settle(object, level, decided?),
-        // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
+        // The author wrote it, and the API server never sends such an object, because it has decoded it.
         Err(Malformed { key }) => {
             Ok(Decided { decision: Decision::denied(Reason::DuplicateKey, format!("{key:?}")), patch: None })
         }
@@ -137,7 +137,7 @@ fn inject<'v>(
         Ok(applied)
     };
     let mut applied = apply(Exclusions::default())?;
-    // Namespaces' own profiles are applied only where there is room for them behind all of the platform's.
+    // Namespaced profiles are applied only if the patch has room for them after all cluster profiles.
     let excess = profiles
         .iter()
         .any(|selected| selected.stands_in)
@@ -183,14 +183,14 @@ fn inject<'v>(
     Ok(Ok(conclude(object, decisions, notices, reason, patch)))
 }
 
-/// Whether what the platform's profiles do alone stands beside what the namespace's did in an earlier pass. Something may have
-/// come between: then the platform's say what they did not say before, and the namespace's were there first.
+/// Checks that the changes of the platform's profiles alone are part of the joint result. An earlier pass may have
+/// applied namespaced profiles before changes that the platform's profiles make only now.
 fn interference(together: &Applied<'_>, alone: &Applied<'_>) -> Result<(), Excess> {
     let protected = alone.protected.as_ref().ok_or_else(Excess::unreadable)?;
     limits::check_interference(&alone.document, &together.document, protected)
 }
 
-/// What is said of a patch that is too large to be sent.
+/// The message about a patch that is too large.
 fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     let object = object.raw().len();
     let message = || {
@@ -201,7 +201,7 @@ fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     (!patch::fits(patch, object)).then(message)
 }
 
-/// What follows for the object from what became of each profile.
+/// Derives the decision from the results of all profiles.
 fn conclude(
     object: Value<'_>,
     profiles: Vec<ProfileDecision>,
@@ -229,7 +229,7 @@ fn conclude(
         let reason = profiles.first().map_or(nothing_asked, |decision| decision.reason);
         (Outcome::Skipped, reason, None)
     };
-    // A patch may be there without any profile applied: a record that is not ours was dropped.
+    // There may be a patch without any applied profile: it drops a record that is not genuine.
     let sends_patch = refusing.is_none() && is_sent;
     let patch = if sends_patch { patch } else { None };
     Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }

@@ -1,4 +1,4 @@
-//! The injection record of the object of a review, and the object without what the record says.
+//! Finds the injection record of an object, and the original object without what the record lists.
 
 use pillion_api::names::INJECTED_ANNOTATION;
 
@@ -8,11 +8,11 @@ use crate::json::{Malformed, OwnedTape, Value};
 use crate::record::{self, Record};
 use crate::schema;
 
-/// The record that an object carries.
+/// The record in the annotations of an object.
 pub(super) enum FoundRecord {
     None,
     Genuine(Record),
-    /// Not written by us, or not one that this build understands.
+    /// Not written by Pillion, or in a format that this build does not understand.
     Foreign,
 }
 
@@ -28,7 +28,7 @@ impl FoundRecord {
         }
     }
 
-    /// The object as its author wrote it, where that is not how it is.
+    /// The original object without what the record lists; `None` if it equals the object.
     pub(super) fn original_object(
         &self,
         object: Value<'_>,

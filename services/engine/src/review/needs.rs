@@ -1,7 +1,7 @@
-//! What a review wants looked up before it can be decided.
+//! Finds the lookups that a review needs before it can be decided.
 //!
-//! It is found as a decision is: the same candidates, the same object. What comes out is a bound of what the decision may
-//! read, as conditions are not evaluated here.
+//! It selects candidates and the object as a decision does. The result is an upper bound of what the decision may read,
+//! because conditions are not evaluated here.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::select;
 use crate::select::revisions::{self, TargetObject};
 use crate::snapshot::{Namespace, Snapshot};
 
-/// What is wanted; nothing for what no profile is for.
+/// Returns the lookups; none if no profile matches.
 pub(super) fn wanted(
     envelope: &Envelope<'_>,
     tape: &BorrowedTape<'_>,
@@ -41,7 +41,7 @@ pub(super) fn wanted(
         return nothing;
     }
     let type_ = schema::of(&envelope.group, &envelope.resource);
-    // An object that is malformed is refused when it is decided on.
+    // A malformed object is denied when it is decided.
     let found = FoundRecord::find(object, facts.record_trust);
     let Ok(original) = found.original_object(object, type_) else { return nothing };
     let object = original.as_ref().map_or(object, OwnedTape::root);

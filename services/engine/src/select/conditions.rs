@@ -1,6 +1,7 @@
-//! A profile's conditions: all are looked at, so that every reason is told. A parameter that was set to something that is
-//! not allowed is one more reason, but only where the conditions leave the object to the profile: what a profile is not
-//! for is not refused by it.
+//! Evaluates the conditions of a profile. All conditions are evaluated, so that every reason is reported.
+//!
+//! An invalid parameter is one more reason, unless the conditions say that the profile does not match: a profile never
+//! denies an object that it does not match.
 
 use pillion_api::profile::{OnError, Otherwise};
 
@@ -13,8 +14,8 @@ use crate::lookup;
 use crate::parameter;
 use crate::profile::CompiledProfile;
 
-/// What a profile's expressions stand for, if its conditions hold; else why they do not. The gravest of several counts,
-/// with the reasons of all that are as grave.
+/// Returns the bindings of a profile if its conditions hold, else the refusal. The gravest refusal counts, with the
+/// details of all that are equally grave.
 pub(super) fn check<'v>(
     profile: &'v CompiledProfile,
     context: EvalContext<'v>,
@@ -43,7 +44,7 @@ pub(super) fn check<'v>(
                 reason: Reason::MatchCondition,
                 detail: Some(condition.told(&bindings, &mut meter)),
             },
-            // It reads what is not allowed, which is told by itself.
+            // It reads an invalid parameter, which is reported by itself.
             Err(_) if invalid.is_some() => continue,
             Err(error) => Refusal {
                 outcome: match profile.on_error {
@@ -73,7 +74,7 @@ const fn gravity(outcome: ProfileOutcome) -> u8 {
     match outcome {
         ProfileOutcome::Applied | ProfileOutcome::Unchanged | ProfileOutcome::Validated => 0,
         ProfileOutcome::Skipped => 1,
-        // What is silently not for an object needs no word about what else is wrong.
+        // If a profile does not match, other mistakes are not reported.
         ProfileOutcome::NotMatched => 2,
         ProfileOutcome::Denied => 3,
     }

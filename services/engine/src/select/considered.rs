@@ -1,6 +1,7 @@
-//! Every profile that might act on an object, and what its parameters were set to: for whoever asks why something was or
-//! was not done. A decision lists only the profiles that were asked for, so that it costs nothing for the others; this is
-//! asked by people, and costs what it costs.
+//! Lists every profile that might act on an object, with its parameters, for people who ask why.
+//!
+//! A decision lists only requested profiles, so that the others cost it nothing. This list is made on demand and is
+//! allowed to be slow.
 
 use std::sync::Arc;
 
@@ -16,58 +17,58 @@ use crate::parameter::{Metadata, Parameter, Sources};
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
 
-/// Whether a profile comes into question for an object, before its own conditions are looked at.
+/// The standing of a profile before its conditions are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It is asked for: a decision has it.
+    /// It is requested and part of the decision.
     Asked,
-    /// It might act here, and neither the object nor its namespace asks for it.
+    /// It might act on the object, but neither the object nor its namespace requests it.
     NotAsked,
     /// The labels of the namespace do not match its `namespaceSelector`.
     NamespaceSelector,
-    /// It is for other resources or operations.
+    /// Its target has other resources or operations.
     OtherTarget,
 }
 
-/// Who set a parameter.
+/// The source of a parameter value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetBy {
     /// A label or annotation of the object.
     Object,
-    /// One of its service account's.
+    /// A label or annotation of the service account.
     ServiceAccount,
-    /// One of its namespace's.
+    /// A label or annotation of the namespace.
     Namespace,
-    /// The profile of the namespace that extends the platform's.
+    /// The namespaced profile that extends the cluster profile.
     NamespaceProfile,
-    /// Nobody: it is the profile's default, if it has one.
+    /// The default of the profile, if it has one.
     Default,
 }
 
-/// What a parameter stands for.
+/// The value of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterValue {
     /// Its name.
     pub name: Box<str>,
-    /// Its value; `None` if nobody sets it and it has no default. An error says why it has none.
+    /// Its value; `None` if it was not set and has no default. An error says why it has none.
     pub value: Result<Option<Json>, Box<str>>,
-    /// Who set it, the one that counts most first. Where values are united there may be several.
+    /// The sources with their keys, the most specific first. Merged values may have several.
     pub set_by: Vec<(SetBy, Box<str>)>,
 }
 
 /// A profile that was considered.
 #[derive(Clone, Debug)]
 pub struct Considered {
-    /// Which one, at the revision that the object gets.
+    /// The profile, at the revision that the object gets.
     pub profile: Arc<CompiledProfile>,
-    /// Whether it comes into question.
+    /// Its standing.
     pub standing: Standing,
-    /// What its parameters stand for; empty unless it is asked for.
+    /// The values of its parameters; empty unless it is requested.
     pub parameters: Vec<ParameterValue>,
 }
 
 impl SetBy {
-    /// As it stands in output for programs.
+    /// The value in machine-readable output.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -80,7 +81,7 @@ impl SetBy {
     }
 }
 
-/// All profiles that are the platform's or the namespace's own, those that are asked for first.
+/// Lists the cluster profiles and the namespace's own, requested ones first.
 pub(crate) fn considered<'p>(
     profiles: impl Iterator<Item = &'p Arc<CompiledProfile>>,
     candidates: &Candidates,
@@ -111,7 +112,7 @@ pub(crate) fn considered<'p>(
         } else {
             Standing::NotAsked
         };
-        // Of a profile that is rolled out there are two.
+        // A profile in a rollout has two revisions.
         if !all.iter().any(|other| other.profile.name() == profile.name()) {
             all.push(Considered { profile: Arc::clone(profile), standing, parameters: Vec::new() });
         }

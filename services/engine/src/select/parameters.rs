@@ -1,4 +1,4 @@
-//! The values that a profile's parameters have for one object: who set them, or their defaults.
+//! Resolves the parameters of a profile for one object: the values that were set, or the defaults.
 
 use std::borrow::Cow;
 
@@ -14,18 +14,18 @@ use crate::namespace::NamespaceMetadata;
 use crate::parameter::{self, Invalid, Metadata, Parameter, Resolved, Sources};
 use crate::profile::CompiledProfile;
 
-/// The values of a profile's parameters. What their authors are told goes to `notices`.
+/// Resolves the parameters of a profile. Warnings for their authors go to `notices`.
 ///
-/// Defaults that are expressions are evaluated here, in the order of the parameters; one that fails is a fault of what
-/// reads the parameter, so that it costs nothing where nobody does. So is one that was set to something that is not
-/// allowed; all of them are told with what becomes of the profile.
+/// Computed defaults are evaluated here, in the order of the parameters. A default that fails, and an invalid value,
+/// are errors of the expressions that read the parameter, so they cost nothing otherwise. The refusal reports all
+/// invalid values.
 pub(super) fn resolve(
     profile: &CompiledProfile,
     context: EvalContext<'_>,
     notices: &mut Vec<Notice>,
 ) -> (Parameters, Option<Refusal>) {
     let pod = Pod::new(context.object);
-    // Nobody says what is wrong with it where nobody asks.
+    // The service account is only read if a parameter may come from it.
     let is_asked = profile.parameters.iter().any(Parameter::asks_service_account);
     let account = if is_asked { context.looked_up.service_account.known("the service account") } else { Ok(None) };
     let account = account.map(|object| object.map(|object| Pod::new(object.root())));
@@ -75,7 +75,7 @@ pub(super) fn resolve(
     (values, invalid)
 }
 
-/// The graver of two refusals, or both in one.
+/// Returns the graver of two refusals, or both in one.
 fn graver(first: Refusal, next: Refusal) -> Refusal {
     match (first.outcome == ProfileOutcome::Denied, next.outcome == ProfileOutcome::Denied) {
         (true, false) => first,

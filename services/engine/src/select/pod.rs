@@ -1,4 +1,4 @@
-//! A pod as selection sees it: the labels and annotations that its author wrote.
+//! The labels and annotations that the author of an object wrote.
 
 use std::borrow::Cow;
 

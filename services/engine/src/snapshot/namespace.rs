@@ -19,8 +19,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's own
-    /// label opts it in, unless [`Namespace::opting_in_by`] sets other labels.
+    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's
+    /// own label opts it in, unless [`Namespace::opting_in_by`] sets other labels.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,

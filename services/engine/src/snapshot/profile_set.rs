@@ -10,30 +10,30 @@ use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
 use crate::select::index::{Entry, Index, Staging};
 
-/// A profile with what is served of it.
+/// A profile as it is served.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// The revision that is published.
+    /// The published revision.
     pub profile: Arc<CompiledProfile>,
-    /// Who gets it, if not everybody.
+    /// The rollout, unless all workloads get the published revision.
     pub stage: Option<Stage>,
-    /// The revisions that are kept, which can be asked for by `name@hash`.
+    /// The stored revisions, which `name@hash` can request.
     pub kept: Arc<[Box<str>]>,
 }
 
-/// A rollout that is not complete.
+/// An incomplete rollout.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The revision of all others; without it they get none.
+    /// The revision for all other workloads; without it they get none.
     pub promoted: Option<Arc<CompiledProfile>>,
     /// Share of the workloads, in percent.
     pub percent: u8,
-    /// Only workloads in these namespaces.
+    /// The namespaces whose workloads take part.
     pub namespaces: Option<LabelSelector>,
 }
 
 impl Served {
-    /// Its revisions as the index has them: the newest, then the promoted.
+    /// The entries of its active revisions: the newest, then the promoted.
     fn entries(self) -> impl Iterator<Item = Entry> {
         let Self { profile, stage, kept } = self;
         let staging = stage.as_ref().map(|stage| {
@@ -51,37 +51,36 @@ impl Served {
 }
 
 impl From<Arc<CompiledProfile>> for Served {
-    /// Everybody gets it, and no other one is kept.
+    /// Serves the profile to all workloads, without other revisions.
     fn from(profile: Arc<CompiledProfile>) -> Self {
         Self { profile, stage: None, kept: Arc::default() }
     }
 }
 
-/// All compiled profiles of a cluster. All of the platform's stand before all of the tenants'; among them the lower
-/// `order` comes first, then the name.
+/// All compiled profiles of a cluster: the platform's before the tenants', ordered by `order`, then by name.
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
     all: Vec<Entry>,
-    /// How many of them are promoted revisions beside newer ones.
+    /// The number of promoted revisions besides newer ones.
     promoted: usize,
     cluster: Arc<Index>,
     namespaced: HashMap<Box<str>, Arc<Index>>,
 }
 
 impl ProfileSet {
-    /// A set of profiles. Of two with the same name, the last one counts.
+    /// Creates a set. Of two profiles with the same name, the last one counts.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::after(&Self::default(), profiles)
     }
 
-    /// A set of profiles of which most are those of another set: what is as it was there is not arranged anew.
+    /// Creates a set of which most profiles stand in another set. Indexes of unchanged profiles are shared.
     #[must_use]
     pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::serving(before, profiles.into_iter().map(Served::from))
     }
 
-    /// The same of profiles that may have two revisions at work.
+    /// Like [`Self::after`], for profiles that may have two active revisions.
     #[must_use]
     pub fn serving(before: &Self, profiles: impl IntoIterator<Item = Served>) -> Self {
         let mut sorted: Vec<_> = profiles.into_iter().enumerate().collect();
@@ -89,7 +88,7 @@ impl ProfileSet {
         sorted.sort_by_cached_key(|(place, served)| (name(served), Reverse(*place)));
         sorted.dedup_by(|(_, later), (_, kept)| later.profile.name() == kept.profile.name());
         let mut all: Vec<_> = sorted.into_iter().flat_map(|(_, served)| served.entries()).collect();
-        // By namespace, of which none is the first, then by order, then by name.
+        // By namespace (cluster profiles first), then by order, then by name.
         all.sort_by(|a, b| {
             let (a, b, a_promoted, b_promoted) = (&a.profile, &b.profile, a.is_promoted, b.is_promoted);
             (&a.name().namespace, a.order, a.name(), a_promoted).cmp(&(
@@ -114,7 +113,7 @@ impl ProfileSet {
         set
     }
 
-    /// The index of the platform's profiles or a namespace's, if those are just these.
+    /// The index of the platform or of a namespace, if it holds exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();
         let begin = self.all.partition_point(|known| known.profile.name().namespace.as_deref() < namespace);
@@ -129,30 +128,30 @@ impl ProfileSet {
         same.then(|| Arc::clone(index))
     }
 
-    /// How many profiles there are.
+    /// The number of profiles.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len() - self.promoted
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// All profiles: the platform's, then each namespace's, each in the order in which they apply. Of those that are rolled
-    /// out the newest revision.
+    /// All profiles: the platform's, then each namespace's, in the order in which they apply. Of a profile in a
+    /// rollout, the newest revision.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }
 
-    /// All revisions that are at work: those of [`Self::iter`], and of profiles that are rolled out the promoted ones.
+    /// All active revisions: those of [`Self::iter`], and the promoted revisions of profiles in a rollout.
     pub fn at_work(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().map(|entry| &entry.profile)
     }
 
-    /// Whether any profile may act, in a namespace, on objects of the resource that a request is about.
+    /// Whether any profile may act on the resource of a request in a namespace.
     pub(crate) fn has_resource(&self, namespace: &str, action: Action<'_>) -> bool {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }

@@ -1,7 +1,7 @@
-//! Revisions that are not at work and that somebody asked for, compiled once for all who do.
+//! Caches compiled revisions that are not active but were requested.
 //!
-//! A revision never changes, so what was compiled stays right; few are asked for, so there is room for few. Who comes when
-//! there is no room takes the place of the one that nobody has asked for the longest.
+//! A revision never changes, so entries never become stale. Few revisions are requested, so the cache is small. The
+//! least recently used entry is replaced.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,13 +12,13 @@ use serde::Deserialize;
 use crate::json::OwnedTape;
 use crate::profile::{CompiledProfile, ProfileName, compile_revision};
 
-/// How many are cache.
+/// The capacity of the cache.
 const MAX_REVISIONS: usize = 64;
 
-/// By profile and revision.
+/// The profile and the revision.
 type Key = (ProfileName, Box<str>);
 
-/// What was compiled. Copies of a snapshot share it.
+/// The cache. Clones of a snapshot share it.
 #[derive(Debug, Default)]
 pub(super) struct RevisionCache {
     known: Mutex<Entries>,
@@ -27,11 +27,11 @@ pub(super) struct RevisionCache {
 #[derive(Debug, Default)]
 struct Entries {
     compiled: HashMap<Key, (Arc<CompiledProfile>, u64)>,
-    /// Rises each time that somebody asks.
+    /// Counts the requests, as the clock of the cache.
     asked: u64,
 }
 
-/// The part of the object that is read.
+/// The part of the revision object that is read.
 #[derive(Deserialize)]
 struct Object {
     spec: RevisionSpec,
@@ -47,7 +47,7 @@ impl RevisionCache {
         Some(Arc::clone(compiled))
     }
 
-    /// Compiles the object that holds a revision; `None` if it is not that revision, or does not compile.
+    /// Compiles a revision object and caches the result; `None` if it is another revision or does not compile.
     pub(super) fn compile(
         &self,
         profile: &ProfileName,

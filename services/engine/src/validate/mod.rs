@@ -1,8 +1,8 @@
-//! Validations: what has to be true of an object as it will be stored, with all that was injected in it.
+//! Validations: checks the object as it will be stored, with everything that was injected.
 //!
-//! A profile is asked for, dropped and configured as on the mutating path, by the object as its author wrote it, so that
-//! both paths come to the same profiles. Its validations then see the final object. What became of each that does not hold
-//! is data ([`ValidationDecision`]), from which the refusal, the warnings and the audit annotations are rendered.
+//! Profiles are selected and configured as on the mutating path, by the object as its author wrote it, so that both
+//! paths select the same profiles. Their validations then see the final object. Each failed validation becomes a
+//! [`ValidationDecision`], from which the denial, the warnings and the audit annotations are rendered.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use crate::profile::validations::Validation;
 use crate::profile::{CompiledProfile, one_line};
 use crate::select::Selected;
 
-/// The objects that validations are about.
+/// The objects of a validation.
 #[derive(Clone, Copy)]
 pub(crate) struct Objects<'v> {
-    /// With the object as it will be stored.
+    /// The context, with the object as it will be stored.
     pub(crate) stored: EvalContext<'v>,
-    /// Names of the containers that were injected.
+    /// Names of the injected containers.
     pub(crate) ours: &'v [Box<str>],
 }
 
-/// Evaluates the validations of each profile that selection left `Unchanged`, and says of it what became of them. Gives
-/// those that do not hold.
+/// Evaluates the validations of each profile that selection left `Unchanged`, and updates its decision. Returns the
+/// failed validations.
 pub(crate) fn check(profiles: &mut [Selected<'_>], objects: Objects<'_>) -> Vec<ValidationDecision> {
     let mut failed = Vec::new();
     for Selected { decision, bindings, .. } in profiles {
@@ -87,7 +87,8 @@ const fn outcome_of(action: ValidationAction) -> ValidationOutcome {
     }
 }
 
-/// A validation that cannot be evaluated refuses what it could have refused, if the profile says that faults refuse.
+/// The outcome of a validation that cannot be evaluated. It denies the object if it could have denied it and `onError`
+/// is `Deny`.
 const fn on_error(on_error: OnError, action: ValidationAction) -> ValidationOutcome {
     match (on_error, action) {
         (OnError::Deny, ValidationAction::Deny) => ValidationOutcome::Denied,
@@ -100,8 +101,7 @@ fn told(index: usize, error: &EvaluationError) -> String {
     format!("validation {index} could not be evaluated: {}", error.message())
 }
 
-/// What is said of an object for which a validation does not hold. A message that cannot be made is no reason to let the
-/// object pass.
+/// The message for an object that fails a validation. If the message itself fails, the object still does not pass.
 fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {

@@ -1,4 +1,4 @@
-//! Makes values of one type into values of another.
+//! Functions that convert values between types.
 
 use super::{Call, Evaluated, Function, duration, global, shown};
 use crate::expression::operators::{double_text, nearest};

@@ -1,7 +1,7 @@
-//! The functions of expressions: the table of them, and how they are called.
+//! The table of functions, and how they are called.
 
-mod conversions;
 pub(super) mod duration;
+mod conversions;
 mod encoding;
 pub(super) mod lists;
 mod maps;

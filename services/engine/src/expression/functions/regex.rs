@@ -17,8 +17,8 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("regex.replace", 3, 3, "regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
-/// Steps for compiling a pattern that is not a literal, and the bytes of its memory for which there is one more. A literal is
-/// compiled with its expression. [`COMPUTED_SIZE`] bounds what is known only afterwards.
+/// Steps for compiling a pattern that is not a literal, and the bytes of its memory for which there is one more. A
+/// literal is compiled with its expression. [`COMPUTED_SIZE`] bounds what is known only afterwards.
 const COMPILING: (usize, usize) = (10_000, 32);
 
 /// The pattern of a call: the literal, or the text that was computed.
@@ -123,8 +123,8 @@ impl<'t> Piece<'t> {
     }
 }
 
-/// The pieces of a replacement: `$$` is a dollar sign, and so is one that no name follows. A group that the pattern does
-/// not have is empty.
+/// The pieces of a replacement: `$$` is a dollar sign, and so is one that no name follows. A group that the pattern
+/// does not have is empty.
 fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
     meter.charge_bytes(replacement.len())?;
     let mut pieces = Vec::new();

@@ -1,8 +1,8 @@
-//! What a profile of a namespace may say of the platform's profile that it extends.
+//! Checks what a namespaced profile changes of the cluster profile that it extends.
 //!
-//! The platform decides who may set which parameter, who gets the profile and who can drop it. A namespace takes that
-//! over as it is: it may set the value of a parameter whose `sources` have `Namespace`, within its bounds, and narrow
-//! who gets the profile further.
+//! The platform decides who may set which parameter, which pods get the profile, and who can drop it. The namespaced
+//! profile may set parameters whose `sources` have `Namespace`, within their range, and narrow which pods get the
+//! profile.
 
 use pillion_api::parameter::{Parameter, Source};
 use pillion_api::profile::{OptOut, ProfileSpec};

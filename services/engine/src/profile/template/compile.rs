@@ -1,4 +1,4 @@
-//! From the JSON of a template to what is run, and to everything that is wrong with it.
+//! Compiles the JSON of a template into nodes, or into diagnostics.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,8 @@ pub(crate) struct Compiler<'s> {
 }
 
 impl<'s> Compiler<'s> {
-    /// A compiler of templates whose expressions may use the scope, and of the names that are not known everywhere these.
+    /// A compiler of templates whose expressions may use the scope, and of the names that are not known everywhere
+    /// these.
     pub(crate) fn new(
         scope: &Scope,
         locals: &[&str],
@@ -272,8 +273,8 @@ impl<'s> Compiler<'s> {
     }
 }
 
-/// A template without its directives, each `$value` in the place of the map that it stands in, with the fields beside it
-/// in it if it is a map.
+/// A template without its directives, each `$value` in the place of the map that it stands in, with the fields beside
+/// it in it if it is a map.
 pub(crate) fn without_directives(template: &Json) -> Json {
     match template {
         Json::Object(fields) => {

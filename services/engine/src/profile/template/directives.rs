@@ -1,4 +1,4 @@
-//! The directives of a template, read and checked: the words that begin with `$` beside a map's fields.
+//! Compiles the directives of a template: the keys that begin with `$` beside the fields of a map.
 
 use serde_json::{Map, Value as Json};
 

@@ -215,7 +215,7 @@ fn a_pin_is_a_part_of_a_revision() {
         (first.wanted, inject(&snapshot, &object, level, looked_up))
     };
     let digits = |profile: &CompiledProfile| profile.revision()[..6].to_owned();
-    // What is at work needs no look-up.
+    // What is at work needs no lookup.
     for (pinned, expected) in [(&new, "new"), (&promoted, "promoted")] {
         let (wanted, got) = asked(&format!("proxy@{}", digits(pinned)), InjectionLevel::Enabled);
         assert_eq!((wanted.len(), got.label.as_deref(), got.warnings.len()), (0, Some(expected), 0));
