@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use pillion_engine::profile::{MAX_CHAIN, ProfileName, ProfileSet, Whole};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::profile::{FlattenedProfile, MAX_CHAIN, ProfileName};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 
 use crate::cache_metrics::Kind;
 use crate::namespaces::{NamespaceChange, NamespaceIndex};
@@ -121,7 +121,7 @@ impl Index {
 
     /// The whole text of the profile that is at work, and its author's own.
     #[must_use]
-    pub fn whole(&self, name: &ProfileName) -> Option<(Whole, Arc<str>)> {
+    pub fn whole(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         self.of(name).whole(name, &self.cluster)
     }
 

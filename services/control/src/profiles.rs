@@ -20,8 +20,9 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::ProfileSpec;
 use pillion_engine::profile::{
-    CompiledProfile, Diagnostic, Limits, Parent, Parents, Part, ProfileName, ProfileSet, Whole, compile, compile_with,
+    CompiledProfile, Diagnostic, FlattenedProfile, Limits, Parent, Parents, Part, ProfileName, compile, compile_with,
 };
+use pillion_engine::snapshot::ProfileSet;
 use serde_json::Value;
 
 use crate::change::Change;
@@ -273,9 +274,9 @@ impl ProfileIndex {
 
     /// The accepted text of a profile with what it inherits, and without; only where texts are kept.
     #[must_use]
-    pub fn whole(&self, name: &ProfileName, cluster: &Self) -> Option<(Whole, Arc<str>)> {
+    pub fn whole(&self, name: &ProfileName, cluster: &Self) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.accepted.as_ref()?;
-        let whole = Whole::new(name, &read(&text.json).ok()?, &Texts(&cluster.entries)).ok()?;
+        let whole = FlattenedProfile::new(name, &read(&text.json).ok()?, &Texts(&cluster.entries)).ok()?;
         Some((whole, Arc::clone(&text.json)))
     }
 

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::profile::Rollout;
-use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName, Served, Stage};
+use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName};
+use pillion_engine::snapshot::{Served, Stage};
 use serde_json::Value;
 
 use crate::change::Change;

@@ -20,9 +20,8 @@ use pillion_control::index::{Index, Update};
 use pillion_control::namespaces;
 use pillion_control::profiles::StoredProfile;
 use pillion_engine::json::OwnedTape;
-use pillion_engine::profile::ProfileSet;
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
 const NAMESPACES: usize = 10_000;

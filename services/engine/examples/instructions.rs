@@ -17,10 +17,10 @@ use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
 use pillion_api::profile::ProfileSpec;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-use pillion_engine::report::ProfileOutcome;
+use pillion_engine::decision::ProfileOutcome;
+use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 
 const USAGE: &str = "expected: scan COUNT REVIEW.json, or answer COUNT REVIEW.json PROFILE.json..., \
                      or allocations REVIEW.json PROFILE.json...";

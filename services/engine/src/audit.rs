@@ -1,89 +1,90 @@
-//! Which profiles are for a pod that is there already, and which ones its record says it has. Nothing is rendered.
+//! Compares a running pod with the profiles that select it: which profiles should be on it, and which its record names.
 //!
-//! Selection is asked about the pod without its record, as a second pass of injection does. What a request knew and a stored
-//! pod does not say (who created it) is not there for expressions; a profile that reads it is [`Standing::Undecided`].
+//! Selection sees the pod without its record, as in a second pass of injection. Nothing is rendered. A stored pod does
+//! not say who created it, so a profile that reads this is [`Standing::Undecided`].
 //!
-//! Whoever keeps the labels and annotations of many pods asks [`of_metadata`], which evaluates no expression; whoever has
-//! the whole pod asks [`of_object`].
+//! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
+//! pod.
 
 use std::sync::Arc;
 
 use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
 
-use crate::compute::{Arena, World};
+use crate::context::{Arena, EvalContext};
+use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
-use crate::inject::{Record, is_genuine, without_record};
+use crate::inject::without_record;
 use crate::json::{OwnedTape, Value, write_string};
 use crate::lookup::{LookedUp, Wanted};
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::report::{ProfileDecision, ProfileOutcome, Reason};
+use crate::record::{Record, is_genuine};
 use crate::schema;
-use crate::select::revisions::Subject;
+use crate::select::revisions::TargetObject;
 use crate::select::{self, expected};
 use crate::snapshot::{Namespace, Snapshot};
 
-/// What a profile is to a pod.
+/// The relation of a profile to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It is for the pod.
+    /// It matches the pod.
     Wanted,
-    /// It is asked for, and the pod's author takes it away.
+    /// It is requested, and the author of the pod dropped it.
     OptedOut,
-    /// It is asked for, and not for this pod.
+    /// It is requested, and does not match the pod.
     NotWanted,
-    /// More than metadata has to be looked at: [`of_object`] says.
+    /// Metadata is not enough to decide: use [`of_object`].
     Open,
-    /// What it reads is not known of a stored pod.
+    /// It reads what a stored pod does not tell.
     Undecided,
-    /// Something that it reads could not be looked up: whoever asks again may be told.
+    /// A lookup that it needs failed. A later attempt may succeed.
     NotLookedUp,
 }
 
-/// A profile that is asked for.
+/// A requested profile.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// Which one.
+    /// The profile.
     pub profile: Arc<CompiledProfile>,
-    /// What it is to the pod.
+    /// Its relation to the pod.
     pub standing: Standing,
-    /// The revision that the pod or its namespace pins, where it is not here: the profile stands in for it.
+    /// The pinned revision, if it is not available here: then `profile` stands in for it.
     pub pinned: Option<Box<str>>,
 }
 
 impl Expected {
-    /// Which revision the pod would get.
+    /// The revision that the pod would get.
     #[must_use]
     pub fn revision(&self) -> &str {
         self.pinned.as_deref().unwrap_or_else(|| self.profile.revision())
     }
 }
 
-/// What a pod's record says.
+/// The content of a pod's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Injected {
-    /// There is none.
+    /// There is no record.
     Nothing,
-    /// One that was not written by Pillion, or not in a form that this build knows.
+    /// A record that Pillion did not write, or in a format that this build does not understand.
     Foreign,
-    /// These profiles, as they are displayed, at these revisions.
+    /// The display names of the profiles, with their revisions.
     Profiles(Vec<(Box<str>, Box<str>)>),
 }
 
 /// A pod's record, and the pod without it.
 #[derive(Debug)]
 pub struct Read {
-    /// What the record says.
+    /// The content of the record.
     pub injected: Injected,
-    /// The pod as its author wrote it, where that is not how it is.
-    pub authors: Option<OwnedTape>,
+    /// The original pod; `None` if it equals the pod.
+    pub original_object: Option<OwnedTape>,
 }
 
-/// Reads the record of a pod, of which the metadata at least are there. A pod with a key that stands twice is one that no
-/// API server sends; it has no record.
+/// Reads the record of a pod. Only its metadata must be complete. A pod with a duplicate key, which no API server
+/// sends, has no record.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Read {
-    let none = |injected| Read { injected, authors: None };
+    let none = |injected| Read { injected, original_object: None };
     let Some(annotation) = pod.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else {
         return none(Injected::Nothing);
     };
@@ -94,13 +95,13 @@ pub fn read(pod: Value<'_>) -> Read {
         return none(Injected::Foreign);
     };
     let profiles = record.revisions().map(|(profile, revision)| (profile.into(), revision.into())).collect();
-    let authors = without_record(pod, &record, schema::of("", "pods")).ok().flatten();
-    Read { injected: Injected::Profiles(profiles), authors }
+    let original_object = without_record(pod, &record, schema::of("", "pods")).ok().flatten();
+    Read { injected: Injected::Profiles(profiles), original_object }
 }
 
-/// Which profiles are for a pod, as far as labels and annotations say: `pod` is what its author wrote, its `metadata` at
-/// least. `known` is asked about profiles for which that does not suffice, at the revision that the pod would get; they are
-/// [`Standing::Open`] if it does not know. One that is pinned to a revision whose text is not here is such a profile.
+/// Selects the profiles for a pod by labels and annotations. `pod` is the original, of which only `metadata` is needed.
+/// `known` is asked about open profiles, at the revision that the pod would get. They are [`Standing::Open`] if it
+/// returns `None`. A profile that is pinned to an unavailable revision is open.
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,
@@ -126,13 +127,13 @@ pub fn of_metadata(
         .collect()
 }
 
-/// Whether labels and annotations do not suffice to say whether the profile is for a pod.
+/// Whether metadata is not enough to decide whether a profile matches a pod.
 #[must_use]
 pub fn is_open(profile: &CompiledProfile) -> bool {
     expected::is_open(profile)
 }
 
-/// What has to be looked up before [`of_object`] can say anything of a pod, as its author wrote it.
+/// Returns the lookups that [`of_object`] needs for an original pod.
 #[must_use]
 pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<'_>) -> Wanted {
     let candidates = snapshot.candidates(name, namespace);
@@ -147,13 +148,13 @@ pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<
     }
 }
 
-/// Which revision of a profile a pod gets depends on whose it is and on what it asks for, and not on its record: the
-/// question is what it would get now.
-fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> Subject<'s> {
-    Subject { namespace_name, namespace, object, record: None }
+/// The object for which revisions are chosen. The record is left out: the question is which revision the pod would get
+/// now.
+fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> TargetObject<'s> {
+    TargetObject { namespace_name, namespace, object, record: None }
 }
 
-/// Which profiles are for a pod: `pod` is the whole of it, as its author wrote it.
+/// Selects the profiles for a pod. `pod` is the whole original.
 #[must_use]
 pub fn of_object(
     snapshot: &Snapshot,
@@ -168,7 +169,7 @@ pub fn of_object(
     let candidates = snapshot.chosen(candidates, subject(name, namespace, pod), looked_up);
     let arena = Arena::new();
     let allowances = Allowances::until(None);
-    let world = World {
+    let context = EvalContext {
         object: pod,
         request: request.root(),
         namespace_name: name,
@@ -177,7 +178,7 @@ pub fn of_object(
         looked_up,
         allowances: &allowances,
     };
-    let selection = select::select(&candidates, Action::CREATE_POD, level, world, &arena);
+    let selection = select::select(&candidates, Action::CREATE_POD, level, context, &arena);
     let profiles = selection.profiles.into_iter().map(|selected| selected.decision);
     let expected =
         |decision: ProfileDecision| Expected { standing: standing(&decision), profile: decision.profile, pinned: None };
@@ -194,7 +195,7 @@ fn standing(decision: &ProfileDecision) -> Standing {
     }
 }
 
-/// As much of the request as is known: that somebody created this pod.
+/// The known part of the request: the creation of this pod.
 fn request_of(namespace: &str, pod: Value<'_>) -> Option<OwnedTape> {
     let mut text = String::with_capacity(256);
     text.push_str(r#"{"uid":"","operation":"CREATE","kind":{"group":"","version":"v1","kind":"Pod"},"#);

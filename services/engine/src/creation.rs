@@ -1,33 +1,32 @@
-//! The review that an API server would send if an object were created: what is given to the engine where there is no API
-//! server.
+//! Builds the review that an API server would send for the creation of an object. For callers without an API server.
 
 use serde_json::{Value as Json, json};
 
 use crate::lookup::{group_of, plural};
 
-/// An object that is to be created, and by whom.
+/// The creation of an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Creation<'c> {
-    /// With its `apiVersion` and `kind`.
+    /// The object, with `apiVersion` and `kind`.
     pub object: &'c Json,
-    /// Where.
+    /// The namespace.
     pub namespace: &'c str,
-    /// The id of the request.
+    /// The UID of the request.
     pub uid: &'c str,
     /// The request's `userInfo`.
     pub user: &'c Json,
-    /// Whether it is only tried.
+    /// Whether it is a dry run.
     pub dry_run: bool,
 }
 
 impl Creation<'_> {
-    /// The review.
+    /// Returns the AdmissionReview.
     #[must_use]
     pub fn review(&self) -> Json {
         review(&self.request())
     }
 
-    /// What is in the review: the request.
+    /// Returns the request of the review.
     #[must_use]
     pub fn request(&self) -> Json {
         let text = |field: &str| self.object.get(field).and_then(Json::as_str).unwrap_or_default();
@@ -53,7 +52,7 @@ impl Creation<'_> {
     }
 }
 
-/// The review of a request.
+/// Wraps a request in an AdmissionReview.
 #[must_use]
 pub fn review(request: &Json) -> Json {
     json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})

@@ -1,41 +1,56 @@
-//! The injection engine: an admission review and a snapshot in, a decision and an answer out.
+//! The injection engine: takes an admission review and a snapshot of the cluster, returns a decision and a response.
 //!
-//! The engine is pure and synchronous. It knows no clock, no network, no file and no environment, so the webhook, the
-//! command line, the tests, the fuzzers and the benchmarks all run the very same code.
+//! The engine is synchronous and does no I/O. It reads no file, socket or environment variable, and it reads the clock
+//! only to stop at a deadline. So the webhook, the command line, the tests, the fuzzers and the benchmarks run the same
+//! code.
 //!
-//! What happens to a request, and where:
+//! # The path of a review
 //!
-//! 1. [`review`] reads the envelope; the object in it stays a slice of the request.
-//! 2. [`select`] finds out which profiles are for the object, and why the others are not.
-//! 3. [`inject`] lays their templates over the object.
-//! 4. `patch` reads off what was changed, and checks it before it leaves.
-//! 5. `validate` asks, on the path for it, whether what came of all that is allowed.
-//! 6. [`report`] is what was decided, from which everything that is shown is rendered.
+//! 1. [`review::Review::parse`] reads the envelope. The object stays a slice of the request.
+//! 2. [`snapshot::Snapshot`] returns the profiles that may act in the object's namespace.
+//! 3. [`select`] finds the profiles that match the object, and why the others do not.
+//! 4. [`inject`] merges the templates of these profiles into the object, and [`limits`] checks what tenants' profiles
+//!    did.
+//! 5. `patch` turns the edits into a JSON patch, and checks the patch before it leaves.
+//! 6. `validate` evaluates the validations of the profiles, on the validating path.
+//! 7. [`decision::Decision`] holds the result. The response, metrics, logs and spans are rendered from it.
 //!
-//! [`case`] is what a test of profiles says, and runs it by all of this; [`creation`] makes the review that starts it.
+//! # Modules
 //!
-//! [`audit`] asks of a pod that is there already which profiles are for it; nothing is rendered for that.
-//!
-//! [`profile`] compiles what an author wrote into what the engine runs, [`snapshot`] holds all compiled profiles and what
-//! is known of the namespaces, [`lookup`] is what else a decision may depend on, and [`json`] is how all of them read and
-//! edit objects.
+//! The modules stand in the order of their dependencies: each uses only modules that stand above it. Only test code may
+//! refer to modules below. Keep the order when you add a module.
 
-pub mod audit;
-pub mod case;
-mod compute;
-pub mod creation;
-pub mod expression;
-pub mod inject;
+// Text formats and the expression language.
 pub mod json;
-pub mod limits;
+mod patch;
+mod yaml;
+pub mod expression;
+
+// Types that most other modules share.
+pub mod schema;
+mod diagnostic;
+mod reason;
+mod record;
+mod namespace;
+
+// What expressions read: lookups, parameters, the object and its namespace.
 pub mod lookup;
 mod parameter;
-mod patch;
+mod context;
+
+// Profiles: from the text of an author to what the engine runs.
 pub mod profile;
-pub mod report;
-pub mod review;
-pub mod schema;
+
+// The pipeline of a review.
+pub mod decision;
 pub mod select;
+pub mod limits;
+pub mod inject;
 pub mod snapshot;
 mod validate;
-mod yaml;
+pub mod review;
+
+// Other users of the pipeline: the audit of running pods, and test cases for profiles.
+pub mod audit;
+pub mod creation;
+pub mod case;

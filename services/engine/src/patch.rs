@@ -1,12 +1,12 @@
-//! What was changed in a document, as a JSON patch (RFC 6902), and the check of that patch before it leaves.
+//! Writes the edits of a document as a JSON patch (RFC 6902), and checks that patch before it leaves.
 //!
-//! A patch is read off the document's slots: a slot that was added, replaced or removed is one operation, whatever
-//! happened below it. No two objects are compared, so a patch is minimal by construction and costs what it changes. It
-//! has no operation but `add`, `replace` and `remove`.
+//! The patch is read off the document's slots. A slot that was added, replaced or removed is one operation, whatever
+//! happened below it. No two objects are compared, so a patch is minimal and its cost is that of the changes. The only
+//! operations are `add`, `replace` and `remove`.
 //!
-//! The API server rejects a pod whose patch does not apply, also where it is told to ignore failures; so a patch that does
-//! not apply must never leave, and neither must one whose result is not what was meant. That is what the check is for: it
-//! reads back what was written, by an interpreter that shares nothing with the writer.
+//! The API server rejects a pod whose patch does not apply, even with `failurePolicy: Ignore`. So [`check`] applies
+//! every patch to the object with an interpreter that shares no code with the writer, and compares the result with the
+//! document.
 
 mod check;
 
@@ -14,45 +14,45 @@ use crate::json::{Content, Document, SlotId, State, split_at_escape, write_escap
 
 pub(crate) use check::{CheckFault, check};
 
-/// How operations begin, up to their paths.
+/// The texts of operations up to their paths.
 const ADD: &str = "{\"op\":\"add\",\"path\":\"";
 const REPLACE: &str = "{\"op\":\"replace\",\"path\":\"";
 const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
 
-/// What stands between a path in its quotes and a value.
+/// The text between a path and a value.
 const VALUE: &str = ",\"value\":";
 
-/// How large a patch may be, in bytes.
+/// The maximum size of a patch in bytes.
 pub(crate) const MAX_PATCH_BYTES: usize = 256 * 1024;
 
-/// How large the patched object may be, in bytes. The API server's store refuses objects of 1.5 MiB.
+/// The maximum size of the patched object in bytes. etcd rejects objects of 1.5 MiB.
 pub(crate) const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
 
-/// Whether a patch of so many bytes may be sent for an object of so many.
+/// Whether a patch of this size may be sent for an object of this size.
 pub(crate) const fn fits(patch: usize, object: usize) -> bool {
     patch <= MAX_PATCH_BYTES && patch + object <= MAX_OBJECT_BYTES
 }
 
-/// How many bytes the patch has that makes the document of what it was made from.
+/// The size of the patch of a document in bytes.
 pub(crate) fn length(document: &Document<'_>) -> usize {
     write(document).map_or(0, |written| written.text.len())
 }
 
-/// How many bytes are made room for: the patch of three sidecars.
+/// The initial capacity in bytes: the patch of three sidecars.
 const CAPACITY: usize = 8192;
 
-/// For how many operations room is made.
+/// The initial capacity in operations.
 const OPERATIONS: usize = 32;
 
-/// A patch, not checked yet.
+/// A patch that is not checked yet.
 #[derive(Debug)]
 pub(crate) struct Written {
     text: String,
-    /// Where in it the value of each operation that has one ends. A claim, for the check to look no further than that.
+    /// The end of the value of each operation that has one. The check uses it as a hint and verifies it.
     ends: Vec<usize>,
 }
 
-/// The patch that makes the document of what it was made from; `None` if nothing was changed.
+/// Writes the patch of a document; `None` if nothing changed.
 pub(crate) fn write(document: &Document<'_>) -> Option<Written> {
     let out = Written { text: String::with_capacity(CAPACITY), ends: Vec::with_capacity(OPERATIONS) };
     let mut writer = Writer { document, out, path: String::with_capacity(128) };
@@ -68,7 +68,7 @@ pub(crate) fn write(document: &Document<'_>) -> Option<Written> {
 struct Writer<'d, 'a> {
     document: &'d Document<'a>,
     out: Written,
-    /// The pointer to the slot at hand, escaped for JSON.
+    /// The pointer of the current slot, escaped for JSON.
     path: String,
 }
 
@@ -99,7 +99,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Indices are those at the time of the operation: what was removed before does not count, what was added does.
+    /// Indices are those at the time of the operation: earlier removals do not count, earlier additions do.
     fn list(&mut self, id: SlotId) {
         let (document, length) = (self.document, self.path.len());
         let mut index = 0_usize;
@@ -131,7 +131,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// Writes a key as one token of a pointer (RFC 6901), escaped for JSON.
+/// Writes a key as a token of a pointer (RFC 6901), escaped for JSON.
 fn push_token(path: &mut String, key: &str) {
     let mut rest = key;
     while let Some((plain, escape, behind)) = split_at_escape(rest) {
@@ -142,7 +142,7 @@ fn push_token(path: &mut String, key: &str) {
     write_escaped(path, rest);
 }
 
-/// Writes a place in a list, which nearly always has one digit.
+/// Writes an index, which in most cases has one digit.
 fn push_number(path: &mut String, number: usize) {
     if number >= 10 {
         push_number(path, number / 10);

@@ -1,7 +1,7 @@
-//! How Kubernetes merges a pod: which lists are keyed and by what, and which fields are one choice among several.
+//! How Kubernetes merges a pod: which lists are keyed and by which fields, and which fields exclude each other.
 //!
-//! The keys are those of server-side apply (`x-kubernetes-list-map-keys` in the API server's own schema). What is not
-//! named here merges by the general rules: objects by key, all other lists and scalars as one value.
+//! The keys are those of server-side apply (`x-kubernetes-list-map-keys` in the schema of the API server). Fields that
+//! are not listed here merge by the general rules: objects by key, other lists and scalars as one value.
 
 /// What is known of an object.
 #[derive(Debug)]
@@ -86,8 +86,8 @@ pub static ANY: Type = plain(&[]);
 /// A map whose entries are additions of their own: labels, annotations.
 static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
 
-/// How Kubernetes merges the objects of a resource. Of others than pods it is not known here what is in them: objects merge
-/// by key, and a list is one value.
+/// How Kubernetes merges the objects of a resource. Of others than pods it is not known here what is in them: objects
+/// merge by key, and a list is one value.
 #[must_use]
 pub fn of(group: &str, resource: &str) -> &'static Type {
     let main = resource.split('/').next().unwrap_or_default();

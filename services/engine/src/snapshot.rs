@@ -1,13 +1,14 @@
-//! Everything a decision depends on besides the request: the compiled profiles, and what is known of the namespaces.
+//! The state that decisions depend on besides the request: compiled profiles, guardrails, and namespaces.
 //!
-//! A [`Snapshot`] never changes. Whoever watches the cluster makes a new one from the last one and publishes it whole, so
-//! that a request sees one state from its beginning to its end, and reading it takes no lock. Making a new one costs the
-//! part that changed: namespaces are kept in shards, and a change to one of them copies its shard's table, not the index;
-//! other profiles leave all namespaces where they are.
+//! A [`Snapshot`] is immutable. The watcher of the cluster derives a new snapshot from the last one and publishes it as
+//! a whole. So a request sees one state from beginning to end, and reads it without a lock. Deriving a snapshot costs
+//! only what changed: namespaces are kept in shards, and a change copies one shard. New profiles leave the namespaces
+//! as they are.
 
-mod kept;
+mod candidates_pool;
 mod namespace;
-mod pool;
+mod profile_set;
+mod revision_cache;
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,29 +16,31 @@ use std::sync::Arc;
 
 use crate::limits::Guardrails;
 use crate::lookup::{Answer, LookedUp, Query};
-use crate::profile::{CompiledProfile, ProfileName, ProfileSet};
+use crate::profile::{CompiledProfile, ProfileName};
 use crate::select::candidates::Candidates;
-use crate::select::revisions::{self, Subject};
+use crate::select::revisions::{self, TargetObject};
 
-use kept::Kept;
-pub use namespace::{Namespace, Pairs};
-use pool::Pool;
+pub use self::namespace::Namespace;
+pub use crate::namespace::{NamespaceMetadata, Pairs};
+use candidates_pool::CandidatesPool;
+pub use profile_set::{ProfileSet, Served, Stage};
+use revision_cache::RevisionCache;
 
-/// How many tables the index of namespaces is kept in.
+/// The number of shards of the index of namespaces.
 const SHARDS: usize = 64;
 
 type Shard = HashMap<Box<str>, Arc<Namespace>>;
 
-/// Profiles and namespaces at one moment.
+/// The profiles, guardrails and namespaces at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     profiles: Arc<ProfileSet>,
     guardrails: Arc<Guardrails>,
     shards: Arc<[Arc<Shard>]>,
-    /// What namespaces get of these profiles.
-    pool: Arc<Pool>,
-    /// Revisions that are not at work and were asked for.
-    kept: Arc<Kept>,
+    /// The candidates of the namespaces, each distinct set once.
+    pool: Arc<CandidatesPool>,
+    /// Revisions that are not active and were requested.
+    revision_cache: Arc<RevisionCache>,
 }
 
 impl Default for Snapshot {
@@ -47,7 +50,7 @@ impl Default for Snapshot {
 }
 
 impl Snapshot {
-    /// Profiles, and no namespace.
+    /// Creates a snapshot of profiles, without namespaces.
     #[must_use]
     pub fn new(profiles: ProfileSet) -> Self {
         Self {
@@ -55,7 +58,7 @@ impl Snapshot {
             guardrails: Arc::default(),
             shards: (0..SHARDS).map(|_| Arc::default()).collect(),
             pool: Arc::default(),
-            kept: Arc::default(),
+            revision_cache: Arc::default(),
         }
     }
 
@@ -65,26 +68,26 @@ impl Snapshot {
         &self.profiles
     }
 
-    /// What the platform allows tenants' profiles to do.
+    /// The platform's limits for tenants' profiles.
     #[must_use]
     pub fn guardrails(&self) -> &Guardrails {
         &self.guardrails
     }
 
-    /// The same with other guardrails. Whatever is made from it has them too.
+    /// Replaces the guardrails. Snapshots derived from the result have them too.
     #[must_use]
     pub fn with_guardrails(self, guardrails: Guardrails) -> Self {
         Self { guardrails: Arc::new(guardrails), ..self }
     }
 
-    /// The same namespaces with other profiles.
+    /// Derives a snapshot with the same namespaces and other profiles.
     #[must_use]
     pub fn with_profiles(&self, profiles: ProfileSet) -> Self {
         let profiles = Arc::new(profiles);
         Self { profiles, pool: Arc::default(), ..self.clone() }
     }
 
-    /// The same with one namespace added, changed, or (`None`) gone.
+    /// Derives a snapshot in which one namespace was added, changed, or (`None`) removed.
     #[must_use]
     pub fn with_namespace(&self, name: &str, namespace: Option<Namespace>) -> Self {
         let mut next = self.clone();
@@ -92,8 +95,8 @@ impl Snapshot {
         next
     }
 
-    /// Adds, changes, or (`None`) takes out one namespace. Copies of this snapshot are not changed: what they share with it
-    /// is copied, once for however many changes follow.
+    /// Adds, changes, or (`None`) removes one namespace. Clones of this snapshot do not change: a shared shard is
+    /// copied before its first change.
     pub fn set_namespace(&mut self, name: &str, namespace: Option<Arc<Namespace>>) {
         let Some(shard) = Arc::make_mut(&mut self.shards).get_mut(shard_of(name)) else { return };
         let shard = Arc::make_mut(shard);
@@ -106,13 +109,13 @@ impl Snapshot {
         }
     }
 
-    /// The same profiles with other namespaces.
+    /// Derives a snapshot with the same profiles and other namespaces.
     #[must_use]
     pub fn with_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Namespace)>) -> Self {
         self.with_shared_namespaces(namespaces.into_iter().map(|(name, namespace)| (name, Arc::new(namespace))))
     }
 
-    /// [`Snapshot::with_namespaces`] with such as may be those of this snapshot: what a watch has after it listed them anew.
+    /// Like [`Snapshot::with_namespaces`], for namespaces that may be shared with this snapshot, as after a relist.
     #[must_use]
     pub fn with_shared_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Arc<Namespace>)>) -> Self {
         let mut shards: Vec<Shard> = (0..SHARDS).map(|_| Shard::new()).collect();
@@ -124,49 +127,50 @@ impl Snapshot {
         Self { shards: shards.into_iter().map(Arc::new).collect(), ..self.clone() }
     }
 
-    /// What is known of a namespace.
+    /// The namespace with this name.
     #[must_use]
     pub fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
         self.shards.get(shard_of(name))?.get(name).cloned()
     }
 
-    /// All namespaces that are known, in no order.
+    /// All namespaces, in no order.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Arc<Namespace>)> {
         self.shards.iter().flat_map(|shard| shard.iter()).map(|(name, namespace)| (&**name, namespace))
     }
 
-    /// How many namespaces are known.
+    /// The number of namespaces.
     #[must_use]
     pub fn namespace_count(&self) -> usize {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// The profiles that may act in a namespace. They are found once for each namespace and set of profiles, and kept once
-    /// for all namespaces that get the same.
+    /// The profiles that may act in a namespace. They are found once for each namespace and set of profiles, and stored
+    /// once for all namespaces with the same result.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
-        if let Some(found) = namespace.remembered()
-            && found.is_of(&self.profiles, name)
+        let (cluster, own) = self.profiles.indexes(name);
+        if let Some(found) = namespace.cached_candidates()
+            && found.is_of(cluster, own)
         {
             return found;
         }
-        let found = self.pool.share(Candidates::find(&self.profiles, name, namespace));
-        namespace.remember(&found);
+        let found = self.pool.share(Candidates::find(cluster, own, namespace));
+        namespace.cache_candidates(&found);
         found
     }
 
-    /// The revisions among these candidates that an object gets. Some of them may have had to be looked up.
+    /// Chooses the revisions that an object gets. Revisions that are not active may come from lookups.
     pub(crate) fn chosen(
         &self,
         candidates: Arc<Candidates>,
-        subject: Subject<'_>,
+        subject: TargetObject<'_>,
         looked_up: &LookedUp,
     ) -> Arc<Candidates> {
         revisions::choose(candidates, subject, &mut |profile, revision| {
-            if let Some(known) = self.kept.get(profile, revision) {
+            if let Some(known) = self.revision_cache.get(profile, revision) {
                 return Answer::Found(known);
             }
             match looked_up.object(&revisions::query(profile, revision)) {
-                Answer::Found(object) => match self.kept.compile(profile, revision, &object) {
+                Answer::Found(object) => match self.revision_cache.compile(profile, revision, &object) {
                     Some(compiled) => Answer::Found(compiled),
                     None => Answer::Missing,
                 },
@@ -177,16 +181,17 @@ impl Snapshot {
         })
     }
 
-    /// Which revisions an object gets, and those of them that are not here, so that the one at work stands in for them.
+    /// Chooses the revisions that an object gets, and returns those that are not here. The active revision stands in
+    /// for each of them.
     pub(crate) fn standing_in(
         &self,
         candidates: Arc<Candidates>,
-        subject: Subject<'_>,
+        subject: TargetObject<'_>,
     ) -> (Arc<Candidates>, Vec<(ProfileName, Box<str>)>) {
         let mut asked: Vec<(ProfileName, Box<str>)> = Vec::new();
         let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
             asked.retain(|(other, _)| other != profile);
-            if let Some(known) = self.kept.get(profile, revision) {
+            if let Some(known) = self.revision_cache.get(profile, revision) {
                 return Answer::Found(known);
             }
             let Some(at_work) = self.profiles.iter().find(|at_work| at_work.name() == profile) else {
@@ -200,12 +205,15 @@ impl Snapshot {
         (candidates, asked)
     }
 
-    /// The revisions that have to be looked up before it is known which ones an object gets, and those that it gets as far
-    /// as that is known.
-    pub(crate) fn choosing(&self, candidates: Arc<Candidates>, subject: Subject<'_>) -> (Arc<Candidates>, Vec<Query>) {
+    /// Chooses the revisions that an object gets as far as they are known, and returns the lookups for the others.
+    pub(crate) fn choosing(
+        &self,
+        candidates: Arc<Candidates>,
+        subject: TargetObject<'_>,
+    ) -> (Arc<Candidates>, Vec<Query>) {
         let mut wanted: Vec<Query> = Vec::new();
         let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
-            if let Some(known) = self.kept.get(profile, revision) {
+            if let Some(known) = self.revision_cache.get(profile, revision) {
                 return Answer::Found(known);
             }
             let query = revisions::query(profile, revision);
@@ -219,8 +227,8 @@ impl Snapshot {
     }
 }
 
-/// The shard of a name. The hash is not keyed: names of namespaces are made by people who may make namespaces, and the
-/// worst that a bad distribution does is a slower *change*, as look-ups in a shard are by a keyed hash.
+/// The shard of a name. The hash is not keyed. Only people who may create namespaces choose the names, and a bad
+/// distribution only makes changes slower: lookups within a shard use a keyed hash.
 fn shard_of(name: &str) -> usize {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! YAML in the text of annotations, as Kubernetes reads it and within bounds.
+//! Parses YAML in annotations, as Kubernetes reads it, with limits on size and aliases.
 
 use serde_json::Value as Json;
 

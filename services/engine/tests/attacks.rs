@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
+use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
 use crate::common::{answer, patched, review};

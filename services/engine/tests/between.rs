@@ -14,10 +14,10 @@
 use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-use pillion_engine::report::Notice;
+use pillion_engine::decision::Notice;
+use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Map, Value as Json, json};
 
 const RECORD: &str = "pillion.dev/injected";

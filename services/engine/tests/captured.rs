@@ -3,7 +3,7 @@
 #![allow(clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
 
 use crate::common::{answer, captured, captured_by_name, large_review, patched, sidecar, snapshot};
-use pillion_engine::report::{Outcome, Reason};
+use pillion_engine::decision::{Outcome, Reason};
 use pillion_engine::review::Review;
 use serde_json::Value as Json;
 

@@ -25,9 +25,9 @@ use pillion_engine::case::{Aspect, unequal};
 use pillion_engine::inject::undo;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
-use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSet, compile_with};
+use pillion_engine::profile::{Parent, Parents, ProfileName, compile_with};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 

@@ -4,8 +4,8 @@
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use crate::common::{answer, patched, review};
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::profile::{ProfileName, compile};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use std::sync::Arc;

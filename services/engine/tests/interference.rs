@@ -21,10 +21,10 @@ use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
 use pillion_api::profile::ProfileSpec;
-use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSet, compile_with};
-use pillion_engine::report::{Outcome, ProfileDecision, ProfileOutcome, Reason};
+use pillion_engine::decision::{Outcome, ProfileDecision, ProfileOutcome, Reason};
+use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, compile_with};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value as Json, json};

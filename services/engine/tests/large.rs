@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use crate::common::{answer, captured_by_name, patched, sidecar, snapshot};
-use pillion_engine::report::Outcome;
+use pillion_engine::decision::Outcome;
 use pillion_engine::review::Review;
 use serde_json::{Value as Json, json};
 

@@ -3,8 +3,8 @@
 #![allow(clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 
 use crate::common::{answer, patched, review, snapshot};
+use pillion_engine::decision::Outcome;
 use pillion_engine::profile::{ProfileName, compile};
-use pillion_engine::report::Outcome;
 use pillion_engine::review::Review;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{answer, patched, snapshot};
 use authors::what_authors_send;
-use pillion_engine::report::Outcome;
+use pillion_engine::decision::Outcome;
 use profiles::profiles_own_work;
 use serde_json::{Value as Json, json};
 

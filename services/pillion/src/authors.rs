@@ -9,7 +9,7 @@ use serde_json::Value;
 pub(crate) fn as_its_author_wrote_it(pod: &Value) -> Value {
     let tape = OwnedTape::parse(pod.to_string()).ok();
     let read = tape.as_ref().map(|tape| pillion_engine::audit::read(tape.root()));
-    let authors = read.and_then(|read| serde_json::from_str(read.authors?.root().raw()).ok());
+    let authors = read.and_then(|read| serde_json::from_str(read.original_object?.root().raw()).ok());
     let mut authors: Value = authors.unwrap_or_else(|| pod.clone());
     let Some(fields) = authors.as_object_mut() else { return authors };
     fields.shift_remove("status");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::support::metrics_page::{differences, exported, merge, page, page_of};
 use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
-use pillion_engine::report::Reason;
+use pillion_engine::decision::Reason;
 
 /// Of these, a pair of values has its series once it came up; their values are held against the program's own lists.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillion_api::names::InjectionLevel;
+use pillion_engine::decision::{Decision, ProfileDecision, Reason};
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
-use pillion_engine::report::{Decision, ProfileDecision, Reason};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use tokio::time::{Instant, timeout};

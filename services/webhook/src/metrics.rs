@@ -28,8 +28,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use opentelemetry::trace::TraceId;
-use pillion_engine::report::Decision;
-use pillion_engine::review::{CheckStage, Endpoint, Fault};
+use pillion_engine::decision::Decision;
+use pillion_engine::review::{CheckStage, Endpoint, InternalError};
 use pillion_engine::snapshot::Snapshot;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -210,7 +210,7 @@ impl Metrics {
 
     /// Counts a fault of the engine.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub fn failed(&self, fault: &Fault) {
+    pub fn failed(&self, fault: &InternalError) {
         self.self_checks[fault.stage() as usize].inc();
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode, Version};
-use pillion_engine::review::{Fault, ReviewError};
+use pillion_engine::review::{InternalError, ReviewError};
 
 use crate::body::BodyError;
 use crate::metrics::RequestOutcome;
@@ -39,7 +39,7 @@ pub(crate) enum Refusal {
     /// Its body is no review.
     Review(ReviewError),
     /// The engine failed.
-    Fault(Fault),
+    Fault(InternalError),
     /// Something panicked; what it said.
     Panic(Box<str>),
 }

@@ -14,7 +14,7 @@ use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::{Span as _, SpanBuilder, SpanKind, Status, TraceContextExt, TraceId, Tracer};
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value, global};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use pillion_engine::report::{Decision, Outcome};
+use pillion_engine::decision::{Decision, Outcome};
 use pillion_engine::review::{Endpoint, Observer, Review, Step};
 use tracing::field::{Empty, display};
 use tracing::{Span, info_span};

@@ -377,7 +377,7 @@ impl Auditor {
         let Some(place) = self.places.get(&*name) else { return Wanted::default() };
         let needs = || {
             let read = audit::read(pod);
-            let authors = read.authors.as_ref().map_or(pod, OwnedTape::root);
+            let authors = read.original_object.as_ref().map_or(pod, OwnedTape::root);
             audit::needs(&self.snapshot, &name, &place.namespace, authors)
         };
         guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
@@ -403,7 +403,7 @@ impl Auditor {
         let Some(kept) = place.pods.get_mut(&name).filter(|kept| is_open(&kept.verdict)) else { return };
         let found = guarded(&format_args!("pod {namespace}/{name}"), || {
             let record = audit::read(pod);
-            let authors = record.authors.as_ref().map_or(pod, OwnedTape::root);
+            let authors = record.original_object.as_ref().map_or(pod, OwnedTape::root);
             audit::of_object(&self.snapshot, &namespace, &place.namespace, authors, looked_up)
         });
         let answered = kept.verdict.iter().cloned().map(|judged| {

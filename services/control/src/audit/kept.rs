@@ -84,7 +84,7 @@ pub fn read(pod: Value<'_>) -> Option<Seen> {
     let metadata = pod.get("metadata")?;
     let text = |key| metadata.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let record = audit::read(pod);
-    let authors = record.authors.as_ref().map_or(pod, OwnedTape::root);
+    let authors = record.original_object.as_ref().map_or(pod, OwnedTape::root);
     let has = match record.injected {
         Injected::Profiles(profiles) => Has { is_recorded: true, profiles },
         Injected::Nothing | Injected::Foreign => Has::default(),

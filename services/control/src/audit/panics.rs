@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pillion_api::names::InjectionLevel;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::profile::{ProfileName, compile};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
 use super::kept::Has;

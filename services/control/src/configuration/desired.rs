@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
 use pillion_api::profile::Operation;
 use pillion_api::webhook_configuration::{self, OwnCalls, Validated, mutating_rules, rules_of, validated_of};
-use pillion_engine::profile::ProfileSet;
+use pillion_engine::snapshot::ProfileSet;
 
 use super::bundle::Bundle;
 use super::live::Live;
@@ -169,7 +169,8 @@ pub(super) fn owner(release: &Release) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use pillion_engine::profile::{ProfileName, Served, Stage, compile};
+    use pillion_engine::profile::{ProfileName, compile};
+    use pillion_engine::snapshot::{Served, Stage};
     use serde_json::json;
 
     use super::*;

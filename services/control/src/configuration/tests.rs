@@ -8,7 +8,8 @@ use k8s_openapi::api::admissionregistration::v1::{MatchCondition, MutatingWebhoo
 use pillion_api::names::NAMESPACE_NAME_LABEL;
 use pillion_api::profile::Operation;
 use pillion_api::webhook_configuration::{OwnCalls, Validated};
-use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
+use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
+use pillion_engine::snapshot::ProfileSet;
 
 use super::*;
 use crate::configuration::bundle::tests::{der, pem};

@@ -165,9 +165,9 @@ async fn a_job_leads_to_its_cron_job_and_no_further_than_is_wanted() {
 
 /// What the engine wants for a pod whose owner's name a profile reads.
 fn chain_of(pod: &Value) -> OwnerChain {
-    use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+    use pillion_engine::profile::{ProfileName, compile};
     use pillion_engine::review::{Endpoint, Facts, Review};
-    use pillion_engine::snapshot::Snapshot;
+    use pillion_engine::snapshot::{ProfileSet, Snapshot};
     let spec = json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}},
         "matchConditions": [{"name": "c", "expression": "owner.?name.hasValue()"}]});
     let profile = compile(&ProfileName::cluster("p"), &serde_json::from_value(spec).unwrap()).unwrap();

@@ -12,11 +12,11 @@ use kube::api::{ApiResource, DynamicObject};
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel, PROFILES_ANNOTATION};
 use pillion_api::selector::{LabelSelector, Operator};
 use pillion_engine::creation::Creation;
+use pillion_engine::decision::Reason;
 use pillion_engine::lookup::{KnownObjects, LookedUp};
-use pillion_engine::profile::{CompiledProfile, ProfileSet};
-use pillion_engine::report::Reason;
+use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
 use super::plan::MESSAGE_BYTES;

@@ -12,7 +12,7 @@ use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{GROUP, ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
 use pillion_api::revision::{RevisionBounds, RevisionSpec, object_name};
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
-use pillion_engine::profile::{Diagnostic, Limits, ProfileName, Whole};
+use pillion_engine::profile::{Diagnostic, FlattenedProfile, Limits, ProfileName};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -193,7 +193,8 @@ impl World {
     /// Remembers what was accepted by whoever led before.
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
-        let now = guarded(&name, || Whole::from_revision(&name, spec).ok().and_then(|whole| whole.revision()));
+        let now =
+            guarded(&name, || FlattenedProfile::from_revision(&name, spec).ok().and_then(|whole| whole.revision()));
         if let Ok(Some(now)) = now {
             self.aliases.insert(name.clone(), (now, spec.revision.as_str().into()));
         }

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
-use pillion_engine::report::ProfileOutcome;
+use pillion_engine::decision::ProfileOutcome;
+use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
 /// A captured review of a real API server: a Deployment's pod, 7.5 KB.

@@ -5,8 +5,9 @@ use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::lookup::Answer;
-use crate::profile::{ProfileName, ProfileSet, Served, compile};
+use crate::profile::{ProfileName, compile};
 use crate::review::{Endpoint, Facts, Review};
+use crate::snapshot::{ProfileSet, Served};
 
 fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
     let compiled = profiles.iter().map(|(name, spec)| {
@@ -247,13 +248,13 @@ fn a_record_is_read_and_taken_off_also_where_only_metadata_are_there() {
     let mut stored = injected(&snapshot, &pod(&json!({"app": "web"}), &json!({"mine": "1"})));
     stored.as_object_mut().unwrap().remove("spec");
     let tape = OwnedTape::parse(stored.to_string()).unwrap();
-    let Read { injected, authors } = read(tape.root());
+    let Read { injected, original_object } = read(tape.root());
     let revision = snapshot.profiles().iter().next().unwrap().revision().into();
     assert_eq!(injected, Injected::Profiles(vec![("a".into(), revision)]));
-    let authors = authors.unwrap();
-    assert!(authors.root().at(&["metadata", "annotations", "filled.example.com/a"]).is_none());
-    assert!(authors.root().at(&["metadata", "annotations", INJECTED_ANNOTATION]).is_none());
-    assert!(authors.root().at(&["metadata", "annotations", "mine"]).is_some_and(|value| value.is("1")));
+    let original_object = original_object.unwrap();
+    assert!(original_object.root().at(&["metadata", "annotations", "filled.example.com/a"]).is_none());
+    assert!(original_object.root().at(&["metadata", "annotations", INJECTED_ANNOTATION]).is_none());
+    assert!(original_object.root().at(&["metadata", "annotations", "mine"]).is_some_and(|value| value.is("1")));
 
     stored["metadata"]["managedFields"] =
         json!([{"fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);

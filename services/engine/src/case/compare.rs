@@ -1,8 +1,8 @@
-//! When two objects mean the same, and when one has all that is said of it.
+//! Compares objects: whether two are equal, and whether one holds everything that is expected of it.
 //!
-//! To Kubernetes an empty map, an empty list and a null are as if they were not there. All else counts, the order of lists
-//! too. Elements of lists that have names are told by their names, so that one more container is one difference. Where a part
-//! says null or an empty list, nothing may be there; an empty map says nothing.
+//! As in Kubernetes, an empty map, an empty list and a null equal an absent field. Everything else counts, including
+//! the order of lists. Named elements of lists are compared by name, so that one more container is one difference. An
+//! expected null or empty list means that nothing may be there; an expected empty map says nothing.
 
 use serde_json::{Map, Value as Json};
 
@@ -122,8 +122,8 @@ impl Comparison {
         }
     }
 
-    /// Lists of elements that are not of the same names in the same order: that is told first, and then what is different
-    /// in those that both have.
+    /// Lists of elements that are not of the same names in the same order: that is told first, and then what is
+    /// different in those that both have.
     fn named(
         &mut self,
         found: &[Json],

@@ -1,4 +1,4 @@
-//! Where something is not as it was expected.
+//! A difference from the expected result, with its place.
 
 use std::fmt;
 

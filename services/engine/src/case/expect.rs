@@ -1,4 +1,4 @@
-//! What a case expects, and where that is not so.
+//! Compares the result of a case with what the case expects.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 
 use super::compare::{missing, unequal};
 use super::{Aspect, Case, Difference, Verdict};
-use crate::report::ProfileDecision;
+use crate::decision::ProfileDecision;
 
 /// Where a verdict is not what its case expects. `before` is the object as the case has it.
 pub(super) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<Difference> {

@@ -1,9 +1,8 @@
-//! `metadata.managedFields` as the API server computes them for an object that is being created: who wrote it wrote all
-//! of it.
+//! Writes `metadata.managedFields` as the API server computes them for a new object: its author owns all fields.
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::inject::authors::is_whole;
+use crate::inject::managed_fields::is_whole;
 use crate::schema::{Field, KeyedList, Type};
 
 /// Fields of every object that nobody owns.

@@ -1,15 +1,15 @@
-//! Cases: an object that is created, what there is when it is, and what is expected to become of it.
+//! Test cases for profiles: an object that is created, the state of the cluster, and the expected result.
 //!
-//! A [`Case`] is what an author of profiles writes down, and [`run`] decides it as an API server would have it decided:
-//! the object is mutated, the patch is applied, it is mutated once more, which has to change nothing, and then it is
-//! validated. What came of that is a [`Verdict`], as data: where it is not what was expected, it says so place by place.
+//! A [`Case`] is what a profile author writes. [`run`] decides it as an API server would: it mutates the object and
+//! applies the patch, mutates the result again, which must change nothing, and then validates it. The [`Verdict`] lists
+//! every difference from the expected result with its place.
 //!
-//! * [`Profiles`]: the profiles that a case is about, with what the one who installs them sets.
-//! * `compare`: when two objects mean the same, and where they do not.
-//! * `managed`: which fields the author wrote, as the API server says it.
+//! * [`Profiles`] holds the profiles of a case, with the values that the installer sets.
+//! * `compare` tells whether two objects are equal, and where they differ.
+//! * `managed` writes `metadata.managedFields` as the API server does.
 
-mod compare;
 mod difference;
+mod compare;
 mod expect;
 mod managed;
 mod profiles;
@@ -21,68 +21,69 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
-use crate::report::Decision;
+use crate::decision::Decision;
 
 pub use self::compare::{missing, unequal};
 pub use self::difference::{Aspect, Difference};
 pub use self::profiles::Profiles;
 pub use self::run::run;
 
-/// A case as it is written.
+/// A test case as its author writes it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Case {
-    /// What it shows, in words.
+    /// The description of the case.
     pub name: String,
-    /// The names of the profiles that there are; absent: all of the folder's.
+    /// The names of the profiles; absent: all profiles of the folder.
     pub profiles: Option<Vec<String>>,
-    /// Defaults of parameters, by profile, as the one who installs it would write them.
+    /// Defaults of parameters that the installer sets, by profile.
     #[serde(default)]
     pub parameters: BTreeMap<String, Map<String, Json>>,
-    /// Words that ask for a profile beside its name, by profile: its `request.values`.
+    /// Further values that request a profile, by profile: its `request.values`.
     #[serde(default)]
     pub values: BTreeMap<String, Vec<String>>,
-    /// What the platform says of the cluster.
+    /// The platform's facts about the cluster.
     #[serde(default)]
     pub cluster: Map<String, Json>,
-    /// The namespace of the object. It is opted in as `enabled` unless its labels say something else of it.
+    /// The namespace of the object. Its failure mode is `enabled` unless its labels set another.
     #[serde(default)]
     pub namespace: Metadata,
-    /// The service account of the pod; absent: it is among the objects, or there is none.
+    /// The service account of the pod; absent: it is among the objects, or does not exist.
     pub service_account: Option<Metadata>,
-    /// What look-ups and owners are found among.
+    /// The objects that answer lookups.
     #[serde(default)]
     pub objects: Vec<Json>,
-    /// What the API server says of the request, as a merge patch of the review's `request`.
+    /// Changes of the review's `request`, as a merge patch.
     #[serde(default)]
     pub request: Map<String, Json>,
-    /// The object that is created; a Pod of v1 if it does not say what it is.
+    /// The object to create; a Pod of v1 if it sets no kind.
     pub object: Map<String, Json>,
 
-    /// The object comes out as it went in.
+    /// Expects an unchanged object.
     #[serde(default)]
     pub unchanged: bool,
-    /// The whole object behind it, without the record of what was injected.
+    /// The expected object, without the injection record.
     pub result: Option<Json>,
-    /// A part of the object behind it: maps partially, lists of the same length and order with each element partially.
+    /// A part of the expected object: maps match partially, lists must have the same length and order, with partial
+    /// elements.
     pub part: Option<Json>,
-    /// Variables of containers, by the container's name and the variable's. A value that is no text is compared with the
-    /// variable's text read as JSON, or as JSON in base64; `null`: there is no such variable.
+    /// Expected environment variables, by container and name. A value that is not a string is compared with the
+    /// variable's text parsed as JSON, or as base64 of JSON; `null`: the variable must not exist.
     #[serde(default)]
     pub env: BTreeMap<String, Map<String, Json>>,
-    /// A part of the message with which it is refused; absent: it is not refused.
+    /// A part of the denial message; absent: the object must be allowed.
     pub denied: Option<String>,
-    /// The HTTP status of the refusal.
+    /// The HTTP status code of the denial.
     pub code: Option<u16>,
-    /// Parts of what the author is told: of a warning, a refusal or why a profile was left out.
+    /// Parts of the expected messages: warnings, the denial, or the details of profiles that were left out.
     #[serde(default)]
     pub told: Vec<String>,
-    /// Why a profile was applied or not, as it stands in metrics, by profile.
+    /// The expected reasons by profile, as in metrics.
     #[serde(default)]
     pub reasons: BTreeMap<String, String>,
 }
 
-/// Metadata of an object that is there when a case's object comes.
+/// The metadata of an existing object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Metadata {
@@ -96,43 +97,43 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// What was decided on the mutating path.
+    /// The decision on the mutating path.
     pub decision: Decision,
-    /// What was decided on the validating path; `None` if it did not come to that.
+    /// The decision on the validating path; `None` if the object was denied before.
     pub validation: Option<Decision>,
-    /// The object behind it, without the record and without what the case did not say of the object itself.
+    /// The resulting object, without the record and without fields that the case did not set itself.
     pub object: Json,
-    /// The refusal, if it was refused.
+    /// The denial, if there is one.
     pub denied: Option<Denied>,
-    /// All that the author is told: the refusal, warnings, and why profiles were left out.
+    /// All messages for the author: the denial, warnings, and why profiles were left out.
     pub told: Vec<String>,
-    /// Where it is not as it was expected; empty if the case passes.
+    /// The differences from the expected result; empty if the case passes.
     pub differences: Vec<Difference>,
 }
 
-/// A refusal.
+/// A denial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// Why, as the author is told.
+    /// The message for the author.
     pub message: String,
-    /// The HTTP status.
+    /// The HTTP status code.
     pub code: u16,
 }
 
-/// Why a case cannot be run.
+/// Why a case cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Unusable {
-    /// It speaks of a profile that is not there.
+    /// It names a profile that does not exist.
     #[error("{field}: there is no profile {name:?}{}", .meant.as_ref().map(|meant| format!("; there is {meant}")).unwrap_or_default())]
     UnknownProfile {
-        /// Where it does.
+        /// The field that names it.
         field: &'static str,
-        /// What it calls it.
+        /// The unknown name.
         name: String,
-        /// Those that are there.
+        /// The existing names.
         meant: Option<String>,
     },
     /// It sets a parameter that the profile does not have.
@@ -140,17 +141,17 @@ pub enum Unusable {
     UnknownParameter {
         /// The profile.
         profile: String,
-        /// What it calls it.
+        /// The unknown name.
         parameter: String,
-        /// Those that are there.
+        /// The existing names.
         there: String,
     },
-    /// A profile does not compile, perhaps only with what the case sets.
+    /// A profile does not compile, possibly only with the values that the case sets.
     #[error("profile {profile} does not compile: {faults}")]
     Profile {
         /// The profile.
         profile: String,
-        /// Why not.
+        /// The diagnostics.
         faults: String,
     },
     /// It expects nothing.
@@ -158,21 +159,21 @@ pub enum Unusable {
         "nothing is expected: add at least one of `unchanged`, `result`, `part`, `env`, `denied`, `told` and `reasons`"
     )]
     NothingExpected,
-    /// Something in it is not of the form that is needed.
+    /// A field does not have the required form.
     #[error("{field}: {message}")]
     Field {
         /// The field.
         field: &'static str,
-        /// What is wrong.
+        /// The mistake.
         message: String,
     },
-    /// The patch that was made is wrong: a fault of this build.
+    /// The patch failed its self-check, which is a bug of this build.
     #[error("the engine is at fault: {0}")]
     Engine(String),
 }
 
 impl Case {
-    /// Whether anything is expected of it.
+    /// Whether the case expects anything.
     #[must_use]
     pub fn expects_something(&self) -> bool {
         self.unchanged
@@ -186,7 +187,7 @@ impl Case {
 }
 
 impl Verdict {
-    /// Whether everything is as it was expected.
+    /// Whether the case passes.
     #[must_use]
     pub fn passes(&self) -> bool {
         self.differences.is_empty()

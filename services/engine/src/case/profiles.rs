@@ -1,4 +1,4 @@
-//! The profiles that cases are about, and what a case sets of them.
+//! The profiles of test cases, and the values that a case sets in them.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -7,7 +7,8 @@ use pillion_api::profile::ProfileSpec;
 use serde_json::Value as Json;
 
 use super::{Case, Unusable};
-use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, ProfileSet, compile_with};
+use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, compile_with};
+use crate::snapshot::ProfileSet;
 
 /// The profiles of a folder, and those of other folders that they may extend.
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! Running a case: the object goes through what an API server would have done with it.
+//! Runs a test case: passes the object through the steps of an API server.
 
 use std::sync::Arc;
 
@@ -8,56 +8,56 @@ use serde_json::{Map, Value as Json, json};
 use super::compare::unequal;
 use super::{Aspect, Case, Denied, Difference, Metadata, Profiles, Unusable, Verdict, expect, managed};
 use crate::creation::{self, Creation};
+use crate::decision::{Decision, Outcome, ProfileOutcome, Reason};
 use crate::inject::undo;
 use crate::json::OwnedTape;
 use crate::lookup::{KnownObjects, group_of, plural};
-use crate::report::{Decision, Outcome, ProfileOutcome, Reason};
 use crate::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use crate::schema;
 use crate::snapshot::{Namespace, Snapshot};
 
-/// The id of every request, so that what is derived from it is the same each time.
+/// The UID of every request, so that derived values are reproducible.
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 
 /// Runs a case.
 ///
 /// # Errors
-/// The case cannot be run: it speaks of what is not there, or expects nothing.
+/// The case cannot run: it names what does not exist, or expects nothing.
 pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     if !case.expects_something() {
         return Err(Unusable::NothingExpected);
     }
-    let world = World::new(case, profiles)?;
-    let object = world.with_managed_fields();
-    let first = world.mutate(&object, RecordTrust::ManagedFields)?;
+    let runner = CaseRunner::new(case, profiles)?;
+    let object = runner.with_managed_fields();
+    let first = runner.mutate(&object, RecordTrust::ManagedFields)?;
     let mut differences = Vec::new();
     let mut validated = None;
     if first.denied.is_none() {
-        if world.is_creation {
-            differences.extend(world.second_pass(&first, RecordTrust::ManagedFields)?);
-            differences.extend(world.as_the_command_line(&first)?);
-            differences.extend(world.undone(&first)?);
+        if runner.is_creation {
+            differences.extend(runner.second_pass(&first, RecordTrust::ManagedFields)?);
+            differences.extend(runner.as_the_command_line(&first)?);
+            differences.extend(runner.undone(&first)?);
         }
-        validated = Some(world.validate(&first.object)?);
+        validated = Some(runner.validate(&first.object)?);
     }
     let passes = || std::iter::once(&first).chain(&validated);
     let mut verdict = Verdict {
         decision: first.decision.clone(),
         validation: validated.as_ref().map(|pass| pass.decision.clone()),
-        object: world.plain(first.object.clone()),
+        object: runner.plain(first.object.clone()),
         denied: passes().find_map(|pass| pass.denied.clone()),
         told: passes().flat_map(|pass| pass.told.iter().cloned()).collect(),
         differences: Vec::new(),
     };
-    verdict.differences = expect::differences(case, &world.plain(world.object.clone()), &verdict);
+    verdict.differences = expect::differences(case, &runner.plain(runner.object.clone()), &verdict);
     verdict.differences.extend(differences);
     Ok(verdict)
 }
 
-/// All that there is when the object comes.
-struct World<'c> {
+/// Runs the steps of a case against the given cluster state.
+struct CaseRunner<'c> {
     case: &'c Case,
-    /// The object with what the API server would have added before it asks.
+    /// The object, with the defaults that the API server sets before it calls webhooks.
     object: Json,
     namespace_name: String,
     namespace: Arc<Namespace>,
@@ -67,7 +67,7 @@ struct World<'c> {
     is_creation: bool,
 }
 
-/// What the webhook answered once.
+/// The result of one webhook call.
 struct Pass {
     decision: Decision,
     is_changed: bool,
@@ -77,7 +77,7 @@ struct Pass {
     told: Vec<String>,
 }
 
-impl<'c> World<'c> {
+impl<'c> CaseRunner<'c> {
     fn new(case: &'c Case, profiles: &Profiles) -> Result<Self, Unusable> {
         let namespace_name = case.namespace.name.clone().or_else(|| text(&case.object, &["metadata", "namespace"]));
         let namespace_name = namespace_name.unwrap_or_else(|| "default".to_owned());
@@ -116,12 +116,12 @@ impl<'c> World<'c> {
         self.object.get(field).and_then(Json::as_str).unwrap_or_default()
     }
 
-    /// The body of a review of this object.
+    /// The body of the review of an object.
     fn review(&self, object: &Json) -> Vec<u8> {
         let user = json!({"username": "author", "groups": ["system:authenticated"]});
         let creation = Creation { object, namespace: &self.namespace_name, uid: UID, user: &user, dry_run: false };
         let mut request = creation.request();
-        // A merge patch takes nulls for what is to be taken away, and there are none in it that mean something else.
+        // A merge patch removes nulls, and none of them means anything else here.
         json_patch::merge(&mut request, &Json::Object(self.case.request.clone()));
         if request.get("operation").is_some_and(|operation| operation == "DELETE")
             && let Some(request) = request.as_object_mut()
@@ -133,7 +133,7 @@ impl<'c> World<'c> {
         creation::review(&request).to_string().into_bytes()
     }
 
-    /// Asks on a path, and applies the patch.
+    /// Calls a path, and applies the patch.
     fn ask(&self, object: &Json, endpoint: Endpoint, trust: RecordTrust) -> Result<Pass, Unusable> {
         let body = self.review(object);
         let review =
@@ -173,13 +173,13 @@ impl<'c> World<'c> {
         self.ask(object, endpoint, RecordTrust::ManagedFields)
     }
 
-    /// Whether the API server does not even ask about the object.
+    /// Whether the API server skips the webhook for the object.
     fn is_left_out(&self, object: &Json) -> bool {
         let label = object.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL));
         self.namespace.level() == Some(InjectionLevel::Enabled) && label.is_some_and(|label| label == "false")
     }
 
-    /// What a second pass changes, which should be nothing.
+    /// The changes of a second pass, which should be none.
     fn second_pass(&self, first: &Pass, trust: RecordTrust) -> Result<Vec<Difference>, Unusable> {
         let again = self.mutate(&first.object, trust)?;
         if !again.is_changed && again.denied.is_none() {
@@ -197,7 +197,7 @@ impl<'c> World<'c> {
         Ok(differences)
     }
 
-    /// What comes out differently without the API server's word on who wrote what.
+    /// The differences if managedFields are not known, as on the command line.
     fn as_the_command_line(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         let annotations = self.object.pointer("/metadata/annotations");
         let has_record = annotations.is_some_and(|annotations| annotations.get(INJECTED_ANNOTATION).is_some());
@@ -211,7 +211,7 @@ impl<'c> World<'c> {
         Ok(differences)
     }
 
-    /// What is not as it was once the injection is undone by its record.
+    /// The differences from the original after the injection is undone by its record.
     fn undone(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         let has_record = |object: &Json| {
             object.pointer("/metadata/annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some())
@@ -244,7 +244,7 @@ impl<'c> World<'c> {
         object
     }
 
-    /// The object without the record, and without what is there only because an API server would add it.
+    /// The object without the record and without the defaults of the API server.
     fn plain(&self, mut object: Json) -> Json {
         let was = |path: &[&str]| at(&self.case.object, path).is_some();
         if let Some(metadata) = metadata_of(&mut object) {
@@ -271,7 +271,7 @@ impl<'c> World<'c> {
     }
 }
 
-/// The object as the API server would show it to a webhook.
+/// The object as the API server sends it to a webhook.
 fn object(case: &Case, namespace: &str) -> Result<Json, Unusable> {
     let mut object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}});
     if let Some(members) = object.as_object_mut() {
@@ -309,7 +309,7 @@ fn denied(answer: &Json) -> Denied {
     }
 }
 
-/// The refusal, the warnings, and why profiles were left out.
+/// The denial, the warnings, and why profiles were left out.
 fn told(answer: &Json, denied: Option<&Denied>, decision: &Decision) -> Vec<String> {
     let mut told: Vec<String> = denied.iter().map(|denied| denied.message.clone()).collect();
     let warnings = answer.pointer("/response/warnings").and_then(Json::as_array);
@@ -318,7 +318,7 @@ fn told(answer: &Json, denied: Option<&Denied>, decision: &Decision) -> Vec<Stri
     for profile in decision.profiles.iter().filter(|profile| left_out.contains(&profile.outcome)) {
         let detail = profile.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
         let why = format!("{}{detail}", profile.reason.sentence());
-        // Of one that was skipped there is a warning already.
+        // A skipped profile already has a warning.
         if !told.iter().any(|told| told.contains(&why)) {
             told.push(format!("{}: {why}", profile.profile.display_name()));
         }

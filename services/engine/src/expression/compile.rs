@@ -1,4 +1,4 @@
-//! Makes a program of an expression's text: finds what its names mean, and refuses what cannot work.
+//! Compiles the text of an expression into a program: resolves its names, and rejects what cannot work.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,10 +1,11 @@
-//! What may be wrong with an expression: with its text, or with what it was given.
+//! Errors of expressions: in their text, and at evaluation.
 
 use std::ops::Range;
 
 use thiserror::Error;
 
-/// What is wrong with the text of an expression or a template. It can be shown under the text like a compiler's message.
+/// What is wrong with the text of an expression or a template. It can be shown under the text like a compiler's
+/// message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct ExpressionError {
@@ -76,7 +77,8 @@ impl EvaluationError {
         error
     }
 
-    /// The error of an expression that reads what could not be looked up: nothing is wrong with it, nor with the object.
+    /// The error of an expression that reads what could not be looked up: nothing is wrong with it, nor with the
+    /// object.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         let mut error = Self::new(message);
         error.inner.unavailable = true;

@@ -8,12 +8,12 @@ use super::compile::Expression;
 use super::error::{EvaluationError, Span};
 use super::functions::{Call, shown};
 use super::meter::Meter;
-use super::operators::{arithmetic, equal, mismatch, negate, order, whole};
+use super::operators::{arithmetic, equal, mismatch, negate, order};
 use super::output::Outcome;
 use super::program::{Access, Element, Index, Invocation, Member, Node, NodeKind, Select};
 use super::scope::{LONGEST_NAME, closest};
 use super::syntax::{Literal, Operator};
-use super::value::{ListBuilder, MapBuilder, Value};
+use super::value::{ListBuilder, MapBuilder, Value, whole};
 
 /// What the names of a scope stand for in one evaluation. Each is asked for only when an expression reaches it.
 pub trait Bindings<'v> {

@@ -1,7 +1,7 @@
 //! Splits the text of an expression into tokens.
 //!
-//! The same lexer finds where an expression inside a template ends, so that braces in strings, comments and map literals
-//! are told from the brace that closes `${`. It needs no memory but the literals' own and looks at every byte once.
+//! The same lexer finds the end of an expression in a template. So it tells the brace that closes `${` from braces in
+//! strings, comments and map literals. It allocates only for literals and reads every byte once.
 
 use super::error::ExpressionError;
 

@@ -1,22 +1,19 @@
-//! The meter: it grants the steps, memory, depth and time that expressions use.
+//! The meter grants the steps, memory, depth and time that expressions use.
 //!
-//! Nothing is computed without it. A value that was computed can only be made by the builders in
-//! [`value`](super::value), a pattern is compiled and a loop is entered with a meter, and each asks for what it is
-//! going to use before it uses it, whether it then succeeds or fails. Steps are counted, not timed, so that the same
-//! expression on the same object always has the same result; the deadline is a last resort.
+//! Every computation needs a meter. The builders in [`value`](super::value) create computed values with it, patterns
+//! are compiled and loops are entered with it. Each charges the meter before it uses a resource, whether it then
+//! succeeds or fails. Steps are counted, not timed, so an expression on the same object always has the same result. The
+//! deadline is a last resort.
 //!
-//! A step is about one node of an expression evaluated once, one item of a list visited, or sixteen bytes of text
-//! written: at most 25 ns of the processor.
+//! A step is about one evaluated node, one visited item, or sixteen written bytes of text: at most 25 ns of CPU time.
 
 use std::cell::Cell;
-use std::mem::size_of;
 use std::rc::Rc;
 use std::time::Instant;
 
 use super::MAXIMUM_RESULT;
 use super::error::EvaluationError;
-use super::functions::regex::Pattern;
-use super::value::Value;
+use super::pattern::Pattern;
 
 /// What expressions may still use. One meter may serve several of them.
 #[derive(Debug)]
@@ -25,7 +22,8 @@ pub struct Meter {
     memory: usize,
     nested: usize,
     deadline: Option<Instant>,
-    /// Below this number of steps left, [`Meter::charge`] has more to do than to count: to read the clock, or to refuse.
+    /// Below this number of steps left, [`Meter::charge`] has more to do than to count: to read the clock, or to
+    /// refuse.
     clock_at: usize,
     /// The limit that was reached. Nothing is granted afterwards.
     reached: Option<Limit>,
@@ -35,9 +33,9 @@ pub struct Meter {
     patterns: Vec<(Box<str>, Pattern)>,
 }
 
-/// What all profiles may use on one request: those of the platform together, and those of the namespace together. A tenant
-/// who writes a hundred expensive profiles gets no more than one who writes a single one, and takes nothing from the
-/// platform's.
+/// What all profiles may use on one request: those of the platform together, and those of the namespace together. A
+/// tenant who writes a hundred expensive profiles gets no more than one who writes a single one, and takes nothing from
+/// the platform's.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowances {
     pools: Rc<[Pool; 4]>,
@@ -71,8 +69,8 @@ pub(crate) enum Owner {
 pub(crate) enum Purpose {
     /// To decide what a profile does.
     Decide,
-    /// To find out what it did in an earlier pass. It has an allowance of its own: a profile that could be applied can also
-    /// be recognized.
+    /// To find out what it did in an earlier pass. It has an allowance of its own: a profile that could be applied can
+    /// also be recognized.
     Recognize,
 }
 
@@ -263,12 +261,6 @@ impl Meter {
         }
         self.charge(1)?;
         self.charge_memory(bytes)
-    }
-
-    /// Grants this number of values: a step and their memory.
-    pub(super) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
-        self.charge(count)?;
-        self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
     }
 
     /// Grants sorting this number of values, whose texts have at most this number of bytes.

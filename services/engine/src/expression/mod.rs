@@ -1,41 +1,44 @@
-//! Expressions: the language in which profiles compute, a dialect of CEL.
+//! Expressions: the language of profiles, a dialect of CEL.
 //!
-//! An expression is pure. It reads what it is given and gives a value or an error; it knows no clock, no network and no
-//! chance, goes over lists in their order and over maps in the order of their keys, and so gives the same every time.
+//! An expression is pure: it reads its bindings, and returns a value or an error. It has no access to the clock, the
+//! network or random numbers. It visits lists in their order and maps in the order of their keys, so its result is
+//! reproducible.
 //!
 //! 1. [`Text`] finds the expressions in the strings of a template.
-//! 2. [`Expression::compile`] checks an expression once, when a profile is stored: its size before anything else, so that
-//!    no text can exhaust the stack; then its names and functions against a [`Scope`].
-//! 3. [`Expression::evaluate`] asks [`Bindings`] for what the expression reaches, and for nothing else, and stops when a
-//!    [`Meter`] grants no more.
+//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that no
+//!    text can exhaust the stack, then names and functions against a [`Scope`].
+//! 3. [`Expression::evaluate`] reads only the [`Bindings`] that the expression reaches, and stops when a [`Meter`] is
+//!    used up.
 //!
-//! Values borrow from what they were read from, see [`Value`]: reading a field of a pod copies nothing.
+//! Values borrow from their source, see [`Value`]: reading a field of a pod copies nothing.
 
-mod compile;
 mod error;
-mod evaluate;
-mod functions;
 mod lexer;
+mod pattern;
 mod meter;
-mod native;
-mod operators;
-mod output;
-mod parse;
-mod program;
-mod reach;
+mod quantity;
 mod scope;
 mod syntax;
+mod parse;
 mod text;
 mod value;
+mod operators;
+mod functions;
+mod output;
+mod program;
+mod compile;
+mod evaluate;
+mod native;
+mod reach;
 
 pub use compile::{Expression, Path};
 pub use error::{EvaluationError, ExpressionError};
 pub use evaluate::Bindings;
-pub use functions::quantity::Quantity;
 pub use functions::signatures;
 pub(crate) use meter::{Allowances, Owner, Purpose};
 pub use meter::{Limit, Meter};
 pub use output::Outcome;
+pub use quantity::Quantity;
 pub(crate) use scope::closest;
 pub use scope::{MAXIMUM_PATTERN_MEMORY, MAXIMUM_PROFILE_NODES, Scope};
 pub use text::{Part, Source, Text};

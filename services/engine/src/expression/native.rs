@@ -1,8 +1,8 @@
-//! What Kubernetes' own policies have of this language, and what they do not: so that an expression can be handed to the
-//! API server only where it means the same there.
+//! The subset of the language that Kubernetes' own policies share, so that an expression is handed to the API server
+//! only if it means the same there.
 //!
-//! The API server is stricter in one thing that a text shows: the elements of a list or map that is written out have to be
-//! of one type. What is of a wrong type otherwise, it says when a policy is applied to it.
+//! The text shows one point in which the API server is stricter: the elements of a list or map literal must have one
+//! type. It reports other type errors when a policy is applied to it.
 
 use std::collections::BTreeSet;
 
@@ -83,7 +83,8 @@ const MEMBER: [&str; 43] = [
 const NOT_OF_QUANTITIES: [&str; 6] = ["int", "string", "double", "sum", "min", "max"];
 
 impl Expression {
-    /// What stands in it that the API server's own policies do not have, apart from names of the scope; in words, sorted.
+    /// What stands in it that the API server's own policies do not have, apart from names of the scope; in words,
+    /// sorted.
     #[must_use]
     pub fn not_native(&self) -> Vec<String> {
         let mut finder = Finder::default();

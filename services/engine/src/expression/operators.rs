@@ -7,16 +7,6 @@ use super::meter::Meter;
 use super::syntax::Operator;
 use super::value::{ListBuilder, TextBuilder, Value};
 
-/// The integer that a double is; `None` if it has a fraction or is too large to be sure.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::float_cmp,
-    reason = "the range is checked, and exactness is the question"
-)]
-pub(super) fn whole(number: f64) -> Option<i64> {
-    (number.abs() < 9.0e18 && number.trunc() == number).then_some(number as i64)
-}
-
 /// An integer as the nearest double.
 #[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
 pub(super) fn nearest(number: i64) -> f64 {
@@ -171,9 +161,7 @@ pub(super) fn arithmetic<'v>(
             Operator::Subtract => left.checked_sub(*right).map(Value::Duration).ok_or_else(overflow),
             _ => Err(EvaluationError::new(format!("{} does not take durations", operator.symbol()))),
         },
-        (Value::Quantity(_), _) | (_, Value::Quantity(_)) => {
-            super::functions::quantity::arithmetic(operator, left, right)
-        }
+        (Value::Quantity(_), _) | (_, Value::Quantity(_)) => quantities(operator, left, right),
         (Value::String(left), Value::String(right)) if operator == Operator::Add => {
             let mut text = TextBuilder::with_capacity(left.len() + right.len(), meter)?;
             text.push(left, meter)?;
@@ -253,4 +241,23 @@ pub(super) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
         }
         _ => error,
     }
+}
+
+/// `+` and `-` of two quantities, `*` and `/` of one and a number.
+pub(super) fn quantities<'v>(
+    operator: Operator,
+    left: &Value<'v>,
+    right: &Value<'v>,
+) -> Result<Value<'v>, EvaluationError> {
+    let result = match (operator, left, right) {
+        (Operator::Add, Value::Quantity(left), Value::Quantity(right)) => left.checked_add(*right),
+        (Operator::Subtract, Value::Quantity(left), Value::Quantity(right)) => left.checked_sub(*right),
+        (Operator::Multiply, Value::Quantity(quantity), Value::Int(number))
+        | (Operator::Multiply, Value::Int(number), Value::Quantity(quantity)) => quantity.checked_mul(*number),
+        (Operator::Multiply, Value::Quantity(quantity), Value::Double(number))
+        | (Operator::Multiply, Value::Double(number), Value::Quantity(quantity)) => quantity.scaled(*number),
+        (Operator::Divide, Value::Quantity(quantity), Value::Int(number)) => quantity.checked_div(*number),
+        _ => return Err(mismatch(operator, left, right)),
+    };
+    result.map(Value::Quantity).ok_or_else(|| EvaluationError::new("the quantity is too large, or divided by zero"))
 }

@@ -1,13 +1,14 @@
-//! What an expression gave, as JSON and as text.
+//! Converts results of expressions to JSON and to text.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Number};
 
 use super::error::EvaluationError;
-use super::functions::{duration, quantity};
+use super::functions::duration;
 use super::meter::Meter;
-use super::value::Value;
+use super::quantity;
+use super::value::{Value, whole};
 use super::{MAXIMUM_RESULT, operators};
 use crate::json;
 
@@ -205,7 +206,7 @@ fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Va
 
 /// A double is written as Kubernetes writes it: without a fraction if it has none.
 fn double(number: f64) -> Result<serde_json::Value, EvaluationError> {
-    if let Some(whole) = operators::whole(number) {
+    if let Some(whole) = whole(number) {
         return Ok(whole.into());
     }
     Number::from_f64(number)

@@ -1,7 +1,7 @@
-//! Reads the text of an expression into a tree.
+//! Parses the text of an expression into a tree.
 //!
-//! The limits on a tree hold while it is built: nesting is counted before going deeper and every node is counted when it
-//! is made, so that no text, however it was written, takes more stack or memory than a small constant.
+//! The limits hold while the tree is built. Nesting is counted before going deeper, and every node is counted when it
+//! is created. So no text takes more stack or memory than a small constant.
 
 use super::error::{ExpressionError, Span};
 use super::lexer::{Lexer, Token, TokenKind};

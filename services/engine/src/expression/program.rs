@@ -2,7 +2,7 @@
 
 use super::error::Span;
 use super::functions::Function;
-use super::functions::regex::Pattern;
+use super::pattern::Pattern;
 use super::syntax::{Literal, Operator};
 
 #[derive(Debug)]

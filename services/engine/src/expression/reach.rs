@@ -1,7 +1,7 @@
-//! Which fields an expression reads of a value, where its text says so.
+//! Finds which fields of a value an expression reads.
 //!
-//! A value may be expensive to have whole and cheap to have in part. Whoever provides it asks which part an expression
-//! reads; where the value is used in any way but by its fields, that is all of it.
+//! A value may be expensive as a whole and cheap in part. The provider of the value asks which fields an expression
+//! reads. If the expression uses the value in any other way, it reads all of it.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use super::program::{Index, Loop, LoopKind, Node, NodeKind};
 use super::syntax::Literal;
 
 impl Expression {
-    /// The fields that it reads of a name of the scope or, where that is a list, of the items of it; `None` if it may read
-    /// any.
+    /// The fields that it reads of a name of the scope or, where that is a list, of the items of it; `None` if it may
+    /// read any.
     #[must_use]
     pub fn fields_of(&self, name: &str, is_list: bool) -> Option<BTreeSet<Box<str>>> {
         let mut reach = Reach { name, is_list, locals: Vec::new(), fields: BTreeSet::new(), whole: false };

@@ -1,9 +1,9 @@
-//! The names that an expression may use, and the one that was meant where it uses another.
+//! The names that an expression may use, and the suggestion for a misspelt name.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::functions::regex::Pattern;
+use super::pattern::Pattern;
 
 /// What is in scope where an expression stands, and what the expressions of its profile may take together.
 #[derive(Clone, Debug, Default)]

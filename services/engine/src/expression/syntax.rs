@@ -1,4 +1,4 @@
-//! An expression as it was written: the tree that the parser builds and the compiler reads.
+//! The syntax tree of an expression, between the parser and the compiler.
 
 use super::error::Span;
 

@@ -1,6 +1,6 @@
 //! The strings of templates: text in which `${...}` are expressions.
 //!
-//! `$${` stands for a literal `${`. `$(NAME)`, which Kubernetes itself replaces, is text like any other.
+//! `$${` is a literal `${`. `$(NAME)`, which Kubernetes itself replaces, is plain text.
 
 use super::error::ExpressionError;
 use super::lexer::{Lexer, TokenKind};

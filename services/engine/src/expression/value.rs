@@ -1,10 +1,10 @@
-//! What an expression computes with.
+//! The values of expressions.
 //!
-//! Values borrow: an object of a request stays a place in its tape, and only what an expression reaches becomes a value
-//! of its own. Cloning a value is cheap, whatever is in it.
+//! Values borrow: an object of a request stays a reference into its tape, and only what an expression reaches becomes a
+//! value of its own. Cloning a value is cheap.
 //!
-//! Lists, maps, texts and optionals that were computed have private fields: the builders in [`build`] make them, and ask
-//! the [`Meter`] for every part. Each knows how deep it nests, so that no walk over a value exhausts the stack.
+//! Computed lists, maps, texts and optionals have private fields. The builders in [`build`] create them and charge the
+//! [`Meter`] for every part. Each value knows its nesting depth, so that no walk over it exhausts the stack.
 
 mod build;
 mod from_json;
@@ -18,8 +18,8 @@ use indexmap::{Equivalent, IndexMap};
 
 pub use self::build::{ListBuilder, MapBuilder, TextBuilder};
 use super::error::EvaluationError;
-use super::functions::quantity::Quantity;
 use super::meter::Meter;
+use super::quantity::Quantity;
 use crate::json;
 
 /// A value of an expression. `'v` is how long what it borrows from lives: the request, the snapshot, the program.
@@ -133,6 +133,16 @@ const SHORT: usize = 2048;
 /// A text that is looked for among keys.
 #[derive(Hash)]
 struct Name<'k>(&'k str);
+
+/// The integer that a double is; `None` if it has a fraction or is too large to be sure.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::float_cmp,
+    reason = "the range is checked, and exactness is the question"
+)]
+pub(super) fn whole(number: f64) -> Option<i64> {
+    (number.abs() < 9.0e18 && number.trunc() == number).then_some(number as i64)
+}
 
 impl<'v> Value<'v> {
     /// Text that stands somewhere else.
@@ -450,10 +460,18 @@ impl<'v> Value<'v> {
             Self::String(text) => Some(Key::String(text.clone())),
             Self::Int(number) => Some(Key::Int(*number)),
             Self::UInt(number) => Some(i64::try_from(*number).map_or(Key::UInt(*number), Key::Int)),
-            Self::Double(number) => super::operators::whole(*number).map(Key::Int),
+            Self::Double(number) => whole(*number).map(Key::Int),
             Self::Bool(value) => Some(Key::Bool(*value)),
             _ => None,
         }
+    }
+}
+
+impl Meter {
+    /// Grants this number of values: a step and their memory.
+    pub(super) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
+        self.charge(count)?;
+        self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Elements and entries that are there, changed or removed: `$each` and `$prune`.
+//! Changes and removes existing elements and entries: `$each` and `$prune`.
 
 use crate::expression::{Expression, TextValue as ComputedText, Value as Computed};
 use crate::json::{self, Content, Document, SlotId, State};
@@ -8,16 +8,16 @@ use crate::schema::{self, KeyedList};
 
 use super::elements::ITEM_COST;
 use super::index::push_keys;
-use super::merge::{Conflict, Fault, Merge, Part, PartOf, push_token};
-use super::notes::Original;
+use super::pointer::push_token;
 use super::settled::{Items, Settled};
+use super::state::{Conflict, Merge, MergeError, OriginalValue, Part, ProfileOrigin};
 
-/// An element of a template's list that says what becomes of those that are there.
+/// A `$each` or `$prune` element of a template's list.
 #[derive(Clone, Copy)]
 struct Rule<'a> {
     node: &'a Node,
     condition: &'a Expression,
-    /// Whether they are removed; else they are changed.
+    /// Whether matching elements are removed; else they are changed.
     prunes: bool,
 }
 
@@ -33,24 +33,24 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// How the record has what is done to the elements of a list.
+/// How the record holds the changes of the elements of a list.
 #[derive(Clone, Copy)]
 enum How<'s, 'a> {
-    /// Each by its keys.
+    /// By element.
     ByKeys(&'static KeyedList),
-    /// The list as a whole, with what an earlier pass left of it. The elements may have keys nevertheless.
+    /// As a whole list, with what an earlier pass left of it. The elements may have keys all the same.
     AsOne(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Changes and removes elements that are there: `$each` and `$prune`.
+    /// Changes and removes existing elements: `$each` and `$prune`.
     pub(super) fn change_elements(
         &mut self,
         list: SlotId,
         nodes: &'a [Node],
         element: &'static schema::Type,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let mut left = None;
         for (place, node) in nodes.iter().enumerate() {
             let Some(rule) = Rule::of(node) else { continue };
@@ -58,7 +58,7 @@ impl<'a> Merge<'_, 'a> {
                 self.change_each(list, rule, element, How::ByKeys(keyed))?;
                 continue;
             }
-            // By another key the record could not name an element, so it has the list as a whole.
+            // If the keys change, the record cannot name the element, so it holds the whole list.
             if left.is_none() {
                 let all = nodes.get(place..).unwrap_or_default();
                 let work = |merge: &mut Merge<'_, 'a>| merge.change_elements(Document::ROOT, all, element, keyed);
@@ -67,8 +67,8 @@ impl<'a> Merge<'_, 'a> {
             let how = How::AsOne(left.as_ref().and_then(Option::as_ref), Some(keyed));
             let edits = self.edits;
             self.as_one(list, |merge| merge.change_each(list, rule, element, how))?;
-            if self.edits > edits && matches!(self.part, PartOf::Namespace(_)) {
-                return Err(Fault::Conflict(Conflict::of(&renamed(&self.pointer))));
+            if self.edits > edits && matches!(self.profile_origin, ProfileOrigin::Namespace(_)) {
+                return Err(MergeError::Conflict(Conflict::of(&renamed(&self.pointer))));
             }
         }
         Ok(())
@@ -80,20 +80,20 @@ impl<'a> Merge<'_, 'a> {
         rule: Rule<'a>,
         element: &'static schema::Type,
         how: How<'_, 'a>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let (keyed, settled, keys) = match how {
             How::ByKeys(keyed) => (Some(keyed), None, Some(keyed)),
             How::AsOne(settled, keys) => (None, settled, keys),
         };
         let elements: Vec<_> = self.document.children(list).collect();
-        // Of those that stay, the one in front: what is removed behind it is put back there.
+        // The preceding element among those that stay: removed elements are restored after it.
         let mut stays = None;
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
             let previous = stays.replace(slot);
-            let (known, length, around) = (self.computation.known(), self.pointer.len(), self.manner);
+            let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
-            // What an earlier pass left as it is, and what the profile adds itself, is as it should be.
+            // Elements that an earlier pass left, and the profile's own additions, already are as they should be.
             let mut is_settled = self.is_own(slot) || self.is_left(settled, item)?;
             if let Some(keys) = keys {
                 push_keys(&mut self.pointer, keys, |key| item.get(key));
@@ -107,16 +107,16 @@ impl<'a> Merge<'_, 'a> {
                 self.pointer.truncate(length);
             }
             let item = if keyed.is_some() { self.element_before(slot, element)? } else { item };
-            self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+            self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
             self.know_item(item)?;
             let result = if rule.prunes {
                 self.prune_element(list, slot, rule, keyed.map(|keyed| (keyed, previous)))
             } else {
                 self.change_element(slot, rule, element)
             };
-            self.computation.forget(known);
+            self.bindings.forget(known);
             self.pointer.truncate(length);
-            self.manner = around;
+            self.mode = around;
             result?;
             if self.document.state(slot) == State::Removed {
                 stays = previous;
@@ -125,8 +125,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether `$each` or `$prune` means an element.
-    fn means(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, Fault> {
+    /// Whether `$each` or `$prune` matches an element.
+    fn means(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, MergeError> {
         if !self.truth(rule.condition)? {
             return Ok(false);
         }
@@ -134,14 +134,15 @@ impl<'a> Merge<'_, 'a> {
         self.is_wanted(rule.node)
     }
 
-    /// `keyed` is there if the elements have keys, with the element that stays in front of this one.
+    /// Removes an element that the rule matches. `keyed` is set if the elements have keys, with the element before this
+    /// one that stays.
     fn prune_element(
         &mut self,
         list: SlotId,
         slot: SlotId,
         rule: Rule<'a>,
         keyed: Option<(&'static KeyedList, Option<SlotId>)>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         if self.means(slot, rule)? {
             match keyed {
                 Some((keyed, previous)) => self.note_removed(slot, previous, keyed)?,
@@ -152,7 +153,12 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    fn change_element(&mut self, slot: SlotId, rule: Rule<'a>, element: &'static schema::Type) -> Result<(), Fault> {
+    fn change_element(
+        &mut self,
+        slot: SlotId,
+        rule: Rule<'a>,
+        element: &'static schema::Type,
+    ) -> Result<(), MergeError> {
         if !self.means(slot, rule)? {
             return Ok(());
         }
@@ -161,9 +167,9 @@ impl<'a> Merge<'_, 'a> {
         self.object(slot, Part::Node(rule.node), element, None)
     }
 
-    /// `$each` and `$prune` on a list whose elements have no keys: what was there is remembered as a whole. Other elements
-    /// beside them are added where the list lacks them.
-    pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), Fault> {
+    /// Applies `$each` and `$prune` to a list without keys: the record holds the whole original. Other elements of the
+    /// template are added if the list lacks them.
+    pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), MergeError> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
         let left = self.left_by_us(Some(part), work)?;
@@ -173,7 +179,12 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    fn change_and_add(&mut self, list: SlotId, nodes: &'a [Node], left: Option<&Settled<'a>>) -> Result<(), Fault> {
+    fn change_and_add(
+        &mut self,
+        list: SlotId,
+        nodes: &'a [Node],
+        left: Option<&Settled<'a>>,
+    ) -> Result<(), MergeError> {
         for rule in nodes.iter().filter_map(Rule::of) {
             self.change_each(list, rule, &schema::ANY, How::AsOne(left, None))?;
         }
@@ -193,8 +204,8 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    /// Adds an item to a list, unless it is among those that are there.
-    fn add_item(&mut self, list: SlotId, part: Part<'a>, items: &mut Items<'a>) -> Result<(), Fault> {
+    /// Adds an item to a list, unless the list has it.
+    fn add_item(&mut self, list: SlotId, part: Part<'a>, items: &mut Items<'a>) -> Result<(), MergeError> {
         let Some(value) = self.value_of(part)? else { return Ok(()) };
         self.charge_item(value)?;
         if !items.add(value) {
@@ -208,22 +219,22 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Removes the entries of a map for which a condition is true.
-    pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), Fault> {
+    /// Removes the entries of a map that match a condition.
+    pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), MergeError> {
         self.document.open(map)?;
         let entries: Vec<_> = self.document.children(map).collect();
         for slot in entries {
             let Some(key) = self.document.key(slot) else { continue };
             self.charge(ITEM_COST)?;
-            let (known, length) = (self.computation.known(), self.pointer.len());
+            let (known, length) = (self.bindings.known(), self.pointer.len());
             let text = key.text();
             push_token(&mut self.pointer, &text);
             let item = match self.original() {
-                Original::Was(original) => original,
-                Original::Unchanged | Original::Nothing => self.current(slot)?,
+                OriginalValue::Was(original) => original,
+                OriginalValue::Unchanged | OriginalValue::Nothing => self.current(slot)?,
             };
             let key = ComputedText::read_key(key, &mut self.meter).map_err(|error| self.failed(&error))?;
-            self.computation.know("key", Computed::String(key));
+            self.bindings.know("key", Computed::String(key));
             self.know_item(item)?;
             let is_others = !self.is_below_ours() && !self.is_later();
             let result = self.truth(condition).map(|prunes| {
@@ -232,7 +243,7 @@ impl<'a> Merge<'_, 'a> {
                     self.document.remove(slot, map);
                 }
             });
-            self.computation.forget(known);
+            self.bindings.forget(known);
             self.pointer.truncate(length);
             result?;
         }
@@ -241,22 +252,22 @@ impl<'a> Merge<'_, 'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    fn know_item(&mut self, item: json::Value<'a>) -> Result<(), Fault> {
+    fn know_item(&mut self, item: json::Value<'a>) -> Result<(), MergeError> {
         let item = Computed::read(item, &mut self.meter).map_err(|error| self.failed(&error))?;
-        self.computation.know("item", item);
+        self.bindings.know("item", item);
         Ok(())
     }
 }
 
-/// The record could only have the list as a whole, as it was. Then the platform's profiles would not see in a second pass what
-/// others put into it in between.
+/// Returns the violation of a namespaced profile that changes keys. The record could only restore the whole list, and
+/// the platform's profiles would not see in a second pass what others added in between.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields by which elements of a list are told apart; leave them out of \
                    $each, or remove the element and add another one";
     Excess::new(Limit::Removal, list, message)
 }
 
-/// Whether a part sets fields by which the elements of a list are told apart.
+/// Whether a part sets key fields of the elements of a list.
 fn gives_keys(node: &Node, keyed: &KeyedList) -> bool {
     let Kind::Map(fields) = &node.kind else { return false };
     fields.iter().any(|(field, _)| keyed.keys.contains(&&**field))

@@ -1,77 +1,59 @@
-//! What the platform's profiles found to be as they say it.
+//! Notes the places that the platform's profiles found as they want them.
 //!
-//! They change nothing there, so the record has nothing of it; and it is protected all the same. Otherwise the author of a pod
-//! could write what a profile would add, and a namespace's profile behind it could change that.
+//! The profiles change nothing there, so the record does not list them. They are protected all the same. Otherwise the
+//! author of a pod could write what a profile would add, and a namespaced profile could then change it.
 
 use crate::expression::Meter;
 use crate::json::{SlotId, Value};
-use crate::limits::Done;
+use crate::record::ChangeKind;
 use crate::schema::KeyedList;
 
-use super::elements::Element;
 use super::index::push_keys;
-use super::merge::{Fault, Merge, PartOf};
-use super::render::Spot;
-
-/// Places that the platform's profiles confirmed in this pass, by pointers as they stand in the record.
-#[derive(Debug, Default)]
-pub(super) struct Confirmed(Vec<(Box<str>, Done)>);
-
-impl Confirmed {
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Forgets what a profile confirmed that is not applied.
-    pub(super) fn truncate(&mut self, length: usize) {
-        self.0.truncate(length);
-    }
-
-    pub(super) fn places(&self) -> impl Iterator<Item = (&str, Done)> {
-        self.0.iter().map(|(pointer, done)| (&**pointer, *done))
-    }
-}
+use super::state::{Element, InsertPosition, Merge, MergeError, ProfileOrigin};
 
 impl<'a> Merge<'_, 'a> {
-    /// Notes that the place at hand is as the profile says it.
+    /// Notes that the current place already is as the profile wants it.
     pub(super) fn confirm(&mut self) {
         self.confirmations += 1;
-        self.confirm_as(Done::Set);
+        self.confirm_as(ChangeKind::Set);
     }
 
-    /// Notes an element that the profile puts first, or before another one that is there.
+    /// Notes an element that the profile puts first, or before another one.
     pub(super) fn note_in_front(&mut self, list: SlotId, element: Element<'a>, keyed: &'static KeyedList) {
-        let Some(position) = element.position().filter(|_| matches!(self.part, PartOf::Watched(_))) else { return };
-        // A profile does not fail because others come behind it: what is found out here has a meter of its own.
+        let Some(position) = element.position().filter(|_| matches!(self.profile_origin, ProfileOrigin::Watched(_)))
+        else {
+            return;
+        };
+        // A profile must not fail because other profiles follow it, so this uses a meter of its own.
         let meter = std::mem::replace(&mut self.meter, Meter::of(Meter::PROFILE));
-        let is_in_front = match self.spot(Some(position)) {
-            Ok(Spot::First) => true,
-            Ok(Spot::Before(name)) => matches!(self.index_of(list, &name, keyed), Ok(Some(_))),
-            Ok(Spot::Last | Spot::After(_)) | Err(_) => false,
+        let is_in_front = match self.insert_position(Some(position)) {
+            Ok(InsertPosition::First) => true,
+            Ok(InsertPosition::Before(name)) => matches!(self.index_of(list, &name, keyed), Ok(Some(_))),
+            Ok(InsertPosition::Last | InsertPosition::After(_)) | Err(_) => false,
         };
         self.meter = meter;
         if is_in_front {
-            self.confirm_as(Done::PutInFront);
+            self.confirm_as(ChangeKind::PutInFront);
         }
     }
 
-    fn confirm_as(&mut self, done: Done) {
-        if let PartOf::Watched(confirmed) = &mut self.part
-            && !self.manner.within_added
+    fn confirm_as(&mut self, done: ChangeKind) {
+        if let ProfileOrigin::Watched(confirmed) = &mut self.profile_origin
+            && !self.mode.within_added
         {
             confirmed.0.push((self.pointer.as_str().into(), done));
         }
     }
 
-    /// How many elements at the beginning of a list the profile has to leave there: those that the platform put in front. The
-    /// list is named by so many bytes of the place at hand.
+    /// The number of elements at the start of a list that the platform put in front, and that the profile must leave
+    /// there. The first `list_pointer` bytes of the pointer name the list.
     pub(super) fn front(
         &mut self,
         list: SlotId,
         list_pointer: usize,
         keyed: &'static KeyedList,
-    ) -> Result<usize, Fault> {
-        let PartOf::Namespace(protected) = self.part else { return Ok(0) };
+    ) -> Result<usize, MergeError> {
+        let ProfileOrigin::Namespace(protected) = self.profile_origin else { return Ok(0) };
         let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
         let elements = self.document.children(list).map(|element| {
             let mut pointer = list_pointer.to_owned();

@@ -1,85 +1,55 @@
-//! The elements of a template's lists: found in the object, or made and put in their places.
+//! Merges elements of lists: finds them in the object, or creates and inserts them.
 
-use std::collections::HashMap;
-
+use crate::decision::Reason;
 use crate::expression::{EvaluationError, Meter, Value as Computed};
-use crate::json::{Content, Kind as JsonKind, SlotId};
-use crate::profile::template::{ConflictRule, Kind, Node, Position, Rules};
-use crate::report::Reason;
+use crate::json::{Content, Kind as JsonKind, SlotId, Value};
+use crate::profile::template::{ConflictRule, Kind, Node};
 use crate::schema::{self, KeyedList};
 
-use super::index::Keys;
-use super::merge::{Directives, Fault, Merge, Part};
-use super::moves::INIT_CONTAINERS;
-use super::render::Spot;
-
-/// How many elements were put at each place of a list so far, by all profiles: several at one place keep their order.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Places(HashMap<Box<str>, Vec<(Spot, usize)>>);
-
-impl Places {
-    /// Forgets what stands first: namespaces' profiles come behind what the platform put there.
-    pub(super) fn forget_first(&mut self) {
-        for spots in self.0.values_mut() {
-            spots.retain(|(spot, _)| *spot != Spot::First);
-        }
-    }
-
-    /// How many there were, and counts one more.
-    pub(super) fn next(&mut self, list: &str, spot: &Spot) -> usize {
-        let spots = match self.0.get_mut(list) {
-            Some(spots) => spots,
-            None => self.0.entry(list.into()).or_default(),
-        };
-        if let Some((_, count)) = spots.iter_mut().find(|(at, _)| at == spot) {
-            *count += 1;
-            return *count - 1;
-        }
-        spots.push((spot.clone(), 1));
-        0
-    }
-}
-
-/// An element of a template's list.
-#[derive(Clone, Copy)]
-pub(super) struct Element<'a> {
-    pub(super) part: Part<'a>,
-    /// The directives beside its fields.
-    pub(super) rules: Option<&'a Rules>,
-    /// The group that it stands in.
-    group: Option<&'a Node>,
-    /// Whether `$when` is still to be asked, because it asks what the object has.
-    node: Option<&'a Node>,
-}
-
-impl<'a> Element<'a> {
-    /// The parts whose `$when` is still to be asked.
-    pub(super) fn asks(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
-        self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
-    }
-
-    /// Where its profile wants it: it says so itself, or its group does.
-    pub(super) fn position(&self) -> Option<&'a Position> {
-        let own = self.rules.and_then(|rules| rules.position.as_ref());
-        own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
-    }
-
-    /// The directives of its group.
-    fn of_group(&self) -> Option<&'a Rules> {
-        self.group.and_then(|group| group.rules.as_deref())
-    }
-}
+use super::index::{Keys, is_key, key_of};
+use super::notes::move_of;
+use super::order::order_env_by_refs;
+use super::state::{Directives, Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part};
 
 impl<'a> Merge<'_, 'a> {
-    /// Goes over the elements of a template's list: groups are opened, `$forEach` is gone through, and what `$when` leaves
-    /// out is left out.
+    /// Finds the element of a list with the same keys: the last one, because that one counts if an author writes a
+    /// variable twice.
+    pub(super) fn find(
+        &mut self,
+        list: SlotId,
+        keys: &Keys<'a>,
+        keyed: &KeyedList,
+    ) -> Result<Option<SlotId>, MergeError> {
+        let Some((first, others)) = keyed.keys.split_first() else { return Ok(None) };
+        let wanted = keys.text(0);
+        let elements = self.index.of(self.document, list, first);
+        let looks = elements.len();
+        let is_wanted = |found: Option<Value<'_>>, wanted: Option<&str>, key: &str| match found {
+            Some(found) => wanted.is_some_and(|wanted| is_key(found, wanted)),
+            None => key_of(None, key, keyed).as_deref() == wanted,
+        };
+        let has_others = |element: SlotId| {
+            others
+                .iter()
+                .enumerate()
+                .all(|(place, key)| is_wanted(self.document.value_of(element, key), keys.text(place + 1), key))
+        };
+        let mut behind_first = elements.iter().rev();
+        let found = behind_first.find(|(element, key)| is_wanted(*key, wanted, first) && has_others(*element));
+        let found = found.map(|(element, _)| *element);
+        self.charge_looks(looks)?;
+        Ok(found)
+    }
+
+    /// Expands the elements of a template's list: opens groups, repeats `$forEach`, and leaves out what `$when`
+    /// excludes.
     pub(super) fn expand(
         &mut self,
         nodes: &'a [Node],
         group: Option<&'a Node>,
         type_: &'static schema::Type,
-        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), MergeError>,
+    ) -> Result<(), MergeError> {
         for node in nodes {
             let rules = node.rules.as_deref();
             if rules.is_some_and(|rules| rules.each.is_some() || rules.prune.is_some()) {
@@ -89,7 +59,7 @@ impl<'a> Merge<'_, 'a> {
                 self.expand_one(node, group, type_, sink)?;
                 continue;
             };
-            let known = self.computation.known();
+            let known = self.bindings.known();
             let list = self.evaluate(&for_each.list)?;
             if list.is_absent() {
                 continue;
@@ -100,11 +70,11 @@ impl<'a> Merge<'_, 'a> {
             })?;
             for (index, (key, item)) in items.into_iter().enumerate() {
                 self.charge(ITEM_COST)?;
-                self.computation.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
-                self.computation.know("key", key);
-                self.computation.know(&for_each.item, item);
+                self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+                self.bindings.know("key", key);
+                self.bindings.know(&for_each.item, item);
                 let result = self.expand_one(node, group, type_, sink);
-                self.computation.forget(known);
+                self.bindings.forget(known);
                 result?;
             }
         }
@@ -116,8 +86,8 @@ impl<'a> Merge<'_, 'a> {
         node: &'a Node,
         group: Option<&'a Node>,
         type_: &'static schema::Type,
-        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), MergeError>,
+    ) -> Result<(), MergeError> {
         let rules = node.rules.as_deref();
         if !node.uses_existing && !self.is_wanted(node)? {
             return Ok(());
@@ -129,10 +99,10 @@ impl<'a> Merge<'_, 'a> {
             Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: asked }),
             Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
         }
-        let known = self.computation.known();
+        let known = self.bindings.known();
         self.know_nothing_exists(node);
         let part = self.resolve(node, type_)?;
-        self.computation.forget(known);
+        self.bindings.forget(known);
         match part {
             Some(Part::Plain(value)) if value.kind() == JsonKind::Array => value
                 .items()
@@ -142,14 +112,14 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Lays a template's list over one whose elements are told apart by keys.
+    /// Merges a template's list into a list with keyed elements.
     pub(super) fn list(
         &mut self,
         parent: SlotId,
         list: SlotId,
         part: Part<'a>,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         self.document.open(list)?;
         let (env, end) = (self.env.len(), self.document.end());
         match part {
@@ -171,10 +141,16 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Puts the entries of an env list that are new or joined, which are those from a place on among all, behind what they
-    /// refer to. Slots from `end` on were made for this list.
-    fn order_env(&mut self, list: SlotId, keyed: &'static KeyedList, from: usize, end: SlotId) -> Result<(), Fault> {
-        // What a rule before this one added may refer to what is new now.
+    /// Moves new and joined environment variables, those of `self.env` from `from` on, after the variables that they
+    /// refer to. Slots from `end` on were created for this list.
+    fn order_env(
+        &mut self,
+        list: SlotId,
+        keyed: &'static KeyedList,
+        from: usize,
+        end: SlotId,
+    ) -> Result<(), MergeError> {
+        // Variables that an earlier rule added may refer to new ones.
         let children = self.document.children(list);
         let earlier: Vec<_> = children.filter(|child| *child < end && self.is_own(*child)).collect();
         if !earlier.is_empty() {
@@ -182,21 +158,21 @@ impl<'a> Merge<'_, 'a> {
             known.sort_unstable();
             self.env.extend(earlier.into_iter().filter(|child| known.binary_search(child).is_err()));
         }
-        // Each rule may read what all before it added to this list.
+        // Each rule may read what all earlier rules added to this list.
         let entries = self.env.get(from..).unwrap_or_default().iter();
         let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
         let read = texts.map(str::len).sum();
         self.charge(read)?;
-        let is_noted = !self.manner.within_added && !self.is_below_ours();
+        let is_noted = !self.mode.within_added && !self.is_below_ours();
         let (record, pointer, earlier) = (&mut *self.record, self.pointer.as_str(), self.earlier.added.as_slice());
         let note = |document: &_, own: &[SlotId], item| {
             if is_noted && record.has_room_for_moves() {
                 let is_own = |slot| own.binary_search(&slot).is_ok();
-                record.moves(&super::notes::move_of(document, list, item, pointer, keyed, earlier, is_own));
+                record.moves(&move_of(document, list, item, pointer, keyed, earlier, is_own));
             }
         };
         let entries = self.env.get(from..).unwrap_or_default();
-        super::order::behind_what_they_need(self.document, list, entries, &mut self.own, note);
+        order_env_by_refs(self.document, list, entries, &mut self.own, note);
         Ok(())
     }
 
@@ -211,20 +187,20 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         element: Element<'a>,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let length = self.pointer.len();
-        let (known, around) = (self.computation.known(), self.manner);
+        let (known, around) = (self.bindings.known(), self.mode);
         let field = length.saturating_sub(INIT_CONTAINERS.len());
         let is_among_init = !keyed.siblings.is_empty() && self.is_at_init_containers(field);
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
         if is_among_init && !self.is_at_init_containers(field) {
-            // The container went to the other list, and the next one is looked for in this one again.
+            // The container moved to the other list. The next one is searched in this list again.
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
-        self.computation.forget(known);
-        self.manner = around;
+        self.bindings.forget(known);
+        self.mode = around;
         result
     }
 
@@ -235,7 +211,7 @@ impl<'a> Merge<'_, 'a> {
         element: Element<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let keys = self.keys_of(element.part, keyed)?;
         keys.push(&mut self.pointer);
         let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
@@ -247,14 +223,14 @@ impl<'a> Merge<'_, 'a> {
             }
         }
         let Directives { conflict: written, join } = self.element_directives(element)?;
-        let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.manner.conflict });
+        let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.mode.conflict });
         let is_here = existing.is_some();
         let existing = match existing {
             Some(existing) => Some(existing),
             None => self.find_elsewhere(parent, list, &keys, keyed, rule, element)?,
         };
         let Some(existing) = existing else {
-            if self.manner.settled && join.is_none() {
+            if self.mode.settled && join.is_none() {
                 return Ok(());
             }
             return self.add_element(list, element, &keys, keyed, list_pointer);
@@ -275,11 +251,11 @@ impl<'a> Merge<'_, 'a> {
                 }
             }
             ConflictRule::Merge | ConflictRule::Replace => {
-                self.manner.conflict = rule;
-                self.manner.settled &= rule != ConflictRule::Replace;
+                self.mode.conflict = rule;
+                self.mode.settled &= rule != ConflictRule::Replace;
                 let is_overlay =
-                    keyed.names && rule == ConflictRule::Merge && !self.manner.within_added && self.is_authors();
-                self.manner.overlay |= is_overlay;
+                    keyed.names && rule == ConflictRule::Merge && !self.mode.within_added && self.is_author_written();
+                self.mode.overlay |= is_overlay;
                 self.object(existing, element.part, keyed.element, Some(&keys))?;
                 if is_sidecar {
                     self.make_sidecar(existing)?;
@@ -298,7 +274,7 @@ impl<'a> Merge<'_, 'a> {
                     Part::Node(_) => false,
                 };
                 if !is_equal {
-                    return Err(self.fault(Reason::NameTaken));
+                    return Err(self.conflict_at_hand(Reason::NameTaken));
                 }
                 self.confirm();
             }
@@ -313,7 +289,7 @@ impl<'a> Merge<'_, 'a> {
         keys: &Keys<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let content = match element.part {
             Part::Plain(value) => Content::Value(value),
             Part::Node(_) => Content::Map,
@@ -323,15 +299,15 @@ impl<'a> Merge<'_, 'a> {
         self.note_element(list, slot, keys, keyed);
         if matches!(content, Content::Map) {
             let around = self.enter_added();
-            self.manner.conflict = ConflictRule::Merge;
+            self.mode.conflict = ConflictRule::Merge;
             let result = self.object(slot, element.part, keyed.element, Some(keys));
-            self.manner = around;
+            self.mode = around;
             result?;
         }
         if self.sidecar(element)? == Some(true) {
             let around = self.enter_added();
             let result = self.make_sidecar(slot);
-            self.manner = around;
+            self.mode = around;
             result?;
         }
         let join = element.rules.and_then(|rules| rules.join.as_ref()).filter(|join| join.prepend.is_some());
@@ -345,7 +321,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Notes an element that was just put into a list, for what comes behind it in this pass.
+    /// Notes an inserted element for later steps of this pass.
     pub(super) fn note_element(&mut self, list: SlotId, slot: SlotId, keys: &Keys<'a>, keyed: &'static KeyedList) {
         self.index.added(self.document, list, slot, keys);
         self.own.push(slot);
@@ -354,7 +330,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Entries of an env list that are new or joined stand behind what they refer to.
+    /// Remembers new and joined environment variables, which must stand after those that they refer to.
     pub(super) fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
         if schema::is_env(keyed) {
             self.env.push(slot);
@@ -362,7 +338,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// The directives of an element: its own, else those of its group.
-    fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, Fault> {
+    fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, MergeError> {
         let own = match element.rules {
             Some(rules) => self.directives_of(rules)?,
             None => Directives::default(),
@@ -375,8 +351,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The fields that tell an element from others.
-    pub(super) fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, Fault> {
+    /// The keys of an element.
+    pub(super) fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, MergeError> {
         let mut values = [None; 2];
         for (value, field) in values.iter_mut().zip(keyed.keys) {
             *value = match part {
@@ -400,7 +376,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Keys::new(keyed, values))
     }
 
-    /// Puts a new element where its profile says.
+    /// Inserts a new element at its position.
     pub(super) fn insert(
         &mut self,
         list: SlotId,
@@ -408,38 +384,38 @@ impl<'a> Merge<'_, 'a> {
         content: Content<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<SlotId, Fault> {
-        let spot = self.spot(element.position())?;
+    ) -> Result<SlotId, MergeError> {
+        let position = self.insert_position(element.position())?;
         self.note_in_front(list, element, keyed);
-        let index = match &spot {
-            Spot::Last => None,
-            Spot::First => Some(self.front(list, list_pointer, keyed)?),
-            Spot::Before(name) => self.index_of(list, name, keyed)?,
-            Spot::After(name) => match self.index_of(list, name, keyed)? {
+        let index = match &position {
+            InsertPosition::Last => None,
+            InsertPosition::First => Some(self.front(list, list_pointer, keyed)?),
+            InsertPosition::Before(name) => self.index_of(list, name, keyed)?,
+            InsertPosition::After(name) => match self.index_of(list, name, keyed)? {
                 Some(index) => Some((index + 1).max(self.front(list, list_pointer, keyed)?)),
                 None => None,
             },
         };
-        Ok(match (index, &spot) {
+        Ok(match (index, &position) {
             (None, _) => self.document.push_item(list, content),
-            // Each goes directly before the element that is named, so behind those that went there already.
-            (Some(index), Spot::Before(_)) => self.document.insert_item(list, index, content),
+            // Each element is inserted directly before the named one, so after those inserted earlier.
+            (Some(index), InsertPosition::Before(_)) => self.document.insert_item(list, index, content),
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
-                let already = self.places.next(list_pointer, &spot);
-                self.charge_looks(already + self.places.0.len())?;
+                let already = self.insert_counts.next(list_pointer, &position);
+                self.charge_looks(already + self.insert_counts.len())?;
                 self.document.insert_item(list, index + already, content)
             }
         })
     }
 
-    /// The place of the element with a key; of ports also with a name.
+    /// The index of the element with a key; of a port also by its name.
     pub(super) fn index_of(
         &mut self,
         list: SlotId,
         key: &str,
         keyed: &'static KeyedList,
-    ) -> Result<Option<usize>, Fault> {
+    ) -> Result<Option<usize>, MergeError> {
         let Some(first) = keyed.keys.first() else { return Ok(None) };
         let mut looks = 0;
         let mut place = |field: &str| {
@@ -455,14 +431,7 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-impl Part<'_> {
-    /// Whether there is something to do in it also where an earlier pass has added it.
-    pub(super) fn acts_again(self) -> bool {
-        matches!(self, Self::Node(node) if node.acts_again)
-    }
-}
-
-/// Bytes that going over one item is charged as.
+/// The charge for one item, in bytes.
 pub(super) const ITEM_COST: usize = 256;
 
 /// The items of a list, or the entries of a map by their keys.

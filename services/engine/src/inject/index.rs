@@ -1,20 +1,19 @@
-//! Finding the elements of lists by their keys.
+//! Finds elements of lists by their keys.
 //!
-//! Every element of a template is looked for in the list that it is for. So the first key of each element that is there is
-//! read once for the list at hand, and not once for each that is looked for.
+//! The first key of each element is read once per list, not once for each element of the template.
 
 use std::borrow::Cow;
 
 use crate::json::{Document, Kind as JsonKind, SlotId, Value, has_byte};
 use crate::schema::{self, KeyedList};
 
-use super::merge::{Fault, Merge, push_escaped, push_token};
+use super::pointer::{push_escaped, push_token};
 
-/// The fields of an element that tell it from others.
+/// The key fields of an element.
 pub(super) struct Keys<'a> {
     fields: &'static [&'static str],
     values: [Option<Value<'a>>; 2],
-    /// What they are compared by, with what an absent one stands for.
+    /// The texts for comparison, with defaults for absent fields.
     texts: [Option<Cow<'a, str>>; 2],
 }
 
@@ -24,46 +23,46 @@ impl<'a> Keys<'a> {
         Self { fields: keyed.keys, values, texts: [text(0), text(1)] }
     }
 
-    /// Writes the token of the element.
+    /// Appends the token of the element to a pointer.
     pub(super) fn push(&self, pointer: &mut String) {
         push_texts(pointer, self.fields.iter().enumerate().map(|(place, _)| self.text(place).unwrap_or_default()));
     }
 
-    /// What a key field is compared by.
-    fn text(&self, place: usize) -> Option<&str> {
+    /// The text of a key field, for comparison.
+    pub(super) fn text(&self, place: usize) -> Option<&str> {
         self.texts.get(place)?.as_deref()
     }
 
-    /// The value of a key field that the element has.
+    /// The value of a key field, if the element has it.
     pub(super) fn get(&self, field: &str) -> Option<Value<'a>> {
         self.at(self.fields.iter().position(|candidate| *candidate == field)?)
     }
 
-    /// The value of a key field by its place among them.
+    /// The value of a key field by its index.
     fn at(&self, place: usize) -> Option<Value<'a>> {
         self.values.get(place).copied().flatten()
     }
 }
 
-/// The elements of the list at hand with the first of their keys.
+/// The elements of the current list with the first of their keys.
 #[derive(Default)]
 pub(super) struct Index<'a> {
     list: Option<SlotId>,
-    /// Those of the document when the list was gone over.
+    /// The number of structural changes of the document when the list was read.
     upheavals: u32,
     elements: Vec<(SlotId, Option<Value<'a>>)>,
 }
 
 impl<'a> Index<'a> {
-    /// Forgets which list it was.
+    /// Forgets the list, and keeps the buffer.
     pub(super) fn forget(&mut self) {
         self.list = None;
         self.elements.clear();
         self.elements.reserve(16);
     }
 
-    /// Goes over a list, unless that was done and nothing has changed since.
-    fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
+    /// Reads a list, unless it was read and has not changed since.
+    pub(super) fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
         if self.list != Some(list) || self.upheavals != document.upheavals() {
             self.list = Some(list);
             self.upheavals = document.upheavals();
@@ -73,7 +72,7 @@ impl<'a> Index<'a> {
         &self.elements
     }
 
-    /// Notes an element that was just put into a list, if it is the list at hand and nothing else has changed.
+    /// Adds an element that was just inserted, if nothing else has changed.
     pub(super) fn added(&mut self, document: &Document<'a>, list: SlotId, element: SlotId, keys: &Keys<'a>) {
         let upheavals = self.upheavals.wrapping_add(1);
         if self.list == Some(list) && upheavals == document.upheavals() {
@@ -83,35 +82,10 @@ impl<'a> Index<'a> {
     }
 }
 
-impl<'a> Merge<'_, 'a> {
-    /// The element of a list that has the same keys. The last one, as that counts where an author writes a variable twice.
-    pub(super) fn find(&mut self, list: SlotId, keys: &Keys<'a>, keyed: &KeyedList) -> Result<Option<SlotId>, Fault> {
-        let Some((first, others)) = keyed.keys.split_first() else { return Ok(None) };
-        let wanted = keys.text(0);
-        let elements = self.index.of(self.document, list, first);
-        let looks = elements.len();
-        let is_wanted = |found: Option<Value<'_>>, wanted: Option<&str>, key: &str| match found {
-            Some(found) => wanted.is_some_and(|wanted| is_key(found, wanted)),
-            None => key_of(None, key, keyed).as_deref() == wanted,
-        };
-        let has_others = |element: SlotId| {
-            others
-                .iter()
-                .enumerate()
-                .all(|(place, key)| is_wanted(self.document.value_of(element, key), keys.text(place + 1), key))
-        };
-        let mut behind_first = elements.iter().rev();
-        let found = behind_first.find(|(element, key)| is_wanted(*key, wanted, first) && has_others(*element));
-        let found = found.map(|(element, _)| *element);
-        self.charge_looks(looks)?;
-        Ok(found)
-    }
-}
-
-/// Whether a list that stands in a template as it is can be added as one value where there is none: no two of its elements
-/// are one, and none is an environment variable that may have to stand behind another.
+/// Whether a plain list of a template can be added as one value where there is none: its keys are distinct, and it has
+/// no environment variable that must be ordered.
 pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
-    /// Each is compared with all before it.
+    /// Each element is compared with all before it.
     const MOST: usize = 8;
     let Some(first) = keyed.keys.first() else { return false };
     let mut keys = [None; MOST];
@@ -133,8 +107,8 @@ pub(super) fn same_key(left: Option<Value<'_>>, right: Option<Value<'_>>) -> boo
     left.zip(right).is_some_and(|(left, right)| key_text(left) == key_text(right))
 }
 
-/// The value of a key field, as text: strings by what they stand for, anything else as it stands.
-fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
+/// The value of a key field as text: strings unescaped, anything else as written.
+pub(super) fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
     if let Some(value) = value {
         return Some(key_text(value));
     }
@@ -142,8 +116,8 @@ fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Opti
     default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
 }
 
-/// Whether the value of a key field is a text.
-fn is_key(value: Value<'_>, text: &str) -> bool {
+/// Whether the value of a key field equals a text.
+pub(super) fn is_key(value: Value<'_>, text: &str) -> bool {
     match value.kind() {
         JsonKind::String | JsonKind::EscapedString => value.is(text),
         _ => value.raw() == text,
@@ -154,7 +128,7 @@ fn key_text(value: Value<'_>) -> Cow<'_, str> {
     value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
 }
 
-/// Writes the token of an element by the values of its key fields.
+/// Appends the token of an element by the values of its key fields.
 pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
     push_texts(pointer, keyed.keys.iter().map(|key| key_of(value(key), key, keyed).unwrap_or_default()));
 }

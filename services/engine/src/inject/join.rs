@@ -1,4 +1,4 @@
-//! Joining: the object's text stays, and the pieces that it lacks are added.
+//! Applies `$join`: the object's text stays, and missing pieces are added.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -9,20 +9,21 @@ use crate::json::{Content, Key, Kind, OwnedTape, SlotId, Value, has_byte, write_
 use crate::profile::template::{Join, JoinFormat};
 use crate::schema::{Field, KeyedList};
 
-use super::merge::{Fault, Merge, Part, push_token};
+use super::pointer::push_token;
+use super::state::{Merge, MergeError, Part};
 
-/// Bytes that each byte of a text is charged as that is split into pieces, all of which are looked up.
+/// The charge for each byte of a text that is split into pieces and compared, in bytes.
 const PIECES_COST: usize = 5;
 
 impl<'a> Merge<'_, 'a> {
-    /// Adds what is missing to what the object has. A value of another type stays as it is.
+    /// Adds missing pieces to an existing value. A value of another type stays as it is.
     pub(super) fn join(
         &mut self,
         present: SlotId,
         value: Value<'a>,
         join: &'a Join,
         field: Option<&'static Field>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         if (self.document.kind(present), value.kind()) != (Kind::Array, Kind::Array) {
             return self.join_text(present, value, join);
         }
@@ -50,9 +51,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Adds the elements whose keys a list does not have: Kubernetes takes the last of two variables of one name, so a second
-    /// one would change the first.
-    fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), Fault> {
+    /// Adds the elements whose keys a list lacks. Kubernetes uses the last of two variables with the same name, so a
+    /// duplicate would change the first.
+    fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), MergeError> {
         let length = self.pointer.len();
         for item in value.items() {
             self.charge_item(item)?;
@@ -72,22 +73,22 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Where nothing was, what goes in front and what goes behind are joined with one another.
-    pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), Fault> {
+    /// Joins the front and the back with each other if there is no existing text.
+    pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), MergeError> {
         let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
         let around = self.enter_added();
         let own = self.current(added)?;
         let result = self.join_text(added, own, join);
-        self.manner = around;
+        self.mode = around;
         result
     }
 
-    fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), Fault> {
+    fn join_text(&mut self, present: SlotId, value: Value<'a>, join: &'a Join) -> Result<(), MergeError> {
         let prepend = match &join.prepend {
             Some(text) => self.choice(text)?,
             None => None,
         };
-        // A loop may join to one text over and over, which grows each time.
+        // A loop may join to the same growing text over and over.
         let bytes = self.document.raw(present).map_or(0, str::len) + value.raw().len();
         self.charge(bytes.saturating_mul(PIECES_COST))?;
         let there = self.document.raw(present).and_then(text_of);
@@ -105,7 +106,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Joins to an element that is there. In an env entry that is about its value.
+    /// Joins to an existing element. For an environment variable, it joins to the value.
     pub(super) fn join_element(
         &mut self,
         list: SlotId,
@@ -113,7 +114,7 @@ impl<'a> Merge<'_, 'a> {
         part: Part<'a>,
         join: &'a Join,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         if part.kind() != Kind::Object {
             return Ok(());
         }
@@ -132,20 +133,20 @@ impl<'a> Merge<'_, 'a> {
         if self.document.member(existing, "valueFrom")?.is_some() {
             return self.join_reference(list, existing, value, join);
         }
-        // An entry with neither is an empty text.
+        // A variable without value is an empty text.
         push_token(&mut self.pointer, "value");
         let slot = self.document.add_member(existing, Key::new("value"), Content::Scalar("\"\""));
         self.note_added();
         let around = self.enter_added();
         let result = self.join_text(slot, value, join);
-        self.manner = around;
+        self.mode = around;
         self.pointer.truncate(length);
         self.remember_env(existing, keyed);
         result
     }
 }
 
-/// The text that a JSON string stands for; `None` if it is not a string.
+/// The text of a JSON string; `None` if it is not a string.
 pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
     if !raw.starts_with('"') {
         return None;
@@ -157,8 +158,8 @@ pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
     raw.get(1..raw.len() - 1).map(Cow::Borrowed)
 }
 
-/// What becomes of a text to which the missing pieces of another are joined, as a JSON string; `None` if nothing is
-/// missing. `prepend` goes in front.
+/// Joins the missing pieces of a text to another, as a JSON string; `None` if nothing is missing. `prepend` goes in
+/// front.
 pub(super) fn text(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,
@@ -207,8 +208,8 @@ fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Optio
     (missing > 0).then_some(all)
 }
 
-/// Two JSON texts in one: the keys of objects that are there win, and lists get what they lack. `None` if nothing is
-/// missing, and also if they are not alike: then what is there stays.
+/// Unites two JSON texts: existing keys of objects win, and lists get missing items. `None` if nothing is missing, or
+/// if their types differ, and then the existing text stays.
 fn united(there: &str, value: &str) -> Option<String> {
     let ours = OwnedTape::parse(value).ok()?;
     if there.trim().is_empty() {
@@ -216,7 +217,7 @@ fn united(there: &str, value: &str) -> Option<String> {
     }
     let theirs = OwnedTape::parse(there).ok()?;
     let (theirs, ours) = (theirs.root(), ours.root());
-    // What is there stays to the byte: numbers may be longer than any type of ours.
+    // Existing text stays byte for byte: numbers may be longer than any Rust type.
     let (is_empty, missing): (bool, Vec<String>) = match (theirs.kind(), ours.kind()) {
         (Kind::Object, Kind::Object) => {
             let there: HashSet<_> = theirs.members().map(|(key, _)| key.text()).collect();
@@ -225,7 +226,7 @@ fn united(there: &str, value: &str) -> Option<String> {
             (theirs.members().next().is_none(), written.collect())
         }
         (Kind::Array, Kind::Array) => {
-            // A number that is too long to be read is known by how it is written.
+            // A number that is too long to parse is compared by its text.
             let read = |item: Value<'_>| serde_json::from_str(item.raw()).unwrap_or_else(|_| Json::from(item.raw()));
             let there: HashSet<_> = theirs.items().map(read).collect();
             let missing = ours.items().filter(|item| !there.contains(&read(*item)));
@@ -242,7 +243,7 @@ fn united(there: &str, value: &str) -> Option<String> {
     Some(format!("{open}{comma}{}{end}", missing.join(",")))
 }
 
-/// The pieces of a text; without a separator it is one.
+/// The pieces of a text; without a separator it is one piece.
 fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str> {
     let is_one = separator.is_empty();
     let whole = (is_one && !text.is_empty()).then_some(text);
@@ -250,7 +251,7 @@ fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str
     whole.into_iter().chain(split.into_iter().flatten())
 }
 
-/// What tells a piece from others: the part before the key, or all of it.
+/// The key of a piece: the part before the key separator, or all of it.
 fn name<'p>(piece: &'p str, join: &Join) -> &'p str {
     let name = join.key.as_deref().and_then(|key| piece.split_once(key)).map_or(piece, |(name, _)| name);
     name.trim()

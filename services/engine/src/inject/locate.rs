@@ -1,4 +1,4 @@
-//! Finds the place that a record's pointer names, and undoes what a record says.
+//! Resolves the pointers of a record, and undoes the changes that it lists.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,27 +8,27 @@ use crate::schema::{Field, KeyedList, Type};
 
 use super::index::push_keys;
 use super::pod_resources::PodResources;
-use super::record::{Change, Move, Record};
+use crate::record::{Change, Move, Record};
 
-/// In lists with no more elements than this, one is looked for among all.
+/// Up to this length, a list is searched without an index.
 const FEW: usize = 16;
 
-/// What is known of a place.
+/// The schema of a place.
 #[derive(Clone, Copy)]
-enum Known {
+enum FieldKind {
     Object(&'static Type),
     Keyed(&'static KeyedList),
 }
 
-/// A place below the whole object.
+/// A place below the root of the object.
 struct Place {
     parent: SlotId,
     slot: Option<SlotId>,
-    known: Option<Known>,
+    known: Option<FieldKind>,
 }
 
-/// The object as its author wrote it: without what the record says was added, and with what was there put back. Lists and
-/// maps that have nothing left are taken away too, as they were made for what was added.
+/// Returns the original object: without the additions in the record, and with the originals restored. Lists and maps
+/// that become empty are removed too, because they were created for the additions.
 pub(crate) fn without_record(
     object: Value<'_>,
     record: &Record,
@@ -37,7 +37,7 @@ pub(crate) fn without_record(
     without_record_telling(object, record, type_, &mut |_| {})
 }
 
-/// The same. `gone` is told the places where there was nothing to undo.
+/// Like [`without_record`]. Calls `gone` with each place where there was nothing to undo.
 pub(super) fn without_record_telling(
     object: Value<'_>,
     record: &Record,
@@ -53,7 +53,7 @@ pub(super) fn without_record_telling(
     Ok(OwnedTape::parse(text).ok())
 }
 
-/// What stood at a place before a whole object was changed, as JSON; `None` if nothing did.
+/// The value at a place before changes of the whole object, as JSON; `None` if there was none.
 pub(super) fn before<'v>(
     object: Value<'v>,
     changes: Vec<Change<'v>>,
@@ -69,7 +69,7 @@ pub(super) fn before<'v>(
     Ok(Some(text))
 }
 
-/// What a part of an object was before some places below it were changed, as JSON.
+/// A part of an object before changes below it, as JSON.
 pub(super) fn part_before<'v>(
     part: Value<'v>,
     changes: Vec<Change<'v>>,
@@ -83,21 +83,21 @@ pub(super) fn part_before<'v>(
     Ok(text)
 }
 
-/// What profiles of the namespace that do not stand in for the platform's did in an earlier pass.
-pub(crate) struct NamespaceWork<'r> {
+/// The changes that namespaced profiles made in an earlier pass, except those that stand in for cluster profiles.
+pub(crate) struct NamespaceChanges<'r> {
     changes: Vec<Undoable<'r>>,
-    /// The record without it.
+    /// The record without these changes.
     pub(super) others: Record,
 }
 
-impl<'r> NamespaceWork<'r> {
-    /// From the record of that pass; `None` if they did nothing. `stands_in` tells the profiles that stand in now.
+impl<'r> NamespaceChanges<'r> {
+    /// Reads them from the record; `None` if there are none. `stands_in` tells which profiles stand in now.
     pub(crate) fn of(record: &'r Record, stands_in: impl Fn(&str) -> bool) -> Option<Self> {
         let (changes, others) = record.split(stands_in)?;
         Some(Self { changes: undoable(changes), others })
     }
 
-    /// The object without it.
+    /// Returns the object without these changes.
     pub(super) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
         let mut undoing = Undoing::of(object, type_);
         undoing.undo_whole(&self.changes, &mut |_| {})?;
@@ -105,19 +105,19 @@ impl<'r> NamespaceWork<'r> {
     }
 }
 
-/// A change with all that is needed to undo it.
+/// A change with everything that is needed to undo it.
 enum Undoable<'v> {
     Added(Cow<'v, str>),
     Replaced(Replaced<'v>),
     Moved(Move<'v>),
 }
 
-/// A place that was replaced, with its last token as the key of a member and what stood there.
+/// A replaced place, with the last token as the key of a member, and the original.
 struct Replaced<'v> {
     pointer: Cow<'v, str>,
     key: String,
     original: Value<'v>,
-    /// Of an element that was removed: where the one is that it stood behind; nothing if it was the first.
+    /// For a removed element, the token of the element before it; empty if it was the first.
     behind: Option<String>,
 }
 
@@ -137,17 +137,18 @@ fn undoable<'v>(changes: impl IntoIterator<Item = Change<'v>>) -> Vec<Undoable<'
     changes.into_iter().map(read).collect()
 }
 
-/// An object under undoing.
+/// An object whose changes are undone.
 struct Undoing<'v> {
     document: Document<'v>,
     type_: &'static Type,
     elements: Elements,
-    /// How deep the lists and maps are that may have been made for what was added: `metadata` and `spec` are the author's.
+    /// The minimum depth of lists and maps that may have been created for additions: `metadata` and `spec` are the
+    /// author's.
     depth: usize,
 }
 
-/// The elements of long lists by the tokens that name them, with those of one name in their order: a list is gone over once,
-/// and not for each place in it that a record names. Those that were removed since are still among them.
+/// An index of the elements of long lists by token, those with the same token in order. Each list is read once, not
+/// once for each place in the record. Removed elements stay in the index.
 #[derive(Default)]
 struct Elements(HashMap<SlotId, HashMap<String, Vec<SlotId>>>);
 
@@ -156,14 +157,14 @@ impl<'v> Undoing<'v> {
         Self { document: Document::new(object), type_, elements: Elements::default(), depth: 2 }
     }
 
-    /// Undoes changes of a whole object: also what a pod's own resources grew by.
+    /// Undoes changes of a whole object, including the growth of pod-level resources.
     fn undo_whole(&mut self, changes: &'v [Undoable<'v>], gone: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
         let resources = if self.type_.is_pod() { PodResources::of(&mut self.document)? } else { None };
         self.undo(changes, gone)?;
         resources.map_or(Ok(()), |resources| resources.shrink(&mut self.document))
     }
 
-    /// Puts back what was replaced or moved and takes away what was added, the last change first.
+    /// Restores what was replaced or moved and removes what was added, from the last change to the first.
     fn undo(&mut self, changes: &'v [Undoable<'v>], gone: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
         for change in changes.iter().rev() {
             match change {
@@ -183,10 +184,10 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// Whether it was there.
+    /// Removes an addition. Returns false if it was not there.
     fn take_away(&mut self, pointer: &str) -> Result<bool, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(pointer)? else { return Ok(false) };
-        // One that was put back before is not remembered when it goes.
+        // The index of the list does not hold a restored element, so it is dropped.
         if self.document.state(slot) == State::Added {
             self.elements.forget(parent);
         }
@@ -195,14 +196,14 @@ impl<'v> Undoing<'v> {
         Ok(true)
     }
 
-    /// Whether there is a place to put it back.
+    /// Restores an original. Returns false if there is no place for it.
     fn put_back(&mut self, replaced: &'v Replaced<'v>) -> Result<bool, Malformed> {
         let Replaced { pointer, key, original, behind } = replaced;
         let original = Content::Value(*original);
         self.make_around(pointer)?;
         let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
         match (self.document.kind(parent), slot, behind.as_deref()) {
-            // An element that was removed. One that has its keys is another one, which its author wrote beside it.
+            // A removed element. An element with the same keys is another one, which the author wrote.
             (Kind::Array, _, Some(behind)) => {
                 let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
                 let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
@@ -226,10 +227,10 @@ impl<'v> Undoing<'v> {
         Ok(true)
     }
 
-    /// Puts an element of a list back behind the one that it stood behind, if both are there.
+    /// Moves an element of a list after the element that it followed, if both exist.
     fn move_back(&mut self, Move { pointer, behind, same }: &Move<'_>) -> Result<(), Malformed> {
         let Some((list, token)) = pointer.rsplit_once('/') else { return Ok(()) };
-        let Some(Place { slot: Some(list), known: Some(Known::Keyed(keyed)), .. }) = self.locate(list)? else {
+        let Some(Place { slot: Some(list), known: Some(FieldKind::Keyed(keyed)), .. }) = self.locate(list)? else {
             return Ok(());
         };
         let Some(item) = self.element(list, token, keyed, 0)? else { return Ok(()) };
@@ -247,41 +248,41 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// The place in a list behind one of its elements; `None` if that is gone.
+    /// The index after an element of a list; `None` if the element is gone.
     fn index_behind(&mut self, list: SlotId, behind: &str) -> Result<Option<usize>, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(behind)? else { return Ok(None) };
         let index = || self.document.children(list).position(|child| child == slot);
         Ok((parent == list).then(index).flatten().map(|index| index + 1))
     }
 
-    /// Makes the list or map around a place from which something was taken away: the API server drops one that is empty.
+    /// Creates the list or map around a place: the API server drops empty ones.
     fn make_around(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if let Some(Place { parent, slot: None, known: Some(known) }) = self.locate(around)?
             && self.document.kind(parent) == Kind::Object
         {
             let content = match known {
-                Known::Keyed(_) => Content::List,
-                Known::Object(type_) if type_.spread => Content::Map,
-                Known::Object(_) => return Ok(()),
+                FieldKind::Keyed(_) => Content::List,
+                FieldKind::Object(type_) if type_.spread => Content::Map,
+                FieldKind::Object(_) => return Ok(()),
             };
-            // Fields that are known have names that need no escape.
+            // Known field names need no escapes.
             let Some(field) = field_of(around, self.type_) else { return Ok(()) };
             self.document.add_member(parent, Key::new(field), content);
         }
         Ok(())
     }
 
-    /// Takes away the list or map around a place, if it has nothing left and was made for what was added. Of maps that are one
-    /// addition as a whole, one that has nothing left is its author's: `securityContext: {}`.
+    /// Removes the list or map around a place if it is empty and was created for an addition. An empty map that would
+    /// be one addition as a whole is the author's: `securityContext: {}`.
     fn remove_if_empty(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if around.matches('/').count() < self.depth {
             return Ok(());
         }
-        let is_made = |known: Option<Known>| match known {
-            Some(Known::Keyed(_)) => true,
-            Some(Known::Object(type_)) => type_.spread,
+        let is_made = |known: Option<FieldKind>| match known {
+            Some(FieldKind::Keyed(_)) => true,
+            Some(FieldKind::Object(type_)) => type_.spread,
             None => false,
         };
         if let Some(Place { parent, slot: Some(slot), known }) = self.locate(around)?
@@ -293,27 +294,27 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// The place that a pointer names; `None` if what is around it is not there.
+    /// Resolves a pointer; `None` if its parent does not exist.
     fn locate(&mut self, pointer: &str) -> Result<Option<Place>, Malformed> {
         let mut tokens = pointer.split('/').skip(1).peekable();
         let mut parent = Document::ROOT;
-        let mut known = Some(Known::Object(self.type_));
+        let mut known = Some(FieldKind::Object(self.type_));
         while let Some(token) = tokens.next() {
             let (slot, below) = match (self.document.kind(parent), known) {
                 (Kind::Object, _) => {
                     let name = unescaped(token);
                     let field = match known {
-                        Some(Known::Object(type_)) => type_.field(&name),
+                        Some(FieldKind::Object(type_)) => type_.field(&name),
                         _ => None,
                     };
                     let below = field.map(|field| match field {
-                        Field::Object(type_) => Known::Object(type_),
-                        Field::Keyed(keyed) => Known::Keyed(keyed),
+                        Field::Object(type_) => FieldKind::Object(type_),
+                        Field::Keyed(keyed) => FieldKind::Keyed(keyed),
                     });
                     (self.document.member(parent, &name)?, below)
                 }
-                (Kind::Array, Some(Known::Keyed(keyed))) => {
-                    (self.element(parent, token, keyed, 0)?, Some(Known::Object(keyed.element)))
+                (Kind::Array, Some(FieldKind::Keyed(keyed))) => {
+                    (self.element(parent, token, keyed, 0)?, Some(FieldKind::Object(keyed.element)))
                 }
                 _ => return Ok(None),
             };
@@ -326,7 +327,8 @@ impl<'v> Undoing<'v> {
         Ok(None)
     }
 
-    /// The element of a list with so many of the same key behind it. As the merge finds it, that is the last.
+    /// Finds the element of a list with this number of later elements with the same key. As in the merge, 0 is the last
+    /// one.
     fn element(
         &mut self,
         list: SlotId,
@@ -346,7 +348,7 @@ impl<'v> Undoing<'v> {
 }
 
 impl Elements {
-    /// Those that a token names and that are there, in their order.
+    /// The existing elements with a token, in their order.
     fn of(
         &mut self,
         document: &Document<'_>,
@@ -372,7 +374,7 @@ impl Elements {
         named.iter().copied().filter(|slot| document.state(*slot) != State::Removed)
     }
 
-    /// Notes an element that was put into a list. Where it stands among others of its name is not known.
+    /// Adds an inserted element to the index. Its order among elements with the same token is not known.
     fn put(&mut self, document: &Document<'_>, list: SlotId, token: &str, added: SlotId) {
         let Some(by_token) = self.0.get_mut(&list) else { return };
         let named = by_token.entry(token.to_owned()).or_default();
@@ -384,7 +386,7 @@ impl Elements {
         }
     }
 
-    /// Notes an element that has another slot now, or another place.
+    /// Updates an element that has a new slot or position.
     fn moved(&mut self, document: &Document<'_>, list: SlotId, token: &str, before: SlotId, after: SlotId) {
         if let Some(named) = self.0.get_mut(&list).and_then(|by_token| by_token.get_mut(token)) {
             named.retain(|slot| *slot != before);
@@ -392,13 +394,13 @@ impl Elements {
         self.put(document, list, token, after);
     }
 
-    /// Goes over a list again when it is asked for.
+    /// Drops the index of a list, so that the list is read again.
     fn forget(&mut self, list: SlotId) {
         self.0.remove(&list);
     }
 }
 
-/// The name of the known field that a pointer ends with.
+/// The known field name at the end of a pointer.
 fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
     let mut tokens = pointer.split('/').skip(1);
     let mut known = type_;
@@ -419,9 +421,9 @@ fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
     name
 }
 
-/// The part of a value that a pointer names, where the first bytes of the pointer lead to the value.
+/// The part of a value that a pointer names. The first `length` bytes of the pointer lead to the value.
 pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_: &'static Type) -> Option<Value<'v>> {
-    let mut known = Some(Known::Object(type_));
+    let mut known = Some(FieldKind::Object(type_));
     let mut found = value;
     let mut at = 0;
     for token in pointer.split('/').skip(1) {
@@ -429,7 +431,7 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
         let name = unescaped(token);
         let is_below = at > length;
         known = match known {
-            Some(Known::Keyed(keyed)) => {
+            Some(FieldKind::Keyed(keyed)) => {
                 if is_below {
                     let mut keys = String::new();
                     let has_keys = |item: &Value<'v>| {
@@ -439,15 +441,15 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
                     };
                     found = found.items().filter(has_keys).last()?;
                 }
-                Some(Known::Object(keyed.element))
+                Some(FieldKind::Object(keyed.element))
             }
-            Some(Known::Object(type_)) => {
+            Some(FieldKind::Object(type_)) => {
                 if is_below {
                     found = found.get(&name)?;
                 }
                 type_.field(&name).map(|field| match field {
-                    Field::Object(type_) => Known::Object(type_),
-                    Field::Keyed(keyed) => Known::Keyed(keyed),
+                    Field::Object(type_) => FieldKind::Object(type_),
+                    Field::Keyed(keyed) => FieldKind::Keyed(keyed),
                 })
             }
             None => {
@@ -461,7 +463,7 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
     Some(found)
 }
 
-/// The token that names an element of a list, written to where others were.
+/// The token of an element, written to a buffer.
 fn token_of<'n>(document: &Document<'_>, element: SlotId, keyed: &KeyedList, name: &'n mut String) -> Option<&'n str> {
     name.clear();
     push_keys(name, keyed, |key| document.value_of(element, key));

@@ -1,40 +1,25 @@
-//! The members of objects: laid over those that the object has, added where it has none, and chosen among those that
-//! exclude one another.
+//! Merges members of objects: into existing members, as new members, and among members that exclude each other.
 
-use std::borrow::Cow;
-
+use crate::decision::Reason;
 use crate::json::{Content, Key, Kind as JsonKind, SlotId, State, Value};
 use crate::profile::template::{ConflictRule, Join, Kind, Node};
-use crate::report::Reason;
 use crate::schema::{self, Field, OneOf, Type};
 
 use super::index::is_one_value;
-use super::merge::{Directives, Fault, Merge, Part, push_token};
-
-/// A member of an object, be it there or not.
-pub(super) struct Member<'a> {
-    /// The object.
-    at: SlotId,
-    pub(super) key: Key<'a>,
-    /// The text that the key stands for.
-    pub(super) name: Cow<'a, str>,
-    /// What is known of it.
-    pub(super) field: Option<&'static Field>,
-    /// The choice among the object's fields.
-    one_of: &'static OneOf,
-}
+use super::pointer::push_token;
+use super::state::{Directives, Member, Merge, MergeError, Part};
 
 impl<'a> Merge<'_, 'a> {
-    /// Whether an object was just made for what is added, so that no part of it can be in the way of another.
+    /// Whether an object was just created for an addition, so that its parts cannot conflict.
     pub(super) fn is_new(&self, at: SlotId, type_: &Type) -> bool {
-        self.manner.within_added
-            && !self.manner.settled
+        self.mode.within_added
+            && !self.mode.settled
             && matches!(type_.one_of, OneOf::Nothing)
             && self.document.first(at).is_none()
     }
 
-    /// Adds a member to an object that is new. Most of a sidecar is such, and needs nothing of what is there.
-    pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), Fault> {
+    /// Adds a member to a new object. Most of a sidecar is added so, without reading the object.
+    pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), MergeError> {
         let content = Content::Value(value);
         self.charge_content(content)?;
         self.document.add_member(at, key, content);
@@ -42,16 +27,21 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// The member of an object that is open.
-    pub(super) fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, Fault> {
+    /// Finds a member of an open object.
+    pub(super) fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, MergeError> {
         let (looks, found) = self.document.look_for(at, name);
         self.charge_looks(looks)?;
         Ok(found)
     }
 
-    /// Lays a member with its directives.
-    pub(super) fn node(&mut self, member: &Member<'a>, existing: Option<SlotId>, node: &'a Node) -> Result<(), Fault> {
-        let known = self.computation.known();
+    /// Merges a member with its directives.
+    pub(super) fn node(
+        &mut self,
+        member: &Member<'a>,
+        existing: Option<SlotId>,
+        node: &'a Node,
+    ) -> Result<(), MergeError> {
+        let known = self.bindings.known();
         self.know_existing(node, existing)?;
         let below = member.field.map_or(&schema::ANY, |field| match field {
             Field::Object(type_) => type_,
@@ -65,11 +55,11 @@ impl<'a> Merge<'_, 'a> {
                 self.prune_map(existing, prune)?;
             }
             if let Some(part) = self.resolve(node, below)? {
-                self.computation.forget(known);
+                self.bindings.forget(known);
                 return self.member(member, existing, part, directives);
             }
         }
-        self.computation.forget(known);
+        self.bindings.forget(known);
         Ok(())
     }
 
@@ -79,40 +69,40 @@ impl<'a> Merge<'_, 'a> {
         existing: Option<SlotId>,
         part: Part<'a>,
         directives: Directives<'a>,
-    ) -> Result<(), Fault> {
-        let around = self.manner;
+    ) -> Result<(), MergeError> {
+        let around = self.mode;
         self.follow(directives);
         let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
-        if present.is_some() && self.manner.conflict != ConflictRule::Replace && self.is_ours() {
+        if present.is_some() && self.mode.conflict != ConflictRule::Replace && self.is_ours() {
             self.settle();
         }
         let result = match present {
-            Some(present) => self.lay(member.at, present, part, directives.join, member.field),
-            None if self.manner.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
+            Some(present) => self.merge_part(member.at, present, part, directives.join, member.field),
+            None if self.mode.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
             None => match self.make_room(member) {
                 Ok(true) => self.add_member(member, existing, part, directives.join),
                 Ok(false) => Ok(()),
                 Err(fault) => Err(fault),
             },
         };
-        self.manner = around;
+        self.mode = around;
         result
     }
 
-    /// Adds a member that the object does not have, or has as null.
+    /// Adds a member that is absent or null.
     fn add_member(
         &mut self,
         member: &Member<'a>,
         null: Option<SlotId>,
         part: Part<'a>,
         join: Option<&'a Join>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let Member { at, key, field, .. } = *member;
         let content = match (field, part) {
             (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
             (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
             (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
-            _ if self.manner.settled && join.is_none() => return Ok(()),
+            _ if self.mode.settled && join.is_none() => return Ok(()),
             _ => match self.value_of(part)? {
                 Some(value) => Content::Value(value),
                 None => return Ok(()),
@@ -134,14 +124,14 @@ impl<'a> Merge<'_, 'a> {
                     Some(Field::Object(type_)) => type_,
                     _ => &schema::ANY,
                 };
-                let around = self.manner;
-                if !self.manner.settled {
+                let around = self.mode;
+                if !self.mode.settled {
                     self.enter_added();
                 }
                 let result = self.object(slot, part, type_, None);
-                self.manner = around;
+                self.mode = around;
                 result?;
-                if !self.manner.settled && self.document.children(slot).next().is_some() {
+                if !self.mode.settled && self.document.children(slot).next().is_some() {
                     self.note_added();
                 }
             }
@@ -151,7 +141,7 @@ impl<'a> Merge<'_, 'a> {
                 self.note_added();
             }
         }
-        // A map or list whose every part was left out is left out too.
+        // A map or list is left out if all its parts are left out.
         let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
         if is_made && self.document.children(slot).next().is_none() {
             match original {
@@ -163,15 +153,15 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a member of a choice may be added: the object has no other of that choice, or has none any more.
-    fn make_room(&mut self, member: &Member<'a>) -> Result<bool, Fault> {
+    /// Whether a member may be added to a choice: the object has no other member of the choice, or it was removed.
+    fn make_room(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.chosen_otherwise(member);
         if others.is_empty() {
             return Ok(true);
         }
-        match self.manner.conflict {
+        match self.mode.conflict {
             ConflictRule::Merge | ConflictRule::Keep => Ok(false),
-            ConflictRule::Fail => Err(self.fault(Reason::NameTaken)),
+            ConflictRule::Fail => Err(self.conflict_at_hand(Reason::NameTaken)),
             ConflictRule::Replace => {
                 for other in others {
                     self.take_away(member.at, other);
@@ -181,7 +171,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The object's members of the same choice, if it has others than this one: then its author has chosen.
+    /// The object's other members of the same choice: the author has chosen one of them.
     fn chosen_otherwise(&self, member: &Member<'a>) -> Vec<SlotId> {
         let Member { at, one_of, name, .. } = member;
         if !one_of.holds(name) {
@@ -194,7 +184,7 @@ impl<'a> Merge<'_, 'a> {
         self.document.children(*at).filter(is_other).collect()
     }
 
-    /// Takes a member away that excludes one of ours, which is at the place at hand.
+    /// Removes a member that excludes one of the profile's at the current place.
     fn take_away(&mut self, parent: SlotId, member: SlotId) {
         let around = self.pointer.rfind('/').unwrap_or(0);
         if let Some(key) = self.document.key(member) {
@@ -208,17 +198,9 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-impl<'a> Member<'a> {
-    pub(super) fn new(at: SlotId, key: Key<'a>, type_: &'static Type) -> Self {
-        let name = key.text();
-        let field = type_.field(&name);
-        Self { at, key, name, field, one_of: &type_.one_of }
-    }
-}
-
 impl Node {
-    /// The value of a field that is added as it stands in the template, if it is one. Elements of lists are looked for by
-    /// who changes them later.
+    /// The value of a field that can be added as it stands in the template. Elements of lists are excluded, because
+    /// later steps search for them.
     pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
         let Kind::Plain(tape) = &self.kind else { return None };
         let value = tape.root();

@@ -1,25 +1,27 @@
-//! Lays the templates of the selected profiles over an object, one after the other, each wholly or not at all, and keeps
-//! the record of what was added.
+//! Merges the templates of the selected profiles into an object, and writes the injection record.
+//!
+//! Profiles are applied one after the other. Each is applied as a whole or not at all.
 
-pub(crate) mod authors;
-mod changes;
-mod confirmed;
+pub(crate) mod managed_fields;
 mod consistent;
-mod elements;
+mod pointer;
 mod index;
+mod state;
+mod confirmed;
 mod join;
-mod locate;
 mod members;
 mod merge;
 mod moves;
-mod notes;
 mod order;
 mod pod_resources;
-mod record;
+mod locate;
+mod notes;
+mod elements;
 mod references;
 mod render;
 mod rules;
 mod settled;
+mod changes;
 mod undo;
 
 use std::collections::HashSet;
@@ -27,77 +29,76 @@ use std::collections::HashSet;
 use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_api::profile::{ContainerType, OnError};
 
-use crate::compute::{Arena, World};
+use crate::context::{Arena, EvalContext};
+use crate::decision::{ProfileOutcome, Reason};
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value};
 use crate::limits::{Bounds, Excess, Limit, Protected};
 use crate::patch::{self, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::{CompiledProfile, Limits};
-use crate::report::{ProfileOutcome, Reason};
+use crate::record::{Change, Record, RecordWriter};
 use crate::schema::Type;
 use crate::select::Selected;
 
-use authors::Authors;
-use confirmed::Confirmed;
 use consistent::BrokenRule;
-use elements::Places;
 use join::text_of;
-pub(crate) use locate::{NamespaceWork, without_record};
-use merge::{Conflict, Desk, Fault, Merge, PartOf, Surroundings};
+pub(crate) use locate::{NamespaceChanges, without_record};
+use managed_fields::ManagedFields;
 use pod_resources::PodResources;
-use record::Change;
-pub(crate) use record::{Record, RecordWriter, is_genuine};
-use rules::Standing;
+use rules::ContainerOrigin;
+use state::{
+    ApplyOutput, Confirmed, Conflict, InsertCounts, Merge, MergeError, MergeInputs, MergeScratch, ProfileOrigin,
+};
 pub use undo::{UndoError, Undone, undo};
 
-/// The label by which a pod asks for nodes of an operating system.
+/// The node label for the operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// At most so many bytes of a patch are about the record's annotation, besides the record itself.
+/// An upper bound, in bytes, of what the record's annotation adds to a patch besides the record.
 const RECORD_AROUND: usize = 1024;
 
-/// What became of a profile.
+/// The result of applying one profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     pub(crate) outcome: ProfileOutcome,
     pub(crate) reason: Reason,
     pub(crate) detail: Option<Box<str>>,
-    /// What the author is told beside it.
+    /// Messages for the author.
     pub(crate) notes: Vec<Box<str>>,
 }
 
-/// What the profiles are applied to.
+/// The object to which profiles are applied.
 #[derive(Clone, Copy)]
-pub(crate) struct Subject<'a> {
-    /// The object as it came in.
+pub(crate) struct InjectTarget<'a> {
+    /// The object of the request.
     pub(crate) object: Value<'a>,
     pub(crate) type_: &'static Type,
-    pub(crate) world: World<'a>,
+    pub(crate) context: EvalContext<'a>,
     pub(crate) arena: &'a Arena,
     /// The record of an earlier pass.
     pub(crate) earlier: Option<&'a Record>,
 }
 
-/// Which of the selected profiles are left out, beside those that selection left out, and for which reason.
+/// Which selected profiles are left out, and why.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct LeftOut<'p, 'a> {
-    /// Those that stand in for one of the platform's: that one is applied itself.
+pub(crate) struct Exclusions<'p, 'a> {
+    /// Why profiles that stand in for cluster profiles are left out. The cluster profiles are applied instead.
     pub(crate) stand_ins: Option<&'p str>,
-    /// All that are not the platform's. What they did in an earlier pass is taken back.
-    pub(crate) namespaces: Option<(&'p str, &'a NamespaceWork<'a>)>,
+    /// Why all namespaced profiles are left out, and what they did in an earlier pass, which is undone.
+    pub(crate) namespaces: Option<(&'p str, &'a NamespaceChanges<'a>)>,
 }
 
-/// What became of an object.
+/// The result of applying all profiles.
 pub(crate) struct Applied<'a> {
     pub(crate) document: Document<'a>,
-    /// Of each profile that selection left to be applied, what became of it; of the others, `None`.
+    /// The result of each profile; `None` for profiles that selection did not leave to be applied.
     pub(crate) verdicts: Vec<Option<Verdict>>,
     /// The record as a JSON string; `None` if nothing was ever added.
     pub(crate) record: Option<String>,
-    /// What the platform's profiles did, where they were applied alone and the record can be read.
+    /// The places that the platform's profiles changed, if they were applied alone and the record can be read.
     pub(crate) protected: Option<Protected>,
 }
 
-impl LeftOut<'_, '_> {
+impl Exclusions<'_, '_> {
     /// Why a profile is left out; `None` if it is applied.
     fn reason(&self, selected: &Selected<'_>) -> Option<&str> {
         if selected.stands_in {
@@ -111,8 +112,8 @@ impl LeftOut<'_, '_> {
 /// Applies the profiles that selection left to be applied.
 pub(crate) fn apply<'a>(
     profiles: &[Selected<'a>],
-    subject: Subject<'a>,
-    without: LeftOut<'_, 'a>,
+    subject: InjectTarget<'a>,
+    without: Exclusions<'_, 'a>,
     bounds: Bounds<'_>,
 ) -> Result<Applied<'a>, Malformed> {
     let (mut document, earlier) = match without.namespaces {
@@ -133,8 +134,8 @@ pub(crate) fn apply<'a>(
         earlier,
         bounds,
         record,
-        places: Places::default(),
-        desk: Desk::default(),
+        insert_counts: InsertCounts::default(),
+        merge_scratch: MergeScratch::default(),
         injected: Injected::wanted_by(profiles),
         is_watched: is_alone || profiles.iter().any(|selected| !selected.is_of_platform()),
         confirmed: Confirmed::default(),
@@ -155,7 +156,7 @@ pub(crate) fn apply<'a>(
             pass.record.keep_of(earlier, name);
             Some(left_out(selected.profile, Reason::LimitExceeded, why.into(), false))
         } else {
-            Some(pass.profile(&mut document, selected)?)
+            Some(pass.apply_or_roll_back(&mut document, selected)?)
         };
         verdicts.push(verdict);
     }
@@ -166,14 +167,14 @@ pub(crate) fn apply<'a>(
     Ok(Applied { document, verdicts, protected, record: pass.record.finish(earlier) })
 }
 
-/// Whether selection left it to be applied, if another one that stands in for it is not.
+/// Whether selection left a profile to be applied, if the profile that stands in for it is not applied.
 fn comes_into_question(selected: &Selected<'_>) -> bool {
     let decision = &selected.decision;
     decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
 }
 
-/// Whether a profile gives way to the one before it. That one is applied, or was in an earlier pass, or refuses the object:
-/// one that is left out takes nothing of the platform's away.
+/// Whether a profile gives way to the one before it, which is applied, was applied in an earlier pass, or denies the
+/// object. A stand-in that is left out does not replace the cluster profile.
 fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
     let Some(name) = selected.decision.detail.as_deref().filter(|_| selected.decision.reason == Reason::Extended)
     else {
@@ -183,13 +184,13 @@ fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlie
     !is_left_out || earlier.is_some_and(|earlier| earlier.has(name))
 }
 
-/// Whether a profile would take the place of one that was applied in an earlier pass.
+/// Whether a profile would replace one that was applied in an earlier pass.
 fn comes_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
     let has = |name: &str| earlier.is_some_and(|earlier| earlier.has(name));
     !has(profile.display_name()) && profile.ancestors().next().is_some_and(has)
 }
 
-/// What follows for the object from a profile that is not applied.
+/// The result of a profile that is not applied.
 fn left_out(profile: &CompiledProfile, reason: Reason, detail: Box<str>, denies: bool) -> Verdict {
     let outcome = match profile.on_error {
         OnError::Skip if !denies => ProfileOutcome::Skipped,
@@ -200,29 +201,30 @@ fn left_out(profile: &CompiledProfile, reason: Reason, detail: Box<str>, denies:
 
 /// One pass of all profiles over an object.
 struct Pass<'p, 'a> {
-    subject: Subject<'a>,
+    subject: InjectTarget<'a>,
     /// The record of an earlier pass, as far as it counts in this one.
     earlier: Option<&'a Record>,
     bounds: Bounds<'p>,
     record: RecordWriter,
-    places: Places,
-    desk: Desk<'a>,
+    insert_counts: InsertCounts,
+    merge_scratch: MergeScratch<'a>,
     injected: Injected,
-    /// Whether anybody asks what the platform's profiles did.
+    /// Whether the changes of the platform's profiles are needed later.
     is_watched: bool,
     confirmed: Confirmed,
     is_touched: bool,
 }
 
-/// How much a profile changed, what the author is told, and the containers that were added.
-type Laid = (usize, Vec<Box<str>>, Vec<Box<str>>);
-
 impl<'a> Pass<'_, 'a> {
-    /// Applies a profile wholly or not at all.
-    fn profile(&mut self, document: &mut Document<'a>, selected: &Selected<'a>) -> Result<Verdict, Malformed> {
+    /// Applies a profile as a whole, or leaves the document as it was.
+    fn apply_or_roll_back(
+        &mut self,
+        document: &mut Document<'a>,
+        selected: &Selected<'a>,
+    ) -> Result<Verdict, Malformed> {
         let (profile, name) = (selected.profile, selected.profile.display_name());
         document.mark();
-        let (places, confirmed) = (self.places.clone(), self.confirmed.len());
+        let (insert_counts, confirmed) = (self.insert_counts.clone(), self.confirmed.len());
         if self.earlier.is_some() {
             self.injected.profiles.push(name.into());
         }
@@ -231,29 +233,29 @@ impl<'a> Pass<'_, 'a> {
         if let Some(parent) = profile.ancestors().next().filter(|_| profile.limits() == Limits::Parent) {
             self.record.extends(name, parent, self.earlier);
         }
-        let laid = match &bound {
-            Ok(bound) => self.lay(document, selected, bound.as_ref().map(|bound| &bound.protected)),
-            Err(excess) => Err(Fault::Conflict(Conflict::of(excess))),
+        let output = match &bound {
+            Ok(bound) => self.apply_profile(document, selected, bound.as_ref().map(|bound| &bound.protected)),
+            Err(excess) => Err(MergeError::Conflict(Conflict::of(excess))),
         };
-        let laid = match laid {
+        let output = match output {
             Ok(_) if !self.record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
-            Ok(laid) => {
+            Ok(output) => {
                 let checked = match &bound {
                     Ok(Some(bound)) => self.check(profile, bound, document),
                     Ok(None) | Err(_) => Ok(()),
                 };
-                checked.map(|()| laid).map_err(|excess| (Conflict::of(&excess), false))
+                checked.map(|()| output).map_err(|excess| (Conflict::of(&excess), false))
             }
-            Err(Fault::Conflict(conflict)) => Err((conflict, false)),
-            Err(Fault::Denied(conflict)) => Err((conflict, true)),
-            Err(Fault::Malformed(malformed)) => return Err(malformed),
+            Err(MergeError::Conflict(conflict)) => Err((conflict, false)),
+            Err(MergeError::Denied(conflict)) => Err((conflict, true)),
+            Err(MergeError::Malformed(malformed)) => return Err(malformed),
         };
-        if !matches!(laid, Ok((1.., ..))) {
-            // What an earlier pass did is there still, at the revision of that pass.
+        if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
+            // The changes of an earlier pass are still there, at the revision of that pass.
             self.record.keep(mark, self.earlier, name);
         }
-        Ok(match laid {
-            Ok((changes, notes, containers)) => {
+        Ok(match output {
+            Ok(ApplyOutput { changes, notes, containers }) => {
                 self.is_touched = true;
                 if self.injected.is_wanted {
                     self.injected.extend(containers, !profile.is_limited());
@@ -266,32 +268,32 @@ impl<'a> Pass<'_, 'a> {
             }
             Err((Conflict { reason, place }, denies)) => {
                 document.go_back();
-                self.places = places;
+                self.insert_counts = insert_counts;
                 self.confirmed.truncate(confirmed);
                 left_out(profile, reason, place, denies)
             }
         })
     }
 
-    /// What a profile of the namespace is compared with: what there is before it.
+    /// The state with which the result of a namespaced profile is compared.
     fn bound(&mut self, document: &Document<'a>) -> Result<Bound<'a>, Excess> {
-        self.places.forget_first();
+        self.insert_counts.forget_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
-        // What is the object's own need not be written.
+        // The original object need not be written.
         Ok(Bound { protected, before: self.is_touched.then(|| document.clone()) })
     }
 
-    /// What the platform's profiles did so far; `None` if the record cannot be read.
+    /// The places that the platform's profiles changed so far; `None` if the record cannot be read.
     fn protected(&self) -> Option<Protected> {
         let record = self.record.so_far()?;
         let places = self.confirmed.places().map(|(pointer, done)| (pointer.into(), done));
         Some(Protected::new(record.of_the_platform().chain(places)))
     }
 
-    /// Checks what a profile of the namespace did.
+    /// Checks the changes of a namespaced profile.
     fn check(&self, profile: &CompiledProfile, bound: &Bound<'a>, document: &Document<'a>) -> Result<(), Excess> {
         let Bound { protected, before } = bound;
-        // What it took away and put back as it was would be its own from then on.
+        // A value that it removed and restored would belong to it from then on.
         let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
         self.bounds.check(profile.limits(), self.subject.object, before.as_ref(), document, protected)?;
@@ -307,91 +309,93 @@ impl<'a> Pass<'_, 'a> {
         Err(Excess::new(Limit::Patch, "/", message))
     }
 
-    /// Lays one profile over the document.
-    fn lay(
+    /// Merges the template and the container rules of one profile into the document.
+    fn apply_profile(
         &mut self,
         document: &mut Document<'a>,
         selected: &Selected<'a>,
         protected: Option<&Protected>,
-    ) -> Result<Laid, Fault> {
-        let Self { subject, earlier, record, places, desk, injected, is_watched, confirmed, .. } = self;
+    ) -> Result<ApplyOutput, MergeError> {
+        let Self { subject, earlier, record, insert_counts, merge_scratch, injected, is_watched, confirmed, .. } = self;
         let profile: &'a CompiledProfile = selected.profile;
-        let Some(computation) = &selected.computation else { return Ok((0, Vec::new(), Vec::new())) };
+        let Some(bindings) = &selected.bindings else { return Ok(ApplyOutput::default()) };
         let refuses_containers = profile.adds_linux_containers && is_for_windows(document)?;
         let earlier = earlier.map(|record| record.of(profile.display_name(), |other| injected.knows(other)));
         let earlier = earlier.unwrap_or_default();
         let is_platform = !profile.is_limited();
         if injected.is_wanted {
-            // It is there, whatever becomes of the profile in this pass.
+            // The container is there, whatever the result of this pass.
             let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
             injected.extend(own.map(|at| Box::from(&**at)), is_platform);
         }
-        let surroundings = Surroundings {
+        let inputs = MergeInputs {
             document,
-            places,
-            desk,
+            insert_counts,
+            merge_scratch,
             record,
-            computation,
+            bindings,
             arena: subject.arena,
-            authors: Authors::of(subject.object),
+            managed_fields: ManagedFields::of(subject.object),
             type_: profile.object_type(),
             collects_containers: injected.is_wanted || refuses_containers,
             changes_own: profile.rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected)),
-            part: match protected {
-                Some(protected) => PartOf::Namespace(protected),
-                None if *is_watched => PartOf::Watched(confirmed),
-                None => PartOf::Platform,
+            profile_origin: match protected {
+                Some(protected) => ProfileOrigin::Namespace(protected),
+                None if *is_watched => ProfileOrigin::Watched(confirmed),
+                None => ProfileOrigin::Platform,
             },
         };
-        let mut merge = Merge::new(surroundings, &earlier);
+        let mut merge = Merge::new(inputs, &earlier);
         if let Some(template) = &profile.template {
-            merge.whole(template, profile.object_type())?;
+            merge.merge_template(template, profile.object_type())?;
         }
-        // Whether a container that hangs on a condition is added is known only now.
+        // Only now it is known whether conditional containers were added.
         if refuses_containers && !merge.containers.is_empty() {
-            return Err(Fault::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
+            return Err(MergeError::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
         }
         if !profile.rules.is_empty() {
             let own = std::mem::take(&mut merge.containers);
             let is_later =
                 |change: &Change<'_>, pointer: &str| matches!(change, Change::Added(added) if added == pointer);
-            let standing = |pointer: &str| match injected.standing(pointer, is_platform) {
-                _ if own.iter().any(|own| **own == *pointer) => Standing::Injected,
-                Standing::Authors if earlier.later.iter().any(|change| is_later(change, pointer)) => Standing::Hidden,
-                standing => standing,
+            let origin = |pointer: &str| match injected.origin(pointer, is_platform) {
+                _ if own.iter().any(|own| **own == *pointer) => ContainerOrigin::Injected,
+                ContainerOrigin::Author if earlier.later.iter().any(|change| is_later(change, pointer)) => {
+                    ContainerOrigin::Hidden
+                }
+                origin => origin,
             };
-            merge.rules(&profile.rules, subject.world.object, &standing)?;
+            merge.rules(&profile.rules, subject.context.object, &origin)?;
             merge.containers = own;
         }
-        let (changes, notes, containers) = merge.finish();
+        let output = merge.finish();
         if let Some(volume) = missing_volume(document, &profile.foreign_volumes)? {
-            return Err(Fault::Conflict(Conflict::new(Reason::MissingVolume, volume)));
+            return Err(MergeError::Conflict(Conflict::new(Reason::MissingVolume, volume)));
         }
-        if changes > 0
+        if output.changes > 0
             && subject.type_.is_pod()
             && let Some(BrokenRule { place, message }) = consistent::broken(document, subject.object)?
         {
-            return Err(Fault::Conflict(Conflict::new(Reason::InvalidResult, &format!("{place}: {message}"))));
+            return Err(MergeError::Conflict(Conflict::new(Reason::InvalidResult, &format!("{place}: {message}"))));
         }
-        Ok((changes, notes, containers))
+        Ok(output)
     }
 }
 
-/// What the result of a namespace's profile is compared with.
+/// The state with which the result of a namespaced profile is compared.
 struct Bound<'a> {
     protected: Protected,
-    /// What other profiles made of the object; `None` if they made nothing of it.
+    /// The object after other profiles; `None` if they changed nothing.
     before: Option<Document<'a>>,
 }
 
-/// What profiles have done so far.
+/// The containers that profiles have added so far.
 #[derive(Default)]
 struct Injected {
-    /// Whether a profile has rules on containers, and so asks which of them were injected.
+    /// Whether a profile has container rules, which depend on the injected containers.
     is_wanted: bool,
-    /// The places that were added, and whether the platform's profiles did.
+    /// The pointers of added containers, and whether the platform's profiles added them.
     places: Vec<(Box<str>, bool)>,
-    /// The profiles.
+    /// The profiles that were applied so far.
     profiles: Vec<Box<str>>,
 }
 
@@ -401,26 +405,27 @@ impl Injected {
     }
 
     fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_platform: bool) {
-        // So many of all profiles together.
+        // Room for the containers of all profiles.
         self.places.reserve(8);
         self.places.extend(places.into_iter().map(|place| (place, is_platform)));
     }
 
-    /// Whether a profile has had its turn.
+    /// Whether a profile was already applied.
     fn knows(&self, profile: &str) -> bool {
         self.profiles.iter().any(|known| **known == *profile)
     }
 
-    /// What a profile takes the container at a place for. A tenant's never sees what the platform's added.
-    fn standing(&self, pointer: &str, seen_by_platform: bool) -> Standing {
-        let mut standing = Standing::Authors;
+    /// The origin of a container, as a profile sees it. A tenant's profile never sees containers that the platform
+    /// added.
+    fn origin(&self, pointer: &str, seen_by_platform: bool) -> ContainerOrigin {
+        let mut origin = ContainerOrigin::Author;
         for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {
             if seen_by_platform || !by_platform {
-                return Standing::Injected;
+                return ContainerOrigin::Injected;
             }
-            standing = Standing::Hidden;
+            origin = ContainerOrigin::Hidden;
         }
-        standing
+        origin
     }
 }
 
@@ -432,7 +437,7 @@ fn is_for_windows(document: &mut Document<'_>) -> Result<bool, Malformed> {
     Ok(by_name || by_node)
 }
 
-/// The first of some volumes that a container mounts and that is not there. The pod is read once for all of them.
+/// Returns the first of these volumes that a container mounts and the pod does not have.
 fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Result<Option<&'n str>, Malformed> {
     if names.is_empty() {
         return Ok(None);
@@ -446,11 +451,11 @@ fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Res
     let containers = ["initContainers", "containers"].into_iter().filter_map(|list| spec.root().get(list));
     let mounts = containers.flat_map(Value::items).filter_map(|container| container.get("volumeMounts"));
     let mounted: HashSet<_> = mounts.flat_map(Value::items).filter_map(|mount| mount.get("name")?.as_str()).collect();
-    // A container or mount that `$when` leaves out needs none.
+    // A container or mount that `$when` leaves out needs no volume.
     Ok(absent.into_iter().find(|volume| mounted.contains(*volume)))
 }
 
-/// Those of some volumes that a pod does not have.
+/// Returns those of the volumes that the pod does not have.
 fn absent_volumes<'n>(
     document: &mut Document<'_>,
     spec: SlotId,
@@ -464,12 +469,11 @@ fn absent_volumes<'n>(
     Ok(names.filter(|name| !there.contains(*name)).collect())
 }
 
-/// Sets the record's annotation, or takes away one that is there and should not be. `text` is the record as a JSON
-/// string.
+/// Sets the record's annotation, or removes it if `text` is `None`. `text` is the record as a JSON string.
 pub(crate) fn set_record(document: &mut Document<'_>, text: Option<String>) -> Result<(), Malformed> {
     let metadata = match document.member(Document::ROOT, "metadata")? {
         Some(metadata) if document.kind(metadata) == Kind::Object => metadata,
-        // The API server never sends a pod without metadata; others may.
+        // The API server never sends a pod without metadata; other callers may.
         found if text.is_some() => match found {
             Some(other) => {
                 document.replace(other, Content::Map);
@@ -490,7 +494,7 @@ pub(crate) fn set_record(document: &mut Document<'_>, text: Option<String>) -> R
     };
     match (document.member(annotations, INJECTED_ANNOTATION)?, text) {
         (Some(existing), Some(text)) => {
-            // The API server may have escaped it in another way.
+            // The API server may have escaped it differently.
             let same = match document.content(existing) {
                 Content::Value(value) => {
                     value.raw() == text || (value.as_str().is_some() && value.as_str() == text_of(&text))

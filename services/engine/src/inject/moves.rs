@@ -1,28 +1,26 @@
-//! Containers that stand elsewhere than their author wrote them. `$sidecar` decides in which list, and an author's container
-//! of that name is moved along; in its list, a written `$position` decides.
+//! Moves containers. `$sidecar` selects the list of a container, and an author's container with the same name moves
+//! along. Within a list, `$position` selects the place.
 
+use crate::decision::Reason;
 use crate::json::{Content, Key, SlotId};
 use crate::profile::template::ConflictRule;
-use crate::report::Reason;
 use crate::schema::KeyedList;
 
-use super::elements::Element;
 use super::index::{Keys, same_key};
-use super::merge::{Fault, Merge, push_token};
-use super::render::Spot;
+use super::pointer::push_token;
+use super::state::{Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError};
 
-pub(super) const INIT_CONTAINERS: &str = "initContainers";
 const CONTAINERS: &str = "containers";
 
 impl<'a> Merge<'_, 'a> {
-    /// The list that an element is for: containers change theirs by `$sidecar`.
+    /// The list of an element: `$sidecar` changes it for containers.
     pub(super) fn list_of(
         &mut self,
         parent: SlotId,
         list: SlotId,
         element: Element<'a>,
         list_pointer: usize,
-    ) -> Result<(SlotId, usize), Fault> {
+    ) -> Result<(SlotId, usize), MergeError> {
         if self.sidecar(element)? != Some(false) {
             return Ok((list, list_pointer));
         }
@@ -37,19 +35,19 @@ impl<'a> Merge<'_, 'a> {
         Ok((other, length))
     }
 
-    /// Whether the place at hand is the list of init containers, whose name begins at a byte of the pointer.
+    /// Whether the current place is the list of init containers. `field` is the offset of its name in the pointer.
     pub(super) fn is_at_init_containers(&self, field: usize) -> bool {
         self.pointer.get(field..) == Some(INIT_CONTAINERS)
     }
 
-    pub(super) fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, Fault> {
+    pub(super) fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, MergeError> {
         match element.rules.and_then(|rules| rules.sidecar.as_ref()) {
             Some(expression) => self.truth(expression).map(Some),
             None => Ok(None),
         }
     }
 
-    pub(super) fn make_sidecar(&mut self, container: SlotId) -> Result<(), Fault> {
+    pub(super) fn make_sidecar(&mut self, container: SlotId) -> Result<(), MergeError> {
         let existing = self.document.member(container, "restartPolicy")?;
         let length = self.pointer.len();
         push_token(&mut self.pointer, "restartPolicy");
@@ -63,9 +61,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Puts an author's overlay where the container that it is about belongs. A later pass leaves it where it is: others may
-    /// have put theirs beside it since. It also stays if another container has its name: the last of them counts, and a move
-    /// would make that another one. No API server takes such a pod.
+    /// Moves an author's overlay to the position of the injected container. A later pass leaves it there, because
+    /// others may have inserted elements beside it since. It also stays if another container has its name, which no API
+    /// server accepts: the last one counts, and a move would change which one that is.
     pub(super) fn put_in_place(
         &mut self,
         list: SlotId,
@@ -73,11 +71,11 @@ impl<'a> Merge<'_, 'a> {
         element: Element<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let Some(position) = element.position().filter(|_| !keyed.siblings.is_empty() && !self.earlier.is_there) else {
             return Ok(());
         };
-        let spot = self.spot(Some(position))?;
+        let position = self.insert_position(Some(position))?;
         let all: Vec<_> = self.document.children(list).collect();
         self.charge_looks(all.len())?;
         let Some(own) = all.iter().position(|slot| *slot == container) else { return Ok(()) };
@@ -85,17 +83,17 @@ impl<'a> Merge<'_, 'a> {
         if all.iter().any(|slot| *slot != container && same_key(self.document.value_of(*slot, "name"), name)) {
             return Ok(());
         }
-        // Places are counted without the container itself.
+        // Positions are counted without the container itself.
         let without = |index: usize| index - usize::from(index > own);
-        let index = match &spot {
-            Spot::Last => None,
-            Spot::First => Some(0),
-            Spot::Before(name) => self.index_of(list, name, keyed)?.map(without),
-            Spot::After(name) => self.index_of(list, name, keyed)?.map(|index| without(index + 1)),
+        let index = match &position {
+            InsertPosition::Last => None,
+            InsertPosition::First => Some(0),
+            InsertPosition::Before(name) => self.index_of(list, name, keyed)?.map(without),
+            InsertPosition::After(name) => self.index_of(list, name, keyed)?.map(|index| without(index + 1)),
         };
-        let index = match (index, &spot) {
-            (Some(index), Spot::First | Spot::After(_)) => {
-                let already = self.places.next(self.pointer.get(..list_pointer).unwrap_or_default(), &spot);
+        let index = match (index, &position) {
+            (Some(index), InsertPosition::First | InsertPosition::After(_)) => {
+                let already = self.insert_counts.next(self.pointer.get(..list_pointer).unwrap_or_default(), &position);
                 Some((index + already).min(all.len() - 1))
             }
             (index, _) => index,
@@ -111,7 +109,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Containers of all kinds share their names. One that `$sidecar` puts elsewhere is put, all others are in the way.
+    /// Containers of all kinds share their names. A container that `$sidecar` moves is moved; all others are conflicts.
     pub(super) fn find_elsewhere(
         &mut self,
         parent: SlotId,
@@ -120,7 +118,7 @@ impl<'a> Merge<'_, 'a> {
         keyed: &'static KeyedList,
         rule: ConflictRule,
         element: Element<'a>,
-    ) -> Result<Option<SlotId>, Fault> {
+    ) -> Result<Option<SlotId>, MergeError> {
         for name in keyed.siblings {
             let Some(sibling) = self.document.member(parent, name)?.filter(|sibling| *sibling != list) else {
                 continue;
@@ -131,14 +129,14 @@ impl<'a> Merge<'_, 'a> {
                 && matches!(*name, INIT_CONTAINERS | CONTAINERS)
                 && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
             if !moves {
-                return Err(self.fault(Reason::NameTaken));
+                return Err(self.conflict_at_hand(Reason::NameTaken));
             }
             let (ours, others) =
                 if *name == CONTAINERS { (INIT_CONTAINERS, CONTAINERS) } else { (CONTAINERS, INIT_CONTAINERS) };
             let current = self.current(found)?;
             let there = self.pointer.replacen(ours, others, 1);
             let here = std::mem::replace(&mut self.pointer, there);
-            // It is put back first, and in its place then.
+            // It is appended first, and then moved to its position.
             let list_pointer = self.pointer.rfind('/').unwrap_or(0);
             self.note_move(sibling, found, list_pointer, keyed);
             self.note_replaced(found);

@@ -1,41 +1,30 @@
-//! What the record is told: what was added where, and what stood at the places that were replaced.
+//! Notes changes in the record: what was added where, and the originals of replaced values.
 
 use std::borrow::Cow;
 
 use crate::json::{Document, SlotId, Value};
+use crate::record::{Change, Move};
 use crate::schema::{self, KeyedList};
 
 use super::index::push_keys;
 use super::locate::{before, part_before, value_at};
-use super::merge::{Fault, Merge};
-use super::record::{Change, Move};
-
-/// What stood at a place before an earlier pass of the same profile.
-#[derive(Clone, Copy)]
-pub(super) enum Original<'a> {
-    /// That pass left it alone.
-    Unchanged,
-    /// Nothing was there.
-    Nothing,
-    /// This.
-    Was(Value<'a>),
-}
+use super::state::{Merge, MergeError, OriginalValue};
 
 impl<'a> Merge<'_, 'a> {
-    /// Whether an earlier pass of the same profile added what stands at the place at hand.
+    /// Whether an earlier pass of the same profile added the current value.
     pub(super) fn is_ours(&self) -> bool {
         self.earlier.added.iter().any(|pointer| *pointer == self.pointer)
     }
 
-    /// Whether an earlier pass of the same profile replaced what stands at the place at hand, or around it.
+    /// Whether an earlier pass of the same profile replaced the current value, or one around it.
     pub(super) fn is_known(&self) -> bool {
         self.earlier.replaced.iter().any(|(pointer, _)| is_at_or_below(&self.pointer, pointer))
     }
 
-    /// Notes that something was added at the place at hand. What an earlier pass had added stands in the record already.
+    /// Notes an addition at the current place. Additions of an earlier pass are in the record already.
     pub(super) fn note_added(&mut self) {
         self.edits += 1;
-        if self.manner.within_added {
+        if self.mode.within_added {
             return;
         }
         self.changes += 1;
@@ -44,20 +33,20 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Notes what stands at the place at hand, before it is replaced. What stood there before an earlier pass replaced it
-    /// stands in the record already; what we added ourselves is no original.
+    /// Notes the current value before it is replaced. If an earlier pass replaced it, its original is in the record
+    /// already. Pillion's own additions are not originals.
     pub(super) fn note_replaced(&mut self, present: SlotId) {
         self.note_gone(present, None);
     }
 
-    /// Notes an element of a keyed list that is about to be removed, and the one that stays in front of it: whoever puts it
-    /// back has to put it there, as the order of a list may mean something.
+    /// Notes an element of a keyed list before it is removed, with the element before it, so that undoing restores the
+    /// order.
     pub(super) fn note_removed(
         &mut self,
         present: SlotId,
         previous: Option<SlotId>,
         keyed: &'static KeyedList,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let mut behind = String::new();
         if let Some(previous) = previous {
             let item = self.current(previous)?;
@@ -69,7 +58,7 @@ impl<'a> Merge<'_, 'a> {
 
     fn note_gone(&mut self, present: SlotId, behind: Option<&str>) {
         self.edits += 1;
-        if self.manner.within_added {
+        if self.mode.within_added {
             return;
         }
         self.changes += 1;
@@ -85,12 +74,12 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Notes an element that was there and is about to be moved within its list, or to another one. The list is named by so
-    /// many bytes of the place at hand.
+    /// Notes an existing element before it is moved within its list or to another one. The first `list_pointer` bytes
+    /// of the pointer name the list.
     pub(super) fn note_move(&mut self, list: SlotId, item: SlotId, list_pointer: usize, keyed: &'static KeyedList) {
         let pointer = self.pointer.get(..list_pointer).unwrap_or_default();
         let is_ours = self.earlier.added.iter().any(|added| is_at_or_below(pointer, added));
-        if !self.manner.within_added && !is_ours && self.record.has_room_for_moves() {
+        if !self.mode.within_added && !is_ours && self.record.has_room_for_moves() {
             let moved = move_of(self.document, list, item, pointer, keyed, &self.earlier.added, |slot| {
                 self.own.binary_search(&slot).is_ok() || self.put.contains(&slot)
             });
@@ -98,27 +87,27 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Does some work on a list whose elements have no names, so that the record can only have it as a whole.
+    /// Changes a list without keys, which the record can only hold as a whole.
     pub(super) fn as_one(
         &mut self,
         list: SlotId,
-        work: impl FnOnce(&mut Self) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        work: impl FnOnce(&mut Self) -> Result<(), MergeError>,
+    ) -> Result<(), MergeError> {
         let mut original = String::new();
-        if !self.manner.within_added && !self.is_known() && !self.is_below_ours() {
+        if !self.mode.within_added && !self.is_known() && !self.is_below_ours() {
             self.document.write(list, &mut original);
         }
-        let (around, edits, confirmations) = (self.manner, self.edits, self.confirmations);
-        self.manner.within_added = true;
+        let (around, edits, confirmations) = (self.mode, self.edits, self.confirmations);
+        self.mode.within_added = true;
         let result = work(self);
-        self.manner = around;
+        self.mode = around;
         result?;
         if self.edits == edits && self.confirmations > confirmations {
             self.confirm();
         }
-        if self.edits > edits && !self.manner.within_added {
+        if self.edits > edits && !self.mode.within_added {
             self.changes += 1;
-            // One that is known already stands in the record.
+            // A known list is in the record already.
             if !original.is_empty() {
                 self.record.replace(&self.pointer, &original, None);
             }
@@ -126,9 +115,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// What stood at the place at hand before an earlier pass of the same profile.
-    pub(super) fn original(&self) -> Original<'a> {
-        // What this profile replaced, it saw before those behind it did.
+    /// The value at the current place before an earlier pass of the same profile.
+    pub(super) fn original(&self) -> OriginalValue<'a> {
+        // The profile saw what it replaced before later profiles did.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
         let later = self.earlier.later.iter().filter_map(|change| match change {
             Change::Replaced((pointer, original, _)) => Some((pointer, *original)),
@@ -139,22 +128,22 @@ impl<'a> Merge<'_, 'a> {
             return self.part_of(original, pointer.len());
         }
         if self.is_below_ours() {
-            // A container that was moved along was there, in the other list.
+            // A container that moved along was in the other list.
             let there = self.moved_from();
             let moved = self.earlier.replaced.iter().find(|(pointer, _)| there.as_deref() == Some(&**pointer));
             if let (Some((_, original)), Some(length)) = (moved, container_length(&self.pointer)) {
                 return self.part_of(*original, length);
             }
         }
-        // Where an element was added as a whole, its parts found nothing.
-        if self.is_ours() || self.is_later() || (self.manner.settled && self.is_below_ours()) {
-            return Original::Nothing;
+        // In an element that was added as a whole, its parts had no originals.
+        if self.is_ours() || self.is_later() || (self.mode.settled && self.is_below_ours()) {
+            return OriginalValue::Nothing;
         }
-        Original::Unchanged
+        OriginalValue::Unchanged
     }
 
-    /// What stands at the place at hand, without what profiles that come behind this one did below it in an earlier pass.
-    pub(super) fn seen(&mut self, slot: SlotId) -> Result<Value<'a>, Fault> {
+    /// The current value, without the changes that later profiles made below it in an earlier pass.
+    pub(super) fn seen(&mut self, slot: SlotId) -> Result<Value<'a>, MergeError> {
         let earlier = self.earlier;
         let is_below = |pointer: &str| is_at_or_below(pointer, &self.pointer);
         let changes: Vec<_> = earlier.later.iter().filter(|change| is_below(change.pointer())).cloned().collect();
@@ -168,9 +157,13 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The element at hand as an earlier pass of this profile found it, as far as it is the same one: without what that pass and
-    /// profiles behind this one did below it.
-    pub(super) fn element_before(&mut self, slot: SlotId, type_: &'static schema::Type) -> Result<Value<'a>, Fault> {
+    /// The current element as an earlier pass of this profile found it, if it is the same one: without the changes of
+    /// that pass and of later profiles below it.
+    pub(super) fn element_before(
+        &mut self,
+        slot: SlotId,
+        type_: &'static schema::Type,
+    ) -> Result<Value<'a>, MergeError> {
         let earlier = self.earlier;
         let all = earlier.changes.iter().chain(&earlier.later);
         let changes: Vec<_> = all.filter_map(|change| change.below(&self.pointer)).collect();
@@ -178,25 +171,25 @@ impl<'a> Merge<'_, 'a> {
         if changes.is_empty() { Ok(value) } else { self.keep(&part_before(value, changes, type_)?) }
     }
 
-    /// The part of an original that stood at the place at hand; the first bytes of the pointer lead to the original.
-    fn part_of(&self, original: Value<'a>, length: usize) -> Original<'a> {
+    /// The part of an original at the current place. The first `length` bytes of the pointer name the original.
+    fn part_of(&self, original: Value<'a>, length: usize) -> OriginalValue<'a> {
         match value_at(original, &self.pointer, length, self.type_) {
-            Some(value) => Original::Was(value),
-            None => Original::Nothing,
+            Some(value) => OriginalValue::Was(value),
+            None => OriginalValue::Nothing,
         }
     }
 
-    /// Whether the author of the object wrote what stands at the place at hand, or stood there before a container was moved
-    /// to the other list.
-    pub(super) fn is_authors(&self) -> bool {
+    /// Whether the author of the object wrote the current value, or the value before a container moved to the other
+    /// list.
+    pub(super) fn is_author_written(&self) -> bool {
         let before = || {
             let rest = self.pointer.get(container_length(&self.pointer)?..)?;
             Some(format!("{}{rest}", self.moved_from()?))
         };
-        self.authors.wrote(&self.pointer) || before().is_some_and(|before| self.authors.wrote(&before))
+        self.managed_fields.wrote(&self.pointer) || before().is_some_and(|before| self.managed_fields.wrote(&before))
     }
 
-    /// The place of the container at hand in the other list of containers.
+    /// The pointer of the current container in the other list.
     fn moved_from(&self) -> Option<String> {
         let container = self.pointer.get(..container_length(&self.pointer)?)?;
         let [ours, other] = if container.starts_with("/spec/initContainers/") {
@@ -207,7 +200,7 @@ impl<'a> Merge<'_, 'a> {
         container.strip_prefix(ours).map(|name| format!("{other}{name}"))
     }
 
-    /// Whether a profile that comes behind this one added what stands at the place at hand.
+    /// Whether a later profile added the current value.
     pub(super) fn is_later(&self) -> bool {
         let mut later = self.earlier.later.iter();
         later.any(|change| matches!(change, Change::Added(pointer) if is_at_or_below(&self.pointer, pointer)))
@@ -218,8 +211,8 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// What the record says of an element that is moved: where it stands among what the same profile did not add, in this pass
-/// or in an earlier one, as that is what is there once its additions are taken away.
+/// The entry in the record for a moved element: its position among the elements that the profile did not add in this or
+/// an earlier pass. Those remain when its additions are undone.
 pub(super) fn move_of(
     document: &Document<'_>,
     list: SlotId,
@@ -251,12 +244,12 @@ pub(super) fn move_of(
     Move { pointer, behind: behind.into(), same }
 }
 
-/// Whether a place is another one, or is below it.
+/// Whether a pointer equals another one, or is below it.
 fn is_at_or_below(place: &str, other: &str) -> bool {
     place.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// How much of a pointer leads to a container.
+/// The length of the part of a pointer that names a container.
 fn container_length(pointer: &str) -> Option<usize> {
     let mut slashes = pointer.match_indices('/').map(|(place, _)| place).skip(3);
     (pointer.matches('/').count() >= 3).then(|| slashes.next().unwrap_or(pointer.len()))

@@ -1,5 +1,5 @@
-//! The order of a container's environment: Kubernetes replaces `$(NAME)` in a value only if NAME stands before it, so an
-//! entry that is new or joined has to stand behind all that it refers to.
+//! Orders the environment of a container. Kubernetes replaces `$(NAME)` in a value only if NAME stands before it, so a
+//! new or joined entry must stand after the entries that it refers to.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,13 +8,13 @@ use crate::json::{Content, Document, SlotId, State, has_byte};
 
 use super::join::text_of;
 
-/// For how many entries room is made.
+/// The initial capacity for variables.
 const ENTRIES: usize = 32;
 
-/// Moves entries of an env list that refer to others behind them. What was there moves only if it was joined and refers to
-/// something that is there; what is new moves before it. `own` is what was added, and is told what of that gets another slot.
-/// `before_move` is called with it before anything else is moved.
-pub(super) fn behind_what_they_need<'a>(
+/// Moves variables after those that they refer to. An existing variable moves only if it was joined and refers to
+/// another existing one; new ones move before it. `own` are the slots added in this pass, and is updated if they get
+/// other slots. `before_move` is called before anything else is moved.
+pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,
     entries: &[SlotId],
@@ -22,7 +22,7 @@ pub(super) fn behind_what_they_need<'a>(
     mut before_move: impl FnMut(&Document<'a>, &[SlotId], SlotId),
 ) {
     let mut order: Vec<(SlotId, Option<Cow<'_, str>>)> = Vec::new();
-    // Each entry moves at most once, so entries that refer to one another in a circle end.
+    // Each variable moves at most once, so circular references end.
     for entry in entries {
         let needed = references(document, *entry);
         if needed.is_empty() {
@@ -39,7 +39,7 @@ pub(super) fn behind_what_they_need<'a>(
         let behind: Vec<_> = behind.map(|(place, (slot, _))| (place, *slot)).collect();
         let Some((end, _)) = behind.last().copied() else { continue };
         let is_new = |slot: SlotId| document.state(slot) == State::Added;
-        // What is new and refers to nothing itself can stand anywhere; so nothing of the author's has to move.
+        // New variables without references can stand anywhere, so no variable of the author has to move.
         let movable = behind.iter().all(|(_, slot)| is_new(*slot) && references(document, *slot).is_empty());
         if !is_new(*entry) && movable {
             for (index, (place, slot)) in behind.into_iter().enumerate() {
@@ -60,16 +60,16 @@ pub(super) fn behind_what_they_need<'a>(
     }
 }
 
-/// Slots are numbered as they are made, so one that was just made stands behind all others.
+/// Slot numbers rise, so a new slot is the last one.
 fn moved_to(own: &mut Vec<SlotId>, before: SlotId, moved: SlotId) {
     if own.binary_search(&before).is_ok() {
         own.push(moved);
     }
 }
 
-/// The names that an entry's value refers to.
+/// The names that a variable's value refers to.
 fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
-    // Nearly no entry has one, and one byte is found faster than a member, or than two bytes.
+    // Most values have no reference, and searching one byte is faster than finding a member or two bytes.
     let may_refer = |raw: &str| has_byte(raw, b'$');
     if matches!(document.content(entry), Content::Value(whole) if !may_refer(whole.raw())) {
         return HashSet::new();
@@ -83,7 +83,7 @@ fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
 
 /// The names in a text that stand as `$(NAME)`; `$$(NAME)` is a literal.
 fn names_in(text: &str) -> impl Iterator<Item = &str> {
-    // Behind the last bracket nothing is closed, and nothing has to be looked for.
+    // Nothing closes after the last bracket.
     let mut rest = text.rfind(')').and_then(|end| text.get(..=end)).unwrap_or_default();
     std::iter::from_fn(move || {
         while let Some((_, behind)) = rest.split_once('$') {

@@ -1,26 +1,26 @@
-//! Pod-level resources (`spec.resources`). They grow by what the profiles' containers use, since the API server rejects a
-//! pod whose containers request more than the pod does, or of which one may use more than the pod may.
+//! Grows pod-level resources (`spec.resources`) by what injected containers use. The API server rejects a pod whose
+//! containers request more than the pod, or of which one has a higher limit than the pod.
 
 use crate::expression::Quantity;
 use crate::json::{Document, Malformed, OwnedTape, Value};
 
 use super::join::text_of;
 
-/// The spec of a pod that has resources of its own, before profiles are applied.
+/// The spec of a pod with pod-level resources, before profiles are applied.
 pub(super) struct PodResources(OwnedTape);
 
-/// What the containers of a pod use of one resource. The scheduler counts a container without requests by its limits, and one
-/// without limits is counted by its requests here, so that the pod's limits stay above its requests.
+/// The containers' use of one resource. The scheduler counts a container without requests by its limits. A container
+/// without limits is counted here by its requests, so that the pod's limits stay above its requests.
 #[derive(Clone, Copy, Default)]
 struct Use {
     requests: Quantity,
     limits: Quantity,
-    /// The most that one container may use.
+    /// The largest limit of one container.
     largest_limit: Quantity,
 }
 
 impl PodResources {
-    /// The resources of a pod; `None` for one that has none of its own.
+    /// Reads a pod; `None` if it has no pod-level resources.
     pub(super) fn of(document: &mut Document<'_>) -> Result<Option<Self>, Malformed> {
         let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(None) };
         if document.member(spec, "resources")?.is_none() {
@@ -31,8 +31,8 @@ impl PodResources {
         Ok(OwnedTape::parse(text).ok().map(Self))
     }
 
-    /// Raises the pod's requests and limits by what its containers use more than before. Nothing is raised twice: what an
-    /// earlier pass added is there before this one.
+    /// Raises the pod's requests and limits by the additional use of its containers. Additions of an earlier pass are
+    /// part of the use before, so nothing is raised twice.
     pub(super) fn grow(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = now.above(before);
@@ -45,7 +45,7 @@ impl PodResources {
         })
     }
 
-    /// Lowers them by what its containers use less than before.
+    /// Lowers them by what the containers no longer use.
     pub(super) fn shrink(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = before.above(now);
@@ -53,7 +53,7 @@ impl PodResources {
         })
     }
 
-    /// Changes the pod's requests and limits by what its containers used before and use now.
+    /// Changes the pod's requests and limits by the use before and now.
     fn change(
         self,
         document: &mut Document<'_>,
@@ -82,8 +82,8 @@ impl PodResources {
 }
 
 impl Use {
-    /// Containers run beside one another and beside the init containers that are restarted; other init containers run one
-    /// after the other, beside those that were started before.
+    /// Containers and restarted init containers run at the same time. Other init containers run one after the other,
+    /// beside the restarted ones that started before.
     fn of(spec: Value<'_>, resource: &str) -> Self {
         let containers = |list: &str| spec.get(list).into_iter().flat_map(Value::items);
         let sum = |left: Self, right: Self| left.with(right, Quantity::plus);
@@ -111,7 +111,7 @@ impl Use {
         }
     }
 
-    /// The requests and limits that it has more than another.
+    /// The requests and limits above those of another use.
     fn above(self, other: Self) -> (Quantity, Quantity) {
         (self.requests.above(other.requests), self.limits.above(other.limits))
     }
@@ -125,7 +125,7 @@ impl Use {
     }
 }
 
-/// A quantity as it stands in JSON: a string or a number.
+/// Reads a quantity in JSON: a string or a number.
 fn quantity(raw: &str) -> Option<Quantity> {
     match text_of(raw) {
         Some(text) => Quantity::read(&text),

@@ -1,24 +1,27 @@
-//! Joining to an env entry that is a reference and so has no text: it gets another name, and the joined entry refers to it.
+//! Joins to an environment variable with `valueFrom`, which has no text: renames the variable, and adds one that refers
+//! to it.
 
 use std::borrow::Cow;
 
 use crate::json::{Content, Key, SlotId, Value, write_string};
 use crate::profile::template::{Join, JoinReference};
 
-use super::merge::{Fault, Merge, push_token};
+use super::join;
+use super::pointer::push_token;
+use super::state::{Merge, MergeError};
 
-/// What stands in front of the name of an entry that was moved.
+/// The prefix of the name of a renamed variable.
 const PREFIX: &str = "PILLION_";
 
 impl<'a> Merge<'_, 'a> {
-    /// Joins a value to an env entry of a list that has `valueFrom`.
+    /// Joins a value to a variable with `valueFrom`.
     pub(super) fn join_reference(
         &mut self,
         list: SlotId,
         entry: SlotId,
         value: Value<'a>,
         join: &'a Join,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MergeError> {
         let name = self.document.value_of(entry, "name").and_then(Value::as_str).map(Cow::into_owned);
         let (Some(name), JoinReference::Compose) = (name, join.value_from) else {
             self.notes.push(format!("{}: is a reference, so nothing was joined to it", self.pointer).into());
@@ -52,7 +55,7 @@ impl<'a> Merge<'_, 'a> {
         };
         let value = value.as_str().unwrap_or_default();
         let there = format!("$({moved_name})");
-        let Some(joined) = super::join::text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
+        let Some(joined) = join::text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
         let place = self.document.children(list).position(|child| child == entry).unwrap_or(0);
         let moved = self.keep(&moved)?;
         self.document.insert_item(list, place, Content::Value(moved));
@@ -62,7 +65,7 @@ impl<'a> Merge<'_, 'a> {
         push_token(&mut self.pointer, &moved_name);
         self.note_added();
         self.pointer = here;
-        // The whole entry is what stood here.
+        // The original is the whole variable.
         self.note_replaced(entry);
         self.document.replace(entry, Content::Map);
         let name = original.get("name").map_or(Content::Scalar("\"\""), Content::Value);

@@ -1,41 +1,33 @@
-//! From a part of a template to the value that it stands for here: expressions evaluated, directives asked.
+//! Evaluates the parts of a template: expressions to values, directives to decisions.
 
 use std::borrow::Cow;
 
 use pillion_api::names::INJECTED_ANNOTATION;
 
-use crate::compute::EXISTING;
+use crate::context::EXISTING;
+use crate::decision::Reason;
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
 use crate::profile::Expected;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
-use crate::report::Reason;
+use crate::record::{EarlierPass, RecordWriter};
 use crate::schema::Type;
 
-use super::merge::{Conflict, Directives, Fault, Merge, Part};
-use super::notes::Original;
+use super::state::{
+    Conflict, Directives, InsertCounts, InsertPosition, Merge, MergeError, MergeInputs, MergeScratch, OriginalValue,
+    Part, ProfileOrigin,
+};
 
-/// Where a new element goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Spot {
-    First,
-    Last,
-    /// Before the element with this name; last if there is none.
-    Before(Box<str>),
-    /// Behind the element with this name; last if there is none.
-    After(Box<str>),
-}
-
-/// Bytes that looking at one member or element is charged as.
+/// The charge for reading one member or element, in bytes.
 const LOOK_COST: usize = 4;
 
-/// Bytes that are made room for where a value is written.
+/// The initial capacity of buffers for values, in bytes.
 const SCRATCH: usize = 256;
 
 impl<'a> Merge<'_, 'a> {
-    /// A part of a template as it can be laid; `None` if it is left out.
-    pub(super) fn resolve(&mut self, node: &'a Node, type_: &'static Type) -> Result<Option<Part<'a>>, Fault> {
+    /// Resolves a part of a template for merging; `None` if it is left out.
+    pub(super) fn resolve(&mut self, node: &'a Node, type_: &'static Type) -> Result<Option<Part<'a>>, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => Ok(Some(Part::Plain(tape.root()))),
             Kind::Map(_) | Kind::List(_) => Ok(Some(Part::Node(node))),
@@ -44,8 +36,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// A part of a template as one value; `None` if it is left out.
-    pub(super) fn value_of(&mut self, part: Part<'a>) -> Result<Option<Value<'a>>, Fault> {
+    /// Resolves a part of a template to one value; `None` if it is left out.
+    pub(super) fn value_of(&mut self, part: Part<'a>) -> Result<Option<Value<'a>>, MergeError> {
         let node = match part {
             Part::Plain(value) => return Ok(Some(value)),
             Part::Node(Node { kind: Kind::Plain(tape), .. }) => return Ok(Some(tape.root())),
@@ -57,8 +49,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// The value that a string with expressions stands for, which the API server takes in its place.
-    fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, Fault> {
+    /// The value of a string with expressions, checked against the type that the API server accepts.
+    fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, MergeError> {
         let value = self.any_text(text)?;
         if let Some(value) = value
             && (expected.has_rule() || matches!(text, Text::Whole(_)))
@@ -68,8 +60,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// The value that a string with expressions stands for.
-    fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, Fault> {
+    /// The value of a string with expressions.
+    fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, MergeError> {
         match text {
             Text::Whole(expression) => {
                 let value = self.evaluate(expression)?;
@@ -85,8 +77,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The text that a string with expressions stands for.
-    fn plain_text(&mut self, text: &'a Text) -> Result<String, Fault> {
+    /// The text of a string with expressions.
+    fn plain_text(&mut self, text: &'a Text) -> Result<String, MergeError> {
         match text {
             Text::Whole(expression) => {
                 let value = self.evaluate(expression)?;
@@ -100,8 +92,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Gives the parts of a text one after the other.
-    fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), Fault> {
+    /// Passes the parts of a text one after the other.
+    fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), MergeError> {
         let mut length = 0;
         for piece in pieces {
             match piece {
@@ -120,8 +112,8 @@ impl<'a> Merge<'_, 'a> {
         self.charge(length)
     }
 
-    /// Writes the value that a string with expressions stands for. Whether there is one.
-    fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, Fault> {
+    /// Writes the value of a string with expressions. Returns false if there is none.
+    fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, MergeError> {
         match text {
             Text::Mixed(pieces) if !expected.has_rule() => {
                 out.push('"');
@@ -137,8 +129,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// A field of a part that is an object, as one value; `None` if there is none.
-    pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, Fault> {
+    /// A field of a part that is an object, as one value; `None` if it is absent.
+    pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, MergeError> {
         let fields = match part {
             Part::Plain(value) => return Ok(value.get(name)),
             Part::Node(Node { kind: Kind::Plain(tape), .. }) => return Ok(tape.root().get(name)),
@@ -146,54 +138,54 @@ impl<'a> Merge<'_, 'a> {
             Part::Node(_) => return Ok(None),
         };
         let Some((_, node)) = fields.iter().find(|(key, _)| **key == *name) else { return Ok(None) };
-        let known = self.computation.known();
+        let known = self.bindings.known();
         self.know_nothing_exists(node);
         let part = if self.is_wanted(node)? { self.resolve(node, &crate::schema::ANY)? } else { None };
-        self.computation.forget(known);
+        self.bindings.forget(known);
         match part {
             Some(part) => self.value_of(part),
             None => Ok(None),
         }
     }
 
-    /// `$value` with the fields beside it laid over it.
-    fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, Fault> {
+    /// Resolves `$value`, with the fields beside it merged into it.
+    fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
         self.on_copy(value, |merge| {
-            merge.manner.conflict = ConflictRule::Replace;
-            merge.whole(&changed.changes, type_)
+            merge.mode.conflict = ConflictRule::Replace;
+            merge.merge_template(&changed.changes, type_)
         })
         .map(Some)
     }
 
-    /// What becomes of a value by some work on a copy of it, of which the record has nothing.
+    /// Changes a copy of a value, without the record.
     pub(super) fn on_copy(
         &mut self,
         value: Value<'a>,
-        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
-    ) -> Result<Value<'a>, Fault> {
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Value<'a>, MergeError> {
         let mut copy = Document::new(value);
-        let mut places = super::elements::Places::default();
-        let mut desk = super::merge::Desk::default();
-        let mut record = super::record::RecordWriter::new();
-        let earlier = super::record::Earlier::default();
-        let surroundings = super::merge::Surroundings {
+        let mut insert_counts = InsertCounts::default();
+        let mut merge_scratch = MergeScratch::default();
+        let mut record = RecordWriter::new();
+        let earlier = EarlierPass::default();
+        let inputs = MergeInputs {
             document: &mut copy,
-            places: &mut places,
-            desk: &mut desk,
+            insert_counts: &mut insert_counts,
+            merge_scratch: &mut merge_scratch,
             record: &mut record,
-            computation: self.computation,
+            bindings: self.bindings,
             arena: self.arena,
-            authors: self.authors,
+            managed_fields: self.managed_fields,
             type_: self.type_,
             collects_containers: false,
             changes_own: true,
-            part: super::merge::PartOf::Platform,
+            profile_origin: ProfileOrigin::Platform,
         };
-        let mut merge = Merge::new(surroundings, &earlier);
+        let mut merge = Merge::new(inputs, &earlier);
         merge.pointer.clone_from(&self.pointer);
-        merge.manner.within_added = true;
+        merge.mode.within_added = true;
         std::mem::swap(&mut merge.meter, &mut self.meter);
         let result = work(&mut merge);
         std::mem::swap(&mut merge.meter, &mut self.meter);
@@ -203,8 +195,8 @@ impl<'a> Merge<'_, 'a> {
         self.keep(&out)
     }
 
-    /// Writes a part as one value, its own directives aside. Whether there is one.
-    fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, Fault> {
+    /// Writes a part as one value, without its own directives. Returns false if there is none.
+    fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => out.push_str(tape.root().raw()),
             Kind::Text(text, expected) => return self.write_text(text, *expected, out),
@@ -223,15 +215,15 @@ impl<'a> Merge<'_, 'a> {
                     out.push('"');
                     out.push_str(key);
                     out.push_str("\":");
-                    let known = self.computation.known();
+                    let known = self.bindings.known();
                     self.know_nothing_exists(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
-                    self.computation.forget(known);
+                    self.bindings.forget(known);
                     if !written {
                         out.truncate(before);
                     }
                 }
-                // A map whose every field was left out is left out too.
+                // A map is left out if all its fields are left out.
                 if out.len() == start + 1 {
                     out.truncate(start);
                     return Ok(false);
@@ -264,7 +256,7 @@ impl<'a> Merge<'_, 'a> {
                     }
                     Ok(())
                 })?;
-                // So is a list whose every element was left out.
+                // A list is left out if all its elements are left out.
                 if out.len() == start + 1 {
                     out.truncate(start);
                     return Ok(false);
@@ -275,23 +267,23 @@ impl<'a> Merge<'_, 'a> {
         Ok(true)
     }
 
-    /// Whether `$when` lets a part be.
-    pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, Fault> {
+    /// Evaluates `$when`.
+    pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, MergeError> {
         match node.rules.as_ref().and_then(|rules| rules.when.as_ref()) {
             Some(when) => self.truth(when),
             None => Ok(true),
         }
     }
 
-    /// The directives of a part that matter where it is laid.
-    pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, Fault> {
+    /// The directives of a part that matter where it is merged.
+    pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, MergeError> {
         match &node.rules {
             Some(rules) => self.directives_of(rules),
             None => Ok(Directives::default()),
         }
     }
 
-    pub(super) fn directives_of(&mut self, rules: &'a Rules) -> Result<Directives<'a>, Fault> {
+    pub(super) fn directives_of(&mut self, rules: &'a Rules) -> Result<Directives<'a>, MergeError> {
         let conflict = match &rules.conflict {
             None => None,
             Some(Choice::Known(rule)) => Some(*rule),
@@ -300,23 +292,23 @@ impl<'a> Merge<'_, 'a> {
         Ok(Directives { conflict, join: rules.join.as_ref() })
     }
 
-    /// Where a new element goes.
-    pub(super) fn spot(&mut self, position: Option<&'a Position>) -> Result<Spot, Fault> {
+    /// The position of a new element.
+    pub(super) fn insert_position(&mut self, position: Option<&'a Position>) -> Result<InsertPosition, MergeError> {
         let end = |end: End| match end {
-            End::First => Spot::First,
-            End::Last => Spot::Last,
+            End::First => InsertPosition::First,
+            End::Last => InsertPosition::Last,
         };
         match position {
-            None => Ok(Spot::Last),
+            None => Ok(InsertPosition::Last),
             Some(Position::End(Choice::Known(known))) => Ok(end(*known)),
             Some(Position::End(Choice::Found(text))) => Ok(end(self.word(text, End::from_word, End::WORDS)?)),
-            Some(Position::Before(name)) => Ok(self.choice(name)?.map_or(Spot::Last, Spot::Before)),
-            Some(Position::After(name)) => Ok(self.choice(name)?.map_or(Spot::Last, Spot::After)),
+            Some(Position::Before(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::Before)),
+            Some(Position::After(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::After)),
         }
     }
 
-    /// A text that is known or found; `None` if the expression gives none.
-    pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, Fault> {
+    /// A constant or computed text; `None` if the expression returns none.
+    pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, MergeError> {
         match choice {
             Choice::Known(text) => Ok(Some(text.clone())),
             Choice::Found(text) => {
@@ -325,21 +317,21 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    fn word<T>(&mut self, text: &'a Text, read: impl Fn(&str) -> Option<T>, expected: &str) -> Result<T, Fault> {
+    fn word<T>(&mut self, text: &'a Text, read: impl Fn(&str) -> Option<T>, expected: &str) -> Result<T, MergeError> {
         let word = self.plain_text(text)?;
         read(&word).ok_or_else(|| self.failed(&EvaluationError::new(format!("expected {expected}, found {word:?}"))))
     }
 
-    pub(super) fn truth(&mut self, expression: &'a Expression) -> Result<bool, Fault> {
-        expression.evaluate_bool(self.computation, &mut self.meter).map_err(|error| self.failed(&error))
+    pub(super) fn truth(&mut self, expression: &'a Expression) -> Result<bool, MergeError> {
+        expression.evaluate_bool(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
-    pub(super) fn evaluate(&mut self, expression: &'a Expression) -> Result<Computed<'a>, Fault> {
-        expression.evaluate(self.computation, &mut self.meter).map_err(|error| self.failed(&error))
+    pub(super) fn evaluate(&mut self, expression: &'a Expression) -> Result<Computed<'a>, MergeError> {
+        expression.evaluate(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
     /// A computed value as JSON; `None` if it is absent.
-    pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, Fault> {
+    pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, MergeError> {
         if let Computed::Tape(value) = value {
             return Ok((!value.is_null()).then_some(*value));
         }
@@ -353,33 +345,33 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Brings what the object has at a place into scope, if a part asks for it.
-    pub(super) fn know_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), Fault> {
+    /// Binds `existing` to the value of the object, if a part reads it.
+    pub(super) fn know_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), MergeError> {
         if !node.uses_existing {
             return Ok(());
         }
         // A second pass sees what the first one saw.
         let value = match (self.original(), existing) {
-            (Original::Was(value), _) => Some(value),
-            (Original::Unchanged, Some(slot)) => Some(self.seen(slot)?),
-            (Original::Nothing, _) | (Original::Unchanged, None) => None,
+            (OriginalValue::Was(value), _) => Some(value),
+            (OriginalValue::Unchanged, Some(slot)) => Some(self.seen(slot)?),
+            (OriginalValue::Nothing, _) | (OriginalValue::Unchanged, None) => None,
         };
         let meter = &mut self.meter;
         let value = value.map(|value| Computed::read(value, meter)).transpose();
         let value = value.and_then(|value| Computed::optional(value, meter)).map_err(|error| self.failed(&error))?;
-        self.computation.know(EXISTING, value);
+        self.bindings.know(EXISTING, value);
         Ok(())
     }
 
-    /// Inside a value that is written as a whole there is nothing yet.
+    /// Within a value that is written as a whole, nothing exists yet.
     pub(super) fn know_nothing_exists(&self, node: &Node) {
         if node.uses_existing {
-            self.computation.know(EXISTING, Computed::none());
+            self.bindings.know(EXISTING, Computed::none());
         }
     }
 
-    /// What a slot holds now.
-    pub(super) fn current(&mut self, slot: SlotId) -> Result<Value<'a>, Fault> {
+    /// The current value of a slot.
+    pub(super) fn current(&mut self, slot: SlotId) -> Result<Value<'a>, MergeError> {
         if let Content::Value(value) = self.document.content(slot) {
             return Ok(value);
         }
@@ -390,7 +382,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// A text to write in. Whoever has it gives it back, or there is another one the next time.
+    /// Takes the buffer for values. The caller returns it; otherwise the next call allocates one.
     pub(super) fn take_scratch(&mut self) -> String {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
@@ -398,42 +390,42 @@ impl<'a> Merge<'_, 'a> {
         scratch
     }
 
-    /// Keeps a JSON text for as long as the request lives. It is paid for here, because whoever made it may be in a loop and
-    /// never put it anywhere.
-    pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, Fault> {
+    /// Stores a JSON text until the request ends. It is charged here, because a loop may store texts that it never
+    /// uses.
+    pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, MergeError> {
         self.charge(text.len())?;
-        // It was written from values that are JSON.
+        // It was written from valid JSON values.
         match OwnedTape::parse(text) {
             Ok(tape) => Ok(self.arena.keep(tape)),
             Err(_) => Err(self.failed(&EvaluationError::new("the value is nested too deeply or too large"))),
         }
     }
 
-    pub(super) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
+    pub(super) fn charge(&mut self, bytes: usize) -> Result<(), MergeError> {
         self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
-    /// Charges going over so many members or elements in search of one; ends where the record has no room anyway, so that
-    /// long lists do not take the square of their length.
-    pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), Fault> {
+    /// Charges a search over this number of members or elements, and stops where the record has no room anyway, so that
+    /// long lists do not take quadratic time.
+    pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
-            return Err(Fault::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
+            return Err(MergeError::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
         }
         self.charge(looks.saturating_mul(LOOK_COST))
     }
 
-    /// Text that is put into the object is paid for each time, also where it was made long before: a loop may put it many
+    /// Charges content each time it is inserted, even if it was created earlier, because a loop may insert it many
     /// times.
-    pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), Fault> {
+    pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), MergeError> {
         match content {
             Content::Value(value) => self.charge(value.raw().len()),
             Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => Ok(()),
         }
     }
 
-    /// An expression that has no value here.
-    pub(super) fn failed(&self, error: &EvaluationError) -> Fault {
+    /// The error of an expression that failed at the current place.
+    pub(super) fn failed(&self, error: &EvaluationError) -> MergeError {
         let place = format!("{}: {}", self.pointer, error.message());
-        Fault::Conflict(Conflict { reason: lookup::reason_of(error), place: place.into() })
+        MergeError::Conflict(Conflict { reason: lookup::reason_of(error), place: place.into() })
     }
 }

@@ -1,66 +1,68 @@
-//! The rules of a profile on containers that are there: which of them each is for, and laying its template over those.
+//! Applies the container rules of a profile: finds the containers that each rule matches, and merges its template into
+//! them.
 
 use std::borrow::Cow;
 
 use pillion_api::profile::{ContainerType, Otherwise};
 
-use crate::compute;
+use crate::context;
+use crate::decision::Reason;
 use crate::json::{Document, SlotId, Value};
 use crate::profile::rules::ContainerRule;
-use crate::report::Reason;
 use crate::schema;
 
 use super::elements::ITEM_COST;
-use super::merge::{Conflict, Fault, Merge, push_token};
+use super::pointer::push_token;
+use super::state::{Conflict, Merge, MergeError};
 
-/// The lists of a pod's containers that a rule may be for, in the order in which they start.
+/// The lists of a pod's containers to which rules apply, in the order in which containers start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// For how many containers of a list room is made.
+/// The initial capacity for the containers of a list.
 const CONTAINERS: usize = 8;
 
-/// What a profile takes a container for that it does not add itself, by what profiles have added.
+/// The origin of a container that the profile itself does not add, as the profile sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// It was added, and the profile sees it.
+pub(super) enum ContainerOrigin {
+    /// A profile injected it, and this profile sees it.
     Injected,
-    /// It was added, and is none of the profile's business.
+    /// A profile injected it, and this profile must not see it.
     Hidden,
-    /// Nobody added it. It may have been moved.
-    Authors,
+    /// The author wrote it. It may have been moved.
+    Author,
 }
 
-/// A container that rules may be for.
+/// A container to which rules may apply.
 struct Target<'a> {
     slot: SlotId,
-    /// The list in which it stands.
+    /// The list that holds it.
     list: &'static str,
     name: Cow<'a, str>,
     kind: ContainerType,
-    /// The container as expressions see it: an author's as it was before any profile, an injected one as it is.
+    /// The container as expressions see it: an author's as it was before any profile, an injected one as it is now.
     value: Value<'a>,
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the rules in their order, each to all containers in theirs. `standing` tells what a container is by its
-    /// pointer.
+    /// Applies the rules in their order, each to all containers in theirs. `origin` returns the origin of the container
+    /// at a pointer.
     pub(super) fn rules(
         &mut self,
         rules: &'a [ContainerRule],
         author: Value<'a>,
-        standing: &dyn Fn(&str) -> Standing,
-    ) -> Result<(), Fault> {
+        origin: &dyn Fn(&str) -> ContainerOrigin,
+    ) -> Result<(), MergeError> {
         if rules.is_empty() {
             return Ok(());
         }
         let wants_injected = rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected));
-        let targets = self.targets(author, standing, wants_injected)?;
+        let targets = self.targets(author, origin, wants_injected)?;
         for rule in rules {
             for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
                 self.charge(ITEM_COST)?;
-                let known = self.computation.known();
+                let known = self.bindings.known();
                 let result = self.rule(rule, target);
-                self.computation.forget(known);
+                self.bindings.forget(known);
                 self.pointer.clear();
                 result?;
             }
@@ -71,9 +73,9 @@ impl<'a> Merge<'_, 'a> {
     fn targets(
         &mut self,
         author: Value<'a>,
-        standing: &dyn Fn(&str) -> Standing,
+        origin: &dyn Fn(&str) -> ContainerOrigin,
         wants_injected: bool,
-    ) -> Result<Vec<Target<'a>>, Fault> {
+    ) -> Result<Vec<Target<'a>>, MergeError> {
         let mut targets = Vec::new();
         let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(targets) };
         let mut pointer = self.take_scratch();
@@ -83,7 +85,7 @@ impl<'a> Merge<'_, 'a> {
             let authors_list = author.at(&["spec", list]);
             let mut containers = Vec::with_capacity(CONTAINERS);
             containers.extend(self.document.children(slot));
-            // Nearly always both are in the same order.
+            // In most cases both are in the same order.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
             pointer.clear();
             push_token(&mut pointer, "spec");
@@ -93,20 +95,20 @@ impl<'a> Merge<'_, 'a> {
                 let Some(name) = self.document.value_of(slot, "name").and_then(Value::as_str) else { continue };
                 pointer.truncate(length);
                 push_token(&mut pointer, &name);
-                let standing = if self.computation.adds(&name) { Standing::Injected } else { standing(&pointer) };
+                let origin = if self.bindings.adds(&name) { ContainerOrigin::Injected } else { origin(&pointer) };
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
-                let (kind, value) = match standing {
-                    Standing::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
-                    // Another profile's, which this one does not see, or one that no rule is for.
-                    Standing::Hidden | Standing::Injected => continue,
-                    Standing::Authors => {
+                let (kind, value) = match origin {
+                    ContainerOrigin::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
+                    // It is another profile's and hidden, or no rule applies to it.
+                    ContainerOrigin::Hidden | ContainerOrigin::Injected => continue,
+                    ContainerOrigin::Author => {
                         let found = match in_order.next_if(has_name) {
                             Some(next) => Some((list, next)),
                             None => self.authors_container(author, list, has_name)?,
                         };
                         match found {
                             Some(("containers", value)) => (ContainerType::App, value),
-                            Some((_, value)) if compute::init_kind(value) == "Sidecar" => {
+                            Some((_, value)) if context::init_kind(value) == "Sidecar" => {
                                 (ContainerType::Sidecar, value)
                             }
                             Some((_, value)) => (ContainerType::Init, value),
@@ -121,14 +123,13 @@ impl<'a> Merge<'_, 'a> {
         Ok(targets)
     }
 
-    /// A container among those that the author wrote, with the list that it was written in. One that was moved stands in
-    /// the other.
+    /// A container of the original object, with its original list. A container that was moved stands in the other list.
     fn authors_container(
         &mut self,
         author: Value<'a>,
         list: &'static str,
         is_it: impl Fn(&Value<'_>) -> bool,
-    ) -> Result<Option<(&'static str, Value<'a>)>, Fault> {
+    ) -> Result<Option<(&'static str, Value<'a>)>, MergeError> {
         let mut looks = 0;
         let others = LISTS.into_iter().filter(|other| *other != list);
         let mut lists = std::iter::once(list).chain(others);
@@ -144,7 +145,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(found)
     }
 
-    fn rule(&mut self, rule: &'a ContainerRule, target: &Target<'a>) -> Result<(), Fault> {
+    fn rule(&mut self, rule: &'a ContainerRule, target: &Target<'a>) -> Result<(), MergeError> {
         let image = target.value.get("image").and_then(Value::as_str).unwrap_or_default();
         if !rule.names_match(&target.name, &image) {
             return Ok(());
@@ -158,8 +159,8 @@ impl<'a> Merge<'_, 'a> {
             ContainerType::Sidecar => "Sidecar",
             ContainerType::Injected => "Injected",
         };
-        let container = compute::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
-        self.computation.know("container", container);
+        let container = context::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
+        self.bindings.know("container", container);
         if let Some(condition) = &rule.condition
             && !self.truth(condition)?
         {
@@ -169,28 +170,28 @@ impl<'a> Merge<'_, 'a> {
             if self.truth(&condition.expression)? {
                 continue;
             }
-            let message = condition.told(self.computation, &mut self.meter);
+            let message = condition.told(self.bindings, &mut self.meter);
             let place = format!("{}: rule {}: {message}", self.pointer, rule.name);
             match condition.otherwise {
                 Otherwise::NotMatched => {}
                 Otherwise::Skip => self.notes.push(place.into()),
-                Otherwise::Deny => return Err(Fault::Denied(Conflict::new(Reason::MatchCondition, &place))),
+                Otherwise::Deny => return Err(MergeError::Denied(Conflict::new(Reason::MatchCondition, &place))),
             }
             return Ok(());
         }
-        let known = self.computation.known();
+        let known = self.bindings.known();
         self.know_existing(&rule.template, Some(target.slot))?;
         let part =
             if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
         let directives = self.directives(&rule.template)?;
-        self.computation.forget(known);
-        let around = self.manner;
+        self.bindings.forget(known);
+        let around = self.mode;
         self.follow(directives);
         let result = match part {
             Some(part) => self.object(target.slot, part, &schema::CONTAINER, None),
             None => Ok(()),
         };
-        self.manner = around;
+        self.mode = around;
         result
     }
 }

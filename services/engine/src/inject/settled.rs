@@ -1,4 +1,4 @@
-//! Items of lists without keys: told by what they mean, and what an earlier pass of the same profile left of them.
+//! Compares items of lists without keys by their value, to recognize what an earlier pass of the same profile left.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -6,19 +6,18 @@ use std::collections::HashSet;
 use crate::expression::Meter;
 use crate::json::{Document, Kind, SlotId, Value, write_string};
 
-use super::merge::{Fault, Manner, Merge, Part};
-use super::notes::Original;
+use super::state::{Merge, MergeError, MergeMode, OriginalValue, Part};
 
-/// Bytes that each byte of an item is charged as that is looked up or remembered.
+/// The charge for each byte of an item that is searched or stored, in bytes.
 const ITEM_BYTE_COST: usize = 4;
 
-/// Items by what they mean, so that one is found among many without going over them.
+/// A set of items by value.
 #[derive(Default)]
 pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
 
-/// What an earlier pass left of a list as it should be.
+/// The part of a list that an earlier pass left.
 pub(super) enum Settled<'a> {
-    /// All of it: it is part of something that this profile added.
+    /// All items: the list is part of an addition of this profile.
     All,
     /// These items.
     These(Items<'a>),
@@ -29,21 +28,22 @@ impl<'a> Items<'a> {
         self.0.contains(&normal(item))
     }
 
-    /// Whether it was not among them yet.
+    /// Adds an item. Returns false if the set has it already.
     pub(super) fn add(&mut self, item: Value<'a>) -> bool {
         self.0.insert(normal(item))
     }
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// A list whose elements the record cannot name, as an earlier pass of this profile left it. That pass found it as the
-    /// record has it, and did this work on it; or found none and laid this part.
+    /// Recomputes a list without keys as an earlier pass of this profile left it: from the original in the record by
+    /// the same work, or from this part if there was none.
     pub(super) fn left_by_us(
         &mut self,
         part: Option<Part<'a>>,
-        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
-    ) -> Result<Option<Settled<'a>>, Fault> {
-        // It has a meter of its own, or a profile might be applied once and be too much work when it is asked for again.
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Option<Settled<'a>>, MergeError> {
+        // It uses a meter of its own. Otherwise a profile that could be applied once might exceed its budget in a
+        // second pass.
         std::mem::swap(&mut self.meter, &mut self.again);
         let left = self.find_left(part, work);
         std::mem::swap(&mut self.meter, &mut self.again);
@@ -53,24 +53,24 @@ impl<'a> Merge<'_, 'a> {
     fn find_left(
         &mut self,
         part: Option<Part<'a>>,
-        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), Fault>,
-    ) -> Result<Option<Settled<'a>>, Fault> {
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Option<Settled<'a>>, MergeError> {
         let left = match self.original() {
-            Original::Was(list) if list.kind() == Kind::Array && (self.is_known() || self.is_below_ours()) => {
-                let manner = Manner { settled: false, within_added: true, ..self.manner };
+            OriginalValue::Was(list) if list.kind() == Kind::Array && (self.is_known() || self.is_below_ours()) => {
+                let mode = MergeMode { settled: false, within_added: true, ..self.mode };
                 let left = self.on_copy(list, |merge| {
-                    merge.manner = manner;
+                    merge.mode = mode;
                     merge.document.open(Document::ROOT)?;
                     work(merge)
                 });
                 Some(left?)
             }
-            Original::Nothing if self.is_ours() => match part {
+            OriginalValue::Nothing if self.is_ours() => match part {
                 Some(part) => self.value_of(part)?,
                 None => None,
             },
-            Original::Nothing if self.is_below_ours() => return Ok(Some(Settled::All)),
-            Original::Was(_) | Original::Nothing | Original::Unchanged => None,
+            OriginalValue::Nothing if self.is_below_ours() => return Ok(Some(Settled::All)),
+            OriginalValue::Was(_) | OriginalValue::Nothing | OriginalValue::Unchanged => None,
         };
         let Some(left) = left else { return Ok(None) };
         let mut items = Items::default();
@@ -81,8 +81,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(Some(Settled::These(items)))
     }
 
-    /// Whether an earlier pass left an item as it is.
-    pub(super) fn is_left(&mut self, settled: Option<&Settled<'a>>, item: Value<'a>) -> Result<bool, Fault> {
+    /// Whether an earlier pass left an item.
+    pub(super) fn is_left(&mut self, settled: Option<&Settled<'a>>, item: Value<'a>) -> Result<bool, MergeError> {
         match settled {
             None => Ok(false),
             Some(Settled::All) => Ok(true),
@@ -93,8 +93,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The items that a list has now.
-    pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, Fault> {
+    /// The current items of a list.
+    pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, MergeError> {
         let slots: Vec<_> = self.document.children(list).collect();
         self.charge_looks(slots.len())?;
         let mut items = Items::default();
@@ -106,13 +106,13 @@ impl<'a> Merge<'_, 'a> {
         Ok(items)
     }
 
-    /// Charges looking an item up, or remembering it.
-    pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), Fault> {
+    /// Charges searching or storing an item.
+    pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
         self.charge(Meter::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
     }
 }
 
-/// A value in the one form that all values have that mean the same.
+/// The canonical form of a value: equal values have the same form.
 fn normal(value: Value<'_>) -> Cow<'_, str> {
     match value.kind() {
         Kind::EscapedString | Kind::Object | Kind::Array => {

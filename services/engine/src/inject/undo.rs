@@ -1,4 +1,4 @@
-//! Undoing an injection: an object as its author wrote it, by the record that injection left on it.
+//! Undoes an injection: returns an object as its author wrote it, by its injection record.
 
 use std::sync::Arc;
 
@@ -6,45 +6,45 @@ use pillion_api::names::INJECTED_ANNOTATION;
 use thiserror::Error;
 
 use super::locate;
-use super::record::Record;
 use crate::json::OwnedTape;
+use crate::record::Record;
 use crate::schema;
 
-/// An object without what was injected.
+/// The result of undoing an injection.
 #[derive(Clone, Debug)]
 pub struct Undone {
-    /// The object.
+    /// The original object.
     pub object: Arc<OwnedTape>,
-    /// The profiles whose work was undone, as they are displayed, each with its revision.
+    /// The display names of the undone profiles, each with its revision.
     pub profiles: Vec<(Box<str>, Box<str>)>,
-    /// Places that the record names and that are not there any more, so that nothing could be taken away or put back: somebody
-    /// took them away since. A value that somebody changed is not among them: the record does not have what injection wrote, so
-    /// it is taken away, or what was there before is put in its place, as if nobody had touched it.
+    /// Places of the record that no longer exist, so that nothing could be removed or restored. Values that were
+    /// changed later are not among them: the record does not hold what injection wrote, so they are removed or replaced
+    /// by the original.
     pub gone: Vec<Box<str>>,
 }
 
-/// An injection cannot be undone.
+/// Why an injection cannot be undone.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UndoError {
-    /// There is nothing to undo.
+    /// There is no record.
     #[error("it has no record of an injection: the annotation {INJECTED_ANNOTATION} is not there")]
     NoRecord,
-    /// The record is not one of ours, or of another version.
+    /// The record is not in a format that this build understands.
     #[error("its record {INJECTED_ANNOTATION} is not in a form that this build understands")]
     UnknownRecord,
-    /// The object cannot be read.
+    /// The object cannot be parsed.
     #[error("it cannot be read: {0}")]
     Malformed(Box<str>),
 }
 
-/// Undoes all that the record of a pod, or of a pod's template, says. Whose record it is is not asked: whoever undoes the
-/// injection of a file takes the record as it stands there.
+/// Undoes everything in the record of a pod or of a pod template. The record is trusted as it is: for manifests it does
+/// not matter who wrote it.
 ///
-/// The result is what the author wrote but for lists and maps that are empty: those that injection made are taken away, and
-/// of one that was there and empty before the record says nothing.
+/// The result is the original except for empty lists and maps. Those that injection created are removed, and the record
+/// does not tell about those that were empty before.
 ///
 /// # Errors
-/// There is no record, or it or the object cannot be read.
+/// There is no record, or the record or the object cannot be parsed.
 pub fn undo(pod: &str) -> Result<Undone, UndoError> {
     let malformed = |error: &dyn std::fmt::Display| UndoError::Malformed(error.to_string().into());
     let tape = OwnedTape::parse(pod).map_err(|error| malformed(&error))?;
@@ -57,7 +57,7 @@ pub fn undo(pod: &str) -> Result<Undone, UndoError> {
     });
     let object = undone.map_err(|error| malformed(&format!("the key {:?} stands twice", error.key)))?;
     let object = object.ok_or_else(|| malformed(&"what is left is no JSON"))?;
-    // What is part of an addition, as of a container that was moved, has gone with it.
+    // Parts of an addition, such as those of a moved container, are removed with it.
     let added: Vec<_> = record.all_added().collect();
     let goes_with = |place: &str| {
         let mut around = place.rmatch_indices('/').filter_map(|(at, _)| place.get(..at));

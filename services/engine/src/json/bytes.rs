@@ -1,4 +1,5 @@
-//! Looking for a byte in a text, eight bytes at a time. Nearly no text has what is looked for, so all of it is looked at.
+//! Searches a text for a byte, eight bytes at a time. Most texts do not contain the byte, so the search reads all of
+//! the text.
 
 /// A word of eight bytes that are one.
 pub(super) const ONES: u64 = u64::MAX / 255;
@@ -32,8 +33,8 @@ pub(super) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u
     words.iter().any(|word| of_word(u64::from_le_bytes(*word))) || of_word(u64::from_le_bytes(*last))
 }
 
-/// The first byte of which the test is true, which marks it in eight at a time by its highest bit; above it there may be
-/// false marks.
+/// The first byte of which the test is true, which marks it in eight at a time by its highest bit; above it there may
+/// be false marks.
 #[inline]
 pub(super) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u8) -> bool) -> Option<usize> {
     let (words, rest) = text.as_chunks();
@@ -47,7 +48,8 @@ pub(super) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u
     Some(text.len() - rest.len() + place)
 }
 
-/// The highest bit of each of eight bytes that is this one, which is of ASCII. Above the first there may be false marks.
+/// The highest bit of each of eight bytes that is this one, which is of ASCII. Above the first there may be false
+/// marks.
 #[inline]
 pub(super) const fn marked(word: u64, byte: u8) -> u64 {
     let zero = word ^ (ONES * byte as u64);

@@ -1,10 +1,9 @@
-//! A JSON value under edit: a tree of slots laid over a tape.
+//! A JSON value under edit: a tree of slots over a tape.
 //!
-//! A slot is opened, its members or items becoming slots of their own, only where something below it is looked for or
-//! changed; all else stays one slot that holds a place in the tape. Slots know whether they were there from the
-//! beginning, so what was changed can be read off the tree (see [`crate::patch`]). All slots live in one vector: opening
-//! and adding cost no allocation of their own. To come back to what a document was at some moment, slots that are changed
-//! after it are remembered.
+//! A slot is opened, so that its members or items become slots, only where something below it is read or changed.
+//! Everything else stays one slot that refers to the tape. Slots know whether they existed from the start, so the
+//! changes can be read off the tree (see the module `patch`). All slots live in one vector, so opening and adding do not
+//! allocate per slot. To return to an earlier state, a document remembers the slots that changed after it.
 
 use std::num::NonZeroU32;
 
@@ -15,8 +14,8 @@ use super::tape::{Kind, Value};
 
 mod edit;
 
-/// A slot of a document, by its number, the first of which is 1. It stays valid for as long as the document is there; on a
-/// copy it means the same slot. Slots that were made later are greater.
+/// A slot of a document, by its number, the first of which is 1. It stays valid for as long as the document is there;
+/// on a copy it means the same slot. Slots that were made later are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SlotId(NonZeroU32);
 
@@ -143,8 +142,8 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The same value as another document is made from, of which no more will be opened than there: so the keys were looked
-    /// at.
+    /// The same value as another document is made from, of which no more will be opened than there: so the keys were
+    /// looked at.
     pub(crate) fn beside(root: Value<'a>) -> Self {
         Self { keys_are_known: true, ..Self::new(root) }
     }
@@ -181,8 +180,8 @@ impl<'a> Document<'a> {
         SlotId::number(self.slots.len() + 1)
     }
 
-    /// A number that changes whenever a slot gets another value or another place, and grows by one where an item is put into a
-    /// list. Only a new member leaves it as it is.
+    /// A number that changes whenever a slot gets another value or another place, and grows by one where an item is put
+    /// into a list. Only a new member leaves it as it is.
     pub(crate) const fn upheavals(&self) -> u32 {
         self.upheavals
     }

@@ -1,16 +1,16 @@
-//! JSON as the engine needs it: read once into a flat table, never copied, and edited by laying changes over it.
+//! JSON parsing and editing without copies.
 //!
-//! An admission review is a few kilobytes of which the engine looks at a few hundred bytes and changes fewer. So a text
-//! becomes a *tape*: a table of where every value begins and ends. Whatever nobody looks at stays the slice of the
-//! request that it is, to the byte, whether this build knows the field or not. A `Document` lays edits over a tape and
-//! can say as a JSON patch what they are.
+//! The engine reads a few hundred bytes of an admission review and changes fewer. So a text is parsed once into a
+//! *tape*, a table of where every value begins and ends. Values that are not read stay slices of the request. Unknown
+//! fields are preserved byte for byte. A `Document` records edits on top of a tape; `patch` turns them into a JSON
+//! patch.
 
 mod bytes;
-mod document;
-mod parse;
 mod pointer;
 mod string;
 mod tape;
+mod document;
+mod parse;
 
 pub(crate) use bytes::{before_byte, has_byte};
 pub(crate) use document::{Content, Document, Malformed, SlotId, State};

@@ -1,12 +1,13 @@
-//! Text to the table of its values: one pass over the bytes that checks all of the grammar of RFC 8259 and notes where values are.
+//! Parses a text into a tape: one pass over the bytes that checks the whole grammar of RFC 8259 and notes where values
+//! are.
 //!
-//! The parser recurses, so its depth is bounded; the table is four words for each value, so their number is bounded.
-//! Strings are the larger part of every Kubernetes object and are read eight bytes at a time.
+//! The parser recurses, so its depth is limited. The table takes four words for each value, so the number of values is
+//! limited. Strings are the larger part of every Kubernetes object and are read eight bytes at a time.
 
 use thiserror::Error;
 
 use super::string::behind_plain;
-use super::tape::{Kind, Node, OwnedTape};
+use super::tape::{BorrowedTape, Kind, Node, OwnedTape};
 
 /// How many nodes a value is in which there is none, and a key with such a value.
 const VALUE: u32 = 1;
@@ -77,15 +78,15 @@ fn is_common_string(within: &[u8]) -> bool {
     }
 }
 
-/// Every function takes what is left of the text, and gives what is left behind what it read; `None` if something is wrong.
-/// So the place at hand stays in registers, and needs neither a check against the end nor one against overflow.
+/// Every function takes what is left of the text, and gives what is left behind what it read; `None` if something is
+/// wrong. So the place at hand stays in registers, and needs neither a check against the end nor one against overflow.
 struct Parser {
     /// Bytes of the whole text.
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// Why reading ended, where a function gives `None`. Here and not in every result, because one is looked at for every
-    /// few bytes.
+    /// Why reading ended, where a function gives `None`. Here and not in every result, because one is looked at for
+    /// every few bytes.
     fault: Option<SyntaxError>,
 }
 
@@ -123,8 +124,8 @@ impl Parser {
             rest = self.string(key, KEY)?;
             let Some(value) = behind(rest, b':') else { return self.fail(rest, "expected a colon behind the key") };
             rest = match value {
-                // Most values are strings or, where it is said who owns what, have nothing in them. They need no call that may
-                // come back to here.
+                // Most values are strings or, where it is said who owns what, have nothing in them. They need no call
+                // that may come back to here.
                 [b'"', within @ ..] => self.string(within, VALUE)?,
                 [b'{', b'}', behind @ ..] if depth + 1 < self.limits.depth => {
                     self.push(Kind::Object, self.offset(value), VALUE, behind)?;
@@ -298,8 +299,8 @@ impl Parser {
         Some(())
     }
 
-    /// Makes room for more values, as many as there may be. There is never more room than that, so that only who has none
-    /// left asks.
+    /// Makes room for more values, as many as there may be. There is never more room than that, so that only who has
+    /// none left asks.
     #[cold]
     fn grow(&mut self, behind: &[u8]) -> Option<()> {
         let count = self.nodes.len();
@@ -364,6 +365,16 @@ impl OwnedTape {
         let text = text.into();
         let nodes = nodes(text.as_bytes(), Limits::default())?;
         Ok(Self::from_parts(text, nodes))
+    }
+}
+
+impl<'t> BorrowedTape<'t> {
+    /// Reads a text that somebody else owns.
+    ///
+    /// # Errors
+    /// If the text is not JSON, or exceeds the limits.
+    pub(crate) fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
+        Ok(Self::from_parts(text, nodes(text.as_bytes(), limits)?))
     }
 }
 

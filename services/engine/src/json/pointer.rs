@@ -1,4 +1,4 @@
-//! Tokens of JSON pointers (RFC 6901), in which `~` and `/` are escaped.
+//! Escapes tokens of JSON pointers (RFC 6901): `~` and `/`.
 
 use super::bytes::{any, find, marked};
 
@@ -7,8 +7,8 @@ pub(crate) fn needs_escape(key: &str) -> bool {
     any(key.as_bytes(), |word| special(word) != 0, is_special)
 }
 
-/// What stands in a key before the first character that a pointer escapes, what that becomes, and what is behind it; `None`
-/// if there is no such character.
+/// What stands in a key before the first character that a pointer escapes, what that becomes, and what is behind it;
+/// `None` if there is no such character.
 pub(crate) fn split_at_escape(key: &str) -> Option<(&str, &'static str, &str)> {
     let place = find(key.as_bytes(), special, is_special)?;
     let (plain, behind) = key.split_at_checked(place)?;

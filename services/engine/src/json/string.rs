@@ -1,5 +1,4 @@
-//! Strings of JSON: their escapes, read and written, and the keys of objects, which are strings that are compared often
-//! and read seldom.
+//! JSON strings: reads and writes escapes. Keys of objects are strings that are compared often and read seldom.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,8 +11,8 @@ pub(crate) trait Sink {
     fn put(&mut self, text: &str);
 }
 
-/// The key of a member, as it stands in the text between its quotes. Keys are compared far more often than read, and nearly
-/// none has an escape, so whether one has is known and not looked for.
+/// The key of a member, as it stands in the text between its quotes. Keys are compared far more often than read, and
+/// nearly none has an escape, so whether one has is known and not looked for.
 #[derive(Clone, Copy)]
 pub struct Key<'t> {
     escaped: &'t str,
@@ -47,8 +46,8 @@ impl<'t> Key<'t> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
-    /// Some of 64 bits: the same for keys that are written alike, and seldom for others of one object. All of them for one
-    /// with escapes, which may be written in another way and be the same key.
+    /// Some of 64 bits: the same for keys that are written alike, and seldom for others of one object. All of them for
+    /// one with escapes, which may be written in another way and be the same key.
     fn bits(self) -> u64 {
         if self.has_escapes {
             return u64::MAX;
@@ -84,8 +83,8 @@ pub(super) const fn may_stand_for(escaped: &str, text: &str) -> bool {
     escaped.len() <= text.len().saturating_mul(6)
 }
 
-/// The first key that stands behind another that is the same. Keys are compared only where they share bits, so this is for
-/// few keys: of many, each would be compared with all before it.
+/// The first key that stands behind another that is the same. Keys are compared only where they share bits, so this is
+/// for few keys: of many, each would be compared with all before it.
 #[inline]
 pub(crate) fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
     let mut seen = 0;
@@ -195,8 +194,8 @@ pub(crate) fn is_plain(text: &str) -> bool {
     !bytes::any(text.as_bytes(), |word| special_bytes(word) != 0, |byte| matches!(byte, b'"' | b'\\' | 0..0x20))
 }
 
-/// What is left of a text behind the bytes at its beginning that stand for themselves in a string of JSON. Eight at a time:
-/// strings are the larger part of every object.
+/// What is left of a text behind the bytes at its beginning that stand for themselves in a string of JSON. Eight at a
+/// time: strings are the larger part of every object.
 #[inline]
 pub(crate) fn behind_plain(text: &[u8]) -> &[u8] {
     let mut rest = text;

@@ -1,11 +1,10 @@
-//! The table of a JSON text's values, and a cursor over it.
+//! The tape of a JSON text, and cursors over it.
 //!
-//! A node says where a value begins and ends in the text and how many nodes it is with everything within it, so that a
-//! value can be passed over in one step. Keys of objects are nodes too, each before its value.
+//! A node holds the start and end of a value in the text, and the number of nodes that the value spans, so that a value
+//! can be skipped in one step. Keys of objects are nodes too, each before its value.
 
 use std::borrow::Cow;
 
-use super::parse::{self, Limits, SyntaxError};
 use super::string::{Key, may_stand_for, unescape, write_string};
 
 /// What a value is.
@@ -120,8 +119,8 @@ impl OwnedTape {
 }
 
 impl<'t> BorrowedTape<'t> {
-    pub(crate) fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
-        Ok(Self { text, nodes: parse::nodes(text.as_bytes(), limits)? })
+    pub(super) const fn from_parts(text: &'t str, nodes: Vec<Node>) -> Self {
+        Self { text, nodes }
     }
 
     pub(crate) fn root(&self) -> Value<'_> {
@@ -249,8 +248,8 @@ impl<'t> Value<'t> {
         self.children(Kind::Array)
     }
 
-    /// Whether both mean the same: objects by their members in any order, lists by their items in order, scalars by their
-    /// text.
+    /// Whether both mean the same: objects by their members in any order, lists by their items in order, scalars by
+    /// their text.
     #[must_use]
     pub fn means(self, other: Self) -> bool {
         match (self.kind(), other.kind()) {

@@ -1,4 +1,4 @@
-//! The controls of the Pod Security Standards, by name, and the levels that they belong to.
+//! The controls of the Pod Security Standards by name, and their levels.
 
 use std::fmt;
 
@@ -19,9 +19,9 @@ impl PodSecurityLevel {
     /// The label by which a namespace says which level its pods are held to.
     pub const LABEL: &str = "pod-security.kubernetes.io/enforce";
 
-    /// The level that a namespace's label asks of what a tenant adds. Without a label, and where everything is allowed, it
-    /// is the lowest one: a tenant who may create privileged pods can do so in the open, and not by way of other people's
-    /// pods. A value that nobody knows is taken as the highest, as the API server does.
+    /// The level that a namespace's label asks of what a tenant adds. Without a label, and where everything is allowed,
+    /// it is the lowest one: a tenant who may create privileged pods can do so in the open, and not by way of other
+    /// people's pods. A value that nobody knows is taken as the highest, as the API server does.
     #[must_use]
     pub fn from_label(value: Option<&str>) -> Self {
         match value {

@@ -1,9 +1,8 @@
-//! What is different between two states of a pod, place by place.
+//! Lists the differences between two states of a pod, place by place.
 //!
-//! Elements of keyed lists are told apart by their keys, as the merge tells them apart, so a place is named by the same
-//! tokens as in the record. A list or map that one of both does not have is gone through all the same: what is told is the
-//! element that was added, not the list. The work is linear in both texts, and what stands there letter for letter in both
-//! is not looked into.
+//! Elements of keyed lists are matched by their keys, as in the merge, so a place has the same name as in the record.
+//! If only one state has a list or map, its elements are listed one by one. The work is linear in both texts, and parts
+//! that are equal byte for byte are skipped.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

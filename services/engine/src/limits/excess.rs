@@ -1,4 +1,4 @@
-//! What a limit says when it is exceeded.
+//! Violations of the limits of namespaced profiles.
 
 use std::fmt;
 

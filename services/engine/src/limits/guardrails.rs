@@ -1,14 +1,14 @@
-//! What the platform allows tenants' profiles to do, beyond what no tenant may do anyway.
+//! Guardrails: the limits that the platform configures for tenants' profiles, besides the fixed ones.
 
 use serde::{Deserialize, Serialize};
 
 use super::control::PodSecurityLevel;
 use super::image::ImagePrefix;
 
-/// Domains whose labels and annotations mean something to Kubernetes or to Pillion itself, with all domains below them.
+/// Domains whose labels and annotations Kubernetes or Pillion interprets, with all domains below them.
 const RESERVED_DOMAINS: [&str; 3] = ["pillion.dev", "kubernetes.io", "k8s.io"];
 
-/// Kinds of volumes that a pod can have, and that are not the host's.
+/// Kinds of volumes that do not come from the host.
 const VOLUME_KINDS: [&str; 28] = [
     "awsElasticBlockStore",
     "azureDisk",
@@ -40,8 +40,8 @@ const VOLUME_KINDS: [&str; 28] = [
     "vsphereVolume",
 ];
 
-/// Kinds of volumes that tenants may add unless the platform says otherwise. A `projected` volume is not among them and
-/// may be added all the same, as far as it only puts several of these into one folder: see [`Guardrails::volume_kinds`].
+/// Kinds of volumes that tenants may add by default. A `projected` volume is not among them, and may still be added if
+/// all its sources are of these kinds: see [`Guardrails::volume_kinds`].
 const DEFAULT_VOLUME_KINDS: [&str; 6] =
     ["configMap", "secret", "emptyDir", "downwardAPI", "ephemeral", "persistentVolumeClaim"];
 
@@ -59,34 +59,34 @@ const DEFAULT_VOLUME_KINDS: [&str; 6] =
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Guardrails {
-    /// Where images of containers that a profile adds, or gives another image, may come from. Default: from everywhere.
+    /// Registries for the images of containers that a profile adds or changes. Default: all registries.
     pub registries: Option<Vec<ImagePrefix>>,
     /// Kinds of volumes that a profile may add or change: the names of a volume's sources in Kubernetes. A `projected`
-    /// volume may be used as far as each of its sources is one of these kinds. Its other sources are identities (a service
-    /// account's token for any audience, a pod's certificate) that the pod's author did not ask for, and need `projected`
-    /// itself in this list; tokens are refused even then.
+    /// volume may be used as far as each of its sources is one of these kinds. Its other sources are identities (a
+    /// service account's token for any audience, a pod's certificate) that the pod's author did not ask for, and need
+    /// `projected` itself in this list; tokens are refused even then.
     pub volume_kinds: Vec<VolumeKind>,
-    /// The Pod Security level that is asked for at least, also where the namespace asks for less.
+    /// The minimum Pod Security level, even if the namespace enforces a lower one.
     pub minimum_pod_security: PodSecurityLevel,
-    /// Domains whose labels and annotations a profile may not touch, with all domains below them. pillion.dev,
-    /// kubernetes.io and k8s.io are always among them.
+    /// Domains whose labels and annotations a profile may not change, with all domains below them. pillion.dev,
+    /// kubernetes.io and k8s.io are always included.
     pub reserved_domains: Vec<Domain>,
-    /// Whole keys of labels and annotations that a profile may not touch. `app` is what services select pods by.
+    /// Keys of labels and annotations that a profile may not change. Services select pods by `app`.
     pub reserved_keys: Vec<String>,
-    /// How many containers a profile may add.
+    /// The maximum number of containers that a profile adds.
     pub max_containers: usize,
-    /// How many volumes a profile may add.
+    /// The maximum number of volumes that a profile adds.
     pub max_volumes: usize,
-    /// How many entries a profile may add to the environment of containers, counted over all of them.
+    /// The maximum number of environment variables that a profile adds to all containers together.
     pub max_env: usize,
-    /// How many mounts a profile may add, counted over all containers.
+    /// The maximum number of mounts that a profile adds to all containers together.
     pub max_mounts: usize,
-    /// How many labels and annotations a profile may add.
+    /// The maximum number of labels and annotations that a profile adds.
     pub max_keys: usize,
-    /// By how many bytes, as JSON, a profile may make the pod larger.
+    /// The maximum number of bytes by which a profile grows the pod, as JSON.
     pub max_bytes: usize,
-    /// Whether pods of `required` namespaces carry a record also where nothing is injected: an empty one. So the API server
-    /// can tell a pod that was decided about from one that came by when nobody was called.
+    /// Whether pods of `required` namespaces get a record even if nothing is injected. It is empty then, and the API
+    /// server can tell a decided pod from one that was created while no webhook was called.
     pub record_decisions: bool,
 }
 
@@ -110,7 +110,7 @@ impl Default for Guardrails {
 }
 
 impl Guardrails {
-    /// Whether a label or annotation is none of a tenant's business.
+    /// Whether tenants may not change a label or annotation.
     pub(super) fn is_reserved(&self, key: &str) -> bool {
         if self.reserved_keys.iter().any(|reserved| reserved == key) {
             return true;
@@ -124,18 +124,18 @@ impl Guardrails {
             .any(|reserved| domain.strip_suffix(reserved).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
     }
 
-    /// Whether an image may be used.
+    /// Whether an image is allowed.
     pub(super) fn allows_image(&self, image: &str) -> bool {
         self.registries.as_ref().is_none_or(|registries| registries.iter().any(|registry| registry.holds(image)))
     }
 
-    /// Whether a kind of volume may be used.
+    /// Whether a kind of volume is allowed.
     pub(super) fn allows_volume(&self, kind: &str) -> bool {
         self.volume_kinds.iter().any(|allowed| &*allowed.0 == kind)
     }
 }
 
-/// The name of a volume's source, as in `configMap`.
+/// The kind of a volume: the name of its source, such as `configMap`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String")]
 pub struct VolumeKind(Box<str>);
@@ -163,7 +163,7 @@ impl TryFrom<String> for VolumeKind {
     }
 }
 
-/// A domain of labels and annotations, as in `example.com`.
+/// A domain of labels and annotations, such as `example.com`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String")]
 pub struct Domain(Box<str>);

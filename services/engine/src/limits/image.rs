@@ -1,8 +1,8 @@
-//! References of images, as a container runtime reads them, and prefixes of them.
+//! Image references as a container runtime reads them, and prefixes of them.
 //!
-//! Short names are completed first (`nginx` is `docker.io/library/nginx`), then a prefix is compared part by part: the
-//! prefix `ghcr.io/team` holds `ghcr.io/team/tool` and not `ghcr.io/teammate/tool`. What no runtime would take is no
-//! reference at all, so that nothing can hide behind an unusual spelling.
+//! Short names are completed first (`nginx` is `docker.io/library/nginx`). Then a prefix is compared part by part: the
+//! prefix `ghcr.io/team` matches `ghcr.io/team/tool` but not `ghcr.io/teammate/tool`. A text that no runtime accepts is
+//! not a reference, so that nothing can hide behind an unusual spelling.
 
 use std::fmt;
 
@@ -99,8 +99,8 @@ impl Name {
     }
 }
 
-/// Whether the first part of a name is a registry, and not a folder of the default one: it has a dot, a port or a capital
-/// letter, or is the host itself.
+/// Whether the first part of a name is a registry, and not a folder of the default one: it has a dot, a port or a
+/// capital letter, or is the host itself.
 fn is_registry(part: &str) -> bool {
     part.contains(['.', ':']) || part == "localhost" || part.bytes().any(|byte| byte.is_ascii_uppercase())
 }

@@ -1,20 +1,21 @@
-//! What a namespaced profile may do to a pod, checked on the result of every injection.
+//! Limits of namespaced profiles, checked on the result of every injection.
 //!
-//! A tenant stores a profile, and it acts on everybody's pods in the namespace. The text of the profile says little of what
-//! it will do, because values may come from expressions; so the pod behind the profile is compared with the pod before it:
+//! A tenant stores a profile, and it acts on all pods of the namespace. Its text does not show what it will do, because
+//! values may come from expressions. So the pod after the profile is compared with the pod before it:
 //!
-//! * `protected`: what the platform's profiles did stands, in its place;
-//! * `scope`: which places may change at all, and how many may be added;
-//! * `pod_security`: what the Pod Security Standards ([`Control`]) do not allow, and was not there before.
+//! * `protected`: changes of the platform's profiles stay as they are, in their place.
+//! * `scope`: which fields may change at all, and how much may be added.
+//! * `pod_security`: no new violations of the Pod Security Standards ([`Control`]).
 //!
-//! [`Guardrails`] are what the platform says beside that: registries, kinds of volumes, numbers. The first thing that is
-//! wrong is the `Excess`; the profile is then not applied. Cluster profiles are the platform's own, and have no limits.
+//! [`Guardrails`] are the limits that the platform configures: registries, kinds of volumes, numbers. The first
+//! violation is returned as an `Excess`, and the profile is not applied. Cluster profiles belong to the platform and
+//! have no limits.
 
 mod control;
 mod difference;
 mod excess;
-mod guardrails;
 mod image;
+mod guardrails;
 mod pod_security;
 mod protected;
 mod scope;
@@ -25,26 +26,26 @@ pub use control::{Control, PodSecurityLevel};
 pub(crate) use excess::{Excess, Limit};
 pub use guardrails::{Domain, Guardrails, VolumeKind};
 pub use image::ImagePrefix;
-pub(crate) use protected::{Done, Protected};
+pub(crate) use protected::Protected;
 
 use crate::json::{Document, OwnedTape, Value};
+use crate::namespace::NamespaceMetadata;
 use crate::profile::Limits;
-use crate::snapshot::Namespace;
 use pod_security::{CONTAINER_LISTS, Subject, Violation, name_of, violations};
 
-/// What the limits of one request depend on.
+/// The inputs of the limits for one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds<'b> {
-    pub(crate) namespace: &'b Namespace,
+    pub(crate) namespace: &'b NamespaceMetadata,
     pub(crate) guardrails: &'b Guardrails,
 }
 
 impl Bounds<'_> {
-    /// Checks what a namespaced profile that is bounded by `limits` made of an object. `before` is what other profiles had
-    /// made of it, if they had made anything of it.
+    /// Checks the result of a namespaced profile with these limits. `before` is the object after other profiles, if
+    /// they changed it.
     ///
     /// # Errors
-    /// The first thing that it may not do.
+    /// The first violation.
     pub(crate) fn check(
         &self,
         limits: Limits,
@@ -62,10 +63,10 @@ impl Bounds<'_> {
     }
 }
 
-/// Checks that what the platform's profiles make of an object by themselves stands in what all profiles made of it.
+/// Checks that the changes of the platform's profiles alone are part of the joint result of all profiles.
 ///
 /// # Errors
-/// The first thing that does not.
+/// The first violation.
 pub(crate) fn check_interference(
     alone: &Document<'_>,
     together: &Document<'_>,
@@ -80,15 +81,15 @@ fn read(document: &Document<'_>) -> Result<OwnedTape, Excess> {
     OwnedTape::parse(text).map_err(|_| Excess::unreadable())
 }
 
-/// Checks what a namespaced profile made of a pod.
+/// Checks the result of a namespaced profile on a pod.
 ///
 /// # Errors
-/// The first thing that it may not do.
+/// The first violation.
 pub(crate) fn check(
     before: Value<'_>,
     after: Value<'_>,
     protected: &Protected,
-    namespace: &Namespace,
+    namespace: &NamespaceMetadata,
     guardrails: &Guardrails,
 ) -> Result<(), Excess> {
     protected.check(before, after)?;
@@ -97,8 +98,9 @@ pub(crate) fn check(
     check_pod_security(before, after, label.max(guardrails.minimum_pod_security))
 }
 
-/// Checks that no control is violated that was not violated before. The level counts for all; and what was there before
-/// goes on fulfilling the controls of the higher level that it fulfilled, also where nobody asks for them.
+/// Checks that the pod violates no control that it did not violate before. The controls of the level apply to
+/// everything. Elements that existed before must also keep fulfilling the controls of higher levels that they
+/// fulfilled.
 fn check_pod_security(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
     let known = violations(before);
     let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
@@ -118,7 +120,7 @@ fn check_pod_security(before: Value<'_>, after: Value<'_>, level: PodSecurityLev
     }
 }
 
-/// Containers and volumes of a pod: the list and the name of each.
+/// The containers and volumes of a pod: the list and the name of each.
 fn elements(pod: Value<'_>) -> impl Iterator<Item = (&'static str, std::borrow::Cow<'_, str>)> {
     CONTAINER_LISTS.into_iter().chain(["volumes"]).flat_map(move |list| {
         let items = pod.at(&["spec", list]).into_iter().flat_map(Value::items);

@@ -1,11 +1,11 @@
-//! The Pod Security Standards, evaluated for a pod: which control it violates, where, and by what.
+//! Evaluates the Pod Security Standards for a pod: which control it violates, where, and by which value.
 //!
-//! The list is that of Kubernetes 1.36. Two things are on purpose as in its oldest versions, because the version that the
-//! API server is told to enforce is not known here: pods with a user namespace of their own (`hostUsers: false`) may not
-//! run as root or unmask `/proc`, and a namespace's `enforce-version` is not looked at. Whatever was changed in a pod is so
-//! never refused by the API server for a control that was fulfilled before.
+//! The controls are those of Kubernetes 1.36, with two exceptions that follow the oldest versions, because the enforced
+//! version is not known here. Pods with a user namespace of their own (`hostUsers: false`) may not run as root or
+//! unmask `/proc`, and the `enforce-version` label of a namespace is ignored. So the API server never rejects a changed
+//! pod for a control that it fulfilled before.
 //!
-//! A field that should hold `true` or `false` and holds neither counts as `true`: the API server refuses it anyway.
+//! A boolean field with another value counts as `true`: the API server rejects it anyway.
 
 use std::borrow::Cow;
 
@@ -68,8 +68,8 @@ pub(super) enum Subject<'v> {
     Volume(Cow<'v, str>),
 }
 
-/// One thing that a control does not allow. Two pods have the same violation if all parts are equal: another capability on
-/// the same container is another violation.
+/// One thing that a control does not allow. Two pods have the same violation if all parts are equal: another capability
+/// on the same container is another violation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Violation<'v> {
     pub(super) control: Control,

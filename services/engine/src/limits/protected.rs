@@ -1,4 +1,5 @@
-//! What the platform's profiles did to a pod, which no namespaced profile changes, removes, moves, or gets in front of.
+//! Protects the changes of the platform's profiles: namespaced profiles must not change, remove or move them, or get in
+//! front of them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -6,58 +7,46 @@ use std::collections::{BTreeMap, HashMap};
 use super::difference::{Difference, Differences, Order, pointer};
 use super::excess::{Excess, Limit};
 use crate::json::Value;
+use crate::record::ChangeKind;
 
-/// What was done at a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Done {
-    /// Something was added. If somebody else took it away since, there is nothing to protect.
-    Added,
-    /// What stood there was replaced or taken away, or was already as it should be. That there is nothing now may be what
-    /// was wanted.
-    Set,
-    /// An element that was there was moved within its list.
-    Moved,
-    /// An element was put first in its list, or before another element.
-    PutInFront,
-}
-
-/// Places that the platform's profiles added or set, by pointers as they stand in the record.
+/// Places that the platform's profiles added or set, by pointers as in the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Protected {
-    pointers: BTreeMap<Box<str>, Done>,
-    /// Elements whose places count though their values may not: [`Done::Moved`] or [`Done::PutInFront`].
-    placed: BTreeMap<Box<str>, Done>,
+    pointers: BTreeMap<Box<str>, ChangeKind>,
+    /// Elements whose position is protected, even if their value is not: [`ChangeKind::Moved`] or
+    /// [`ChangeKind::PutInFront`].
+    placed: BTreeMap<Box<str>, ChangeKind>,
 }
 
-/// What an element is to the order of its list.
+/// The role of an element in the order of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// It is none of the platform's.
+    /// It does not belong to the platform.
     Other,
-    /// It keeps its place among the elements that were there.
+    /// It keeps its position among the existing elements.
     Kept,
-    /// Besides, nothing new stands before it.
+    /// It also stays in front of all new elements.
     InFront,
 }
 
 impl Protected {
-    /// From pointers. Of two values at one place, the last counts.
-    pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, Done)>) -> Self {
+    /// Creates it from pointers. Of two entries with the same pointer, the last one counts.
+    pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, ChangeKind)>) -> Self {
         let mut protected = Self::default();
         for (pointer, done) in pointers {
             match done {
-                Done::Added | Done::Set => protected.pointers.insert(pointer.into(), done),
-                Done::Moved => Some(*protected.placed.entry(pointer.into()).or_insert(done)),
-                Done::PutInFront => protected.placed.insert(pointer.into(), done),
+                ChangeKind::Added | ChangeKind::Set => protected.pointers.insert(pointer.into(), done),
+                ChangeKind::Moved => Some(*protected.placed.entry(pointer.into()).or_insert(done)),
+                ChangeKind::PutInFront => protected.placed.insert(pointer.into(), done),
             };
         }
         protected
     }
 
-    /// Checks that what is protected in one state of a pod stands in another one as it stood.
+    /// Checks that everything protected in one state of a pod is unchanged in another.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// The first violation.
     pub(super) fn check(&self, before: Value<'_>, after: Value<'_>) -> Result<(), Excess> {
         Differences::of_pods(before, after, &mut |difference| match difference {
             Difference::Order(order) => self.check_order(order),
@@ -69,7 +58,7 @@ impl Protected {
         })
     }
 
-    /// Checks that places whose values were replaced are none that is protected.
+    /// Checks that no replaced place is protected.
     ///
     /// # Errors
     /// The first place that is.
@@ -78,37 +67,37 @@ impl Protected {
             .try_for_each(|place| self.touched(&place, true).map_or(Ok(()), |protected| Err(taken(&place, protected))))
     }
 
-    /// The protected place that a change touches: the one that it is, one that it is within, or, where something that was
-    /// there is taken away or replaced, one that is within it.
+    /// The protected place that a change touches: the changed place, one around it, or one within it if an existing
+    /// value is removed or replaced.
     fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
-        let at = || self.pointers.get_key_value(pointer).filter(|(_, done)| was_there || **done == Done::Set);
+        let at = || self.pointers.get_key_value(pointer).filter(|(_, done)| was_there || **done == ChangeKind::Set);
         let found = around.next().or_else(at).map(|(pointer, _)| &**pointer);
         found.or_else(|| self.below(pointer).next().filter(|_| was_there))
     }
 
-    /// The protected places within another.
+    /// The protected places below another.
     pub(super) fn below(&self, pointer: &str) -> impl Iterator<Item = &str> {
         let folder = format!("{pointer}/").into_boxed_str();
         let from = self.pointers.range(folder.clone()..).map(|(pointer, _)| &**pointer);
         from.take_while(move |found| found.starts_with(&*folder))
     }
 
-    /// How many elements at the beginning of a list nothing is put among: up to the last one that the platform put in front.
-    /// The elements are named by pointers, in their order.
+    /// The number of elements at the start of a list among which nothing may be inserted: up to the last one that the
+    /// platform put in front. `elements` are their pointers in order.
     pub(crate) fn front(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> usize {
         let ranks = self.ranks(elements);
         ranks.iter().rposition(|rank| *rank == Rank::InFront).map_or(0, |last| last + 1)
     }
 
-    /// What each element of a list is to its order. Those of the platform's that begin the list stand in front: without the
-    /// namespace's profiles they would be the first.
+    /// The rank of each element of a list. Elements of the platform that begin the list stand in front: without
+    /// namespaced profiles they would be the first.
     fn ranks(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> Vec<Rank> {
         let mut is_beginning = true;
         let mut rank_of = |element: &str| {
             let rank = match self.placed.get(element) {
-                Some(Done::PutInFront) => return Rank::InFront,
+                Some(ChangeKind::PutInFront) => return Rank::InFront,
                 Some(_) => Rank::Kept,
                 None if self.pointers.contains_key(element) => Rank::Kept,
                 None => Rank::Other,
@@ -130,7 +119,7 @@ impl Protected {
             self.ranks(before.iter().map(place))
         };
         let mut in_front = ranks.iter().filter(|rank| **rank == Rank::InFront).count();
-        // Of each element, how many of the platform's stand before it.
+        // The number of the platform's elements before each element.
         let mut passed = 0;
         let mut places = HashMap::with_capacity(before.len());
         for (key, rank) in before.iter().zip(ranks) {
@@ -182,10 +171,10 @@ mod tests {
     #[test]
     fn a_change_touches_what_it_is_what_it_is_in_and_what_is_in_it() {
         let protected = Protected::new([
-            ("/spec/containers/proxy", Done::Added),
-            ("/spec/containers/app/env/A", Done::Added),
-            ("/spec/containers/app/env/GONE", Done::Set),
-            ("/metadata/labels/x~1y", Done::Added),
+            ("/spec/containers/proxy", ChangeKind::Added),
+            ("/spec/containers/app/env/A", ChangeKind::Added),
+            ("/spec/containers/app/env/GONE", ChangeKind::Set),
+            ("/metadata/labels/x~1y", ChangeKind::Added),
         ]);
         for (pointer, was_there, expected) in [
             ("/spec/containers/proxy", true, true),
@@ -210,10 +199,10 @@ mod tests {
     #[test]
     fn platform_elements_keep_their_places() {
         let protected = Protected::new([
-            ("/spec/initContainers/lock", Done::Added),
-            ("/spec/initContainers/second", Done::Added),
-            ("/spec/initContainers/moved", Done::Moved),
-            ("/spec/initContainers/late", Done::PutInFront),
+            ("/spec/initContainers/lock", ChangeKind::Added),
+            ("/spec/initContainers/second", ChangeKind::Added),
+            ("/spec/initContainers/moved", ChangeKind::Moved),
+            ("/spec/initContainers/late", ChangeKind::PutInFront),
         ]);
         let path = ["spec".to_owned(), "initContainers".to_owned()];
         let keys = |names: &str| -> Vec<_> { names.split(' ').map(|name| (name.to_owned(), 0)).collect() };

@@ -1,5 +1,5 @@
-//! What a namespaced profile may touch at all, and how much of it: containers, volumes of some kinds, labels and annotations
-//! that nobody else relies on.
+//! Checks which fields a namespaced profile changes, and how much it adds: containers, volumes of allowed kinds, and
+//! labels and annotations that nothing else relies on.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -16,7 +16,8 @@ use crate::json::Value;
 /// The lists of containers that a profile can change.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Where the API server mounts the token of the service account into every container of a pod that does not say otherwise.
+/// Where the API server mounts the token of the service account into every container of a pod that does not say
+/// otherwise.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Containers by their names, with the list that each stands in.

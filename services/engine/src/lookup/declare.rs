@@ -1,7 +1,7 @@
-//! The `lookups` that a profile declares, from their text.
+//! Compiles the `lookups` that a profile declares.
 //!
-//! They are read with the rights of this process, and what they bring goes into pods of others. So only the platform's
-//! profiles declare them, which objects they are about is known from the text alone, and Secrets are none of them.
+//! Lookups run with Pillion's permissions, and their results go into pods of others. So only cluster profiles may
+//! declare them, their objects are known from the text alone, and Secrets are excluded.
 
 use std::collections::HashMap;
 
@@ -9,19 +9,19 @@ use pillion_api::names::is_dns_name;
 use pillion_api::profile::Lookup;
 
 use super::{Query, Which};
-use crate::profile::{Diagnostic, Limits};
+use crate::diagnostic::Diagnostic;
 
-/// A look-up that was found to be right.
+/// A compiled lookup.
 #[derive(Clone, Debug)]
 pub(crate) struct Declared {
     pub(crate) name: Box<str>,
-    /// Its namespace counts only if one was given.
+    /// The query. Its namespace counts only if the profile sets one.
     query: Query,
     in_objects_namespace: bool,
 }
 
 impl Declared {
-    /// What it is about, for an object of a namespace.
+    /// The query for an object of a namespace.
     pub(crate) fn query(&self, namespace: &str) -> Query {
         let mut query = self.query.clone();
         if self.in_objects_namespace {
@@ -31,25 +31,20 @@ impl Declared {
     }
 }
 
-/// Compiles the look-ups of a profile. What is wrong goes to `faults`.
-pub(crate) fn compile(limits: Limits, lookups: &[Lookup], faults: &mut Vec<Diagnostic>) -> Box<[Declared]> {
-    if limits == Limits::Tenant && !lookups.is_empty() {
-        let fault = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
-        faults.push(fault.with_help("they are read with Pillion's rights, not with those of the namespace"));
-        return Box::default();
-    }
+/// Compiles the lookups of a profile. Mistakes go to `diagnostics`.
+pub(crate) fn compile(lookups: &[Lookup], diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::new();
     for (index, lookup) in lookups.iter().enumerate() {
         let path = format!("spec.lookups[{index}]");
-        let before = faults.len();
+        let before = diagnostics.len();
         if let Some(first) = names.insert(&lookup.name, index) {
             let message = format!("the name {:?} stands at spec.lookups[{first}] too", lookup.name);
-            faults.push(Diagnostic::new(format!("{path}.name"), message));
+            diagnostics.push(Diagnostic::new(format!("{path}.name"), message));
         }
-        check_resource(&path, lookup, faults);
-        let which = which(&path, lookup, faults);
-        if let (Some(which), true) = (which, faults.len() == before) {
+        check_resource(&path, lookup, diagnostics);
+        let which = which(&path, lookup, diagnostics);
+        if let (Some(which), true) = (which, diagnostics.len() == before) {
             compiled.push(Declared {
                 name: lookup.name.as_str().into(),
                 query: Query {
@@ -66,10 +61,11 @@ pub(crate) fn compile(limits: Limits, lookups: &[Lookup], faults: &mut Vec<Diagn
     compiled.into()
 }
 
-fn check_resource(path: &str, lookup: &Lookup, faults: &mut Vec<Diagnostic>) {
+fn check_resource(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) {
     if lookup.group.is_empty() && lookup.resource == "secrets" {
-        let fault = Diagnostic::new(format!("{path}.resource"), "Secrets are never looked up");
-        faults.push(fault.with_help("let the pod refer to the Secret: env[].valueFrom.secretKeyRef, or a volume"));
+        let diagnostic = Diagnostic::new(format!("{path}.resource"), "Secrets are never looked up");
+        diagnostics
+            .push(diagnostic.with_help("let the pod refer to the Secret: env[].valueFrom.secretKeyRef, or a volume"));
         return;
     }
     for (field, value, may_be_empty) in [
@@ -80,33 +76,37 @@ fn check_resource(path: &str, lookup: &Lookup, faults: &mut Vec<Diagnostic>) {
     ] {
         if !(is_dns_name(value) || value.is_empty() && may_be_empty) {
             let message = format!("{value:?} is not a name of lower-case letters, digits, '-' and '.'");
-            let fault = Diagnostic::new(format!("{path}.{field}"), message);
-            faults.push(match field {
-                "resource" => fault.with_help("it is the plural in lower case, without a sub-resource: configmaps"),
-                _ => fault,
+            let diagnostic = Diagnostic::new(format!("{path}.{field}"), message);
+            diagnostics.push(match field {
+                "resource" => {
+                    diagnostic.with_help("it is the plural in lower case, without a sub-resource: configmaps")
+                }
+                _ => diagnostic,
             });
         }
     }
 }
 
-fn which(path: &str, lookup: &Lookup, faults: &mut Vec<Diagnostic>) -> Option<Which> {
+fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Option<Which> {
     match (&lookup.object_name, &lookup.selector) {
         (Some(name), None) if is_dns_name(name) => Some(Which::Named(name.as_str().into())),
         (Some(name), None) => {
-            let fault = Diagnostic::new(format!("{path}.objectName"), format!("{name:?} is not the name of an object"));
-            faults.push(fault.with_help("the name stands here as it is; expressions are not evaluated in it"));
+            let diagnostic =
+                Diagnostic::new(format!("{path}.objectName"), format!("{name:?} is not the name of an object"));
+            diagnostics
+                .push(diagnostic.with_help("the name stands here as it is; expressions are not evaluated in it"));
             None
         }
         (None, Some(selector)) => match selector.fault() {
             None => Some(Which::Selected(selector.clone())),
             Some((field, sentence)) => {
-                faults.push(Diagnostic::new(format!("{path}.selector.{field}"), sentence));
+                diagnostics.push(Diagnostic::new(format!("{path}.selector.{field}"), sentence));
                 None
             }
         },
         (None, None) | (Some(_), Some(_)) => {
-            let fault = Diagnostic::new(path, "a look-up has either an objectName or a selector");
-            faults.push(fault.with_help("objectName for one object, selector for a list"));
+            let diagnostic = Diagnostic::new(path, "a look-up has either an objectName or a selector");
+            diagnostics.push(diagnostic.with_help("objectName for one object, selector for a list"));
             None
         }
     }

@@ -1,6 +1,6 @@
-//! Look-ups among objects that are given: for manifests and for cases, where there is no cluster to ask.
+//! Answers lookups from given objects: for manifests and test cases, without a cluster.
 //!
-//! What is not among the objects is missing, as it would be in a cluster to which nothing else was applied.
+//! An object that is not among them is missing, as in a cluster to which nothing else was applied.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use serde_json::{Value, json};
 use super::{Answer, LookedUp, OwnerChain, Query, Wanted, Which};
 use crate::json::OwnedTape;
 
-/// How deep lists may stand in lists.
+/// The maximum nesting of lists.
 const MAX_LISTS: usize = 8;
 
-/// An object that is known.
+/// A given object.
 #[derive(Debug)]
 struct Known {
     group: String,
     resource: String,
-    /// `None` if it does not say one: then it is in the default one, or in none at all.
+    /// `None` if it sets none: then it is in the default namespace, or cluster-scoped.
     namespace: Option<String>,
     name: String,
     object: Value,
 }
 
-/// Objects among which look-ups are answered.
+/// The objects that answer lookups.
 #[derive(Debug, Default)]
 pub struct KnownObjects {
     objects: Vec<Known>,
@@ -31,7 +31,7 @@ pub struct KnownObjects {
 }
 
 impl KnownObjects {
-    /// From objects, and lists of objects. Those that do not name a namespace are in the default one.
+    /// Creates it from objects and lists of objects. Those without a namespace are in the default one.
     #[must_use]
     pub fn new<'o>(objects: impl IntoIterator<Item = &'o Value>, default_namespace: &str) -> Self {
         let mut known = Self { objects: Vec::new(), default_namespace: default_namespace.to_owned() };
@@ -76,7 +76,7 @@ impl KnownObjects {
         metadata_tape(&known.object)
     }
 
-    /// Answers all that a review wants, but for what the platform says of the cluster.
+    /// Answers all lookups of a review. The platform's facts about the cluster are not among them.
     #[must_use]
     pub fn answer(&self, wanted: Wanted) -> LookedUp {
         let namespace = wanted.namespace.clone();
@@ -120,7 +120,7 @@ impl KnownObjects {
     }
 }
 
-/// As much of an object as a look-up of its metadata brings.
+/// The part of an object that a lookup of its metadata returns.
 #[must_use]
 pub fn metadata_tape(object: &Value) -> Option<Arc<OwnedTape>> {
     let mut metadata = object.get("metadata").cloned().unwrap_or_else(|| json!({}));
@@ -139,7 +139,7 @@ pub(crate) fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// The resource of a kind, as Kubernetes forms it: `Ingress` is `ingresses`, `NetworkPolicy` `networkpolicies`.
+/// The resource of a kind, by the rules of Kubernetes: `Ingress` is `ingresses`, `NetworkPolicy` `networkpolicies`.
 pub(crate) fn plural(kind: &str) -> String {
     let kind = kind.to_lowercase();
     match kind.strip_suffix('y') {

@@ -1,15 +1,14 @@
-//! Look-ups: what expressions and parameters may know beside the request and the namespace.
+//! Lookups: objects of the cluster that expressions and parameters read, besides the request and the namespace.
 //!
-//! The engine asks nobody. What a profile may want is known from its text ([`Needs`]); what one review wants of it is
-//! found before anything is decided ([`Wanted`]); whoever runs the engine fetches that, wherever it is, and gives it as
-//! data ([`LookedUp`]). A look-up that found nothing is a fact like any other; one that could not be made is a fault of
-//! the profiles that read it, when they read it.
+//! The engine does no I/O. [`Needs`] is what a profile may read, known from its text. [`Wanted`] is what one review
+//! needs, known before anything is decided. The caller fetches it and passes it as [`LookedUp`]. That a lookup found
+//! nothing is a valid result. A lookup that failed is an error of the expressions that read it, at the time they read
+//! it.
 
 mod declare;
 mod known;
 mod needs;
 mod owners;
-mod value;
 
 use std::sync::Arc;
 
@@ -17,31 +16,30 @@ use pillion_api::selector::LabelSelector;
 
 use crate::expression::EvaluationError;
 use crate::json::OwnedTape;
-use crate::report::Reason;
+use crate::reason::Reason;
 
 pub(crate) use declare::{Declared, compile};
 pub use known::{KnownObjects, metadata_tape};
 pub(crate) use known::{group_of, plural};
 pub use needs::{Needs, OwnerNeeds};
-pub(crate) use owners::workload;
+pub(crate) use owners::{Owner, workload};
 pub use owners::{OwnerChain, OwnerReference};
-pub(crate) use value::{NAMES, value};
 
-/// How a look-up ended.
+/// The result of a lookup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Answer<T> {
     /// It was not made.
     #[default]
     NotAsked,
-    /// There is no such thing. That is a fact, and no fault.
+    /// The object does not exist. This is not an error.
     Missing,
-    /// This is there.
+    /// The object.
     Found(T),
-    /// It could not be made; why, for people.
+    /// It failed; the message is for people.
     Failed(Box<str>),
 }
 
-/// One object, or several, that a look-up is about.
+/// One object or several to look up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// API group; empty for the core group.
@@ -52,51 +50,51 @@ pub struct Query {
     pub resource: Box<str>,
     /// The namespace to look in; empty for objects that are in none.
     pub namespace: Box<str>,
-    /// Which objects.
+    /// The objects.
     pub which: Which,
 }
 
-/// Which objects of a resource.
+/// A selection of the objects of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The one of this name.
+    /// The object with this name.
     Named(Box<str>),
-    /// All that have these labels, as a list.
+    /// All objects with these labels, as a list.
     Selected(LabelSelector),
 }
 
-/// What one review wants looked up. Empty for nearly all.
+/// The lookups that one review needs. Empty for most reviews.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// The namespace of the object, in which its service account and its owners are.
+    /// The namespace of the object, of its service account and of its owners.
     pub namespace: Box<str>,
     /// The name of its service account.
     pub service_account: Option<Box<str>>,
-    /// Its owners, as far as they are known without a look-up; to be followed to its end.
+    /// The owners that are known without a lookup. The chain is to be completed.
     pub owners: Option<OwnerChain>,
-    /// What profiles declare as `lookups`.
+    /// The declared `lookups` of profiles.
     pub objects: Vec<Query>,
 }
 
-/// What was looked up for one review. Objects of which only the metadata is kept are `{"metadata": {...}}`.
+/// The results of the lookups for one review. Objects of which only the metadata is kept are `{"metadata": {...}}`.
 #[derive(Clone, Debug, Default)]
 pub struct LookedUp {
     /// The metadata of the service account.
     pub service_account: Answer<Arc<OwnedTape>>,
-    /// The owners, the nearest first, with what is known of them.
+    /// The owners, the nearest first, with the metadata that is known.
     pub owners: Answer<OwnerChain>,
-    /// What profiles declare as `lookups`: an object, or a list of objects.
+    /// The results of declared `lookups`: an object, or a list of objects.
     pub objects: Vec<(Query, Answer<Arc<OwnedTape>>)>,
-    /// What the platform says of the cluster: a map. Nothing has to be looked up for it. `null`: it says something, and what
-    /// is not known here; see [`LookedUp::unknown_cluster`].
+    /// The platform's facts about the cluster: a map, which needs no lookup. `null`: there are facts, but they are not
+    /// known here; see [`LookedUp::unknown_cluster`].
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
 impl<T> Answer<T> {
-    /// What was found; `None` if there is none.
+    /// The object; `None` if it does not exist.
     ///
     /// # Errors
-    /// If it is not known, because the look-up could not be made.
+    /// The lookup was not made or failed.
     pub(crate) fn known(&self, what: &str) -> Result<Option<&T>, EvaluationError> {
         match self {
             Self::Found(found) => Ok(Some(found)),
@@ -108,14 +106,14 @@ impl<T> Answer<T> {
 }
 
 impl Wanted {
-    /// Whether nothing has to be looked up.
+    /// Whether no lookup is needed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.service_account.is_none() && self.owners.is_none() && self.objects.is_empty()
     }
 
-    /// The same answer to all that is wanted: [`Answer::Missing`] where there is no cluster to ask, or
-    /// [`Answer::Failed`] with the reason. Of the owners, those that are known by name stay known where nothing failed.
+    /// Gives all lookups the same result: [`Answer::Missing`] if there is no cluster to ask, or [`Answer::Failed`] with
+    /// the reason. Owners that are known by name stay known unless the lookups failed.
     #[must_use]
     pub fn answered(self, answer: &Answer<Arc<OwnedTape>>) -> LookedUp {
         LookedUp {
@@ -132,19 +130,19 @@ impl Wanted {
 }
 
 impl LookedUp {
-    /// For `cluster`, where it is not known what the platform says: an expression that reads it cannot be evaluated.
+    /// The value of `cluster` if the facts are not known: an expression that reads it fails.
     #[must_use]
     pub fn unknown_cluster() -> Option<Arc<OwnedTape>> {
         OwnedTape::parse("null".to_owned()).ok().map(Arc::new)
     }
 
-    /// How a declared look-up ended.
+    /// The result of a declared lookup.
     pub(crate) fn object(&self, query: &Query) -> Answer<Arc<OwnedTape>> {
         self.objects.iter().find(|(asked, _)| asked == query).map_or(Answer::NotAsked, |(_, answer)| answer.clone())
     }
 }
 
-/// Why a profile is at fault whose expression could not be evaluated.
+/// The reason for a profile whose expression could not be evaluated.
 pub(crate) fn reason_of(error: &EvaluationError) -> Reason {
     if error.is_unavailable() { Reason::LookupFailed } else { Reason::ExpressionFailed }
 }

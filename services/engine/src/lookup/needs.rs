@@ -1,4 +1,4 @@
-//! What a profile wants looked up, as its text says it, and what one review therefore wants.
+//! Computes the lookups that a profile may read from its text, and those that a review needs.
 
 use std::collections::BTreeSet;
 
@@ -6,20 +6,20 @@ use super::{Declared, OwnerChain, Query, Wanted};
 use crate::expression::Expression;
 use crate::json::Value;
 
-/// The fields of an owner that a reference to it has, or that follow from a name.
+/// The fields of an owner that are known from a reference or a name.
 const NAMED: [&str; 3] = ["apiVersion", "kind", "name"];
 
-/// The service account of a pod that names none.
+/// The service account of a pod that sets none.
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// What a profile may read of what has to be looked up.
+/// The lookups that a profile may read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Whether it reads the service account.
     pub service_account: bool,
     /// What it reads of the owners.
     pub owners: OwnerNeeds,
-    /// The names of those of its `lookups` that it reads.
+    /// The names of the declared `lookups` that it reads.
     pub lookups: BTreeSet<Box<str>>,
 }
 
@@ -29,14 +29,14 @@ pub enum OwnerNeeds {
     /// Nothing.
     #[default]
     Nothing,
-    /// Who they are: version, kind and name.
+    /// Their API version, kind and name.
     Names,
-    /// Labels, annotations or UID too, for which each has to be looked up.
+    /// Also labels, annotations or UID, which need a lookup of each owner.
     Metadata,
 }
 
 impl Needs {
-    /// Adds what an expression reads. All expressions of a profile count, also those that may not be evaluated.
+    /// Adds what an expression reads. All expressions of a profile count, even if they may not be evaluated.
     pub(crate) fn add(&mut self, expression: &Expression) {
         self.service_account |= expression.uses("serviceAccount");
         for (name, is_list) in [("owner", false), ("owners", true)] {
@@ -51,7 +51,7 @@ impl Needs {
         self.lookups.extend(expression.members("lookups").map(Box::from));
     }
 
-    /// Whether nothing has to be looked up, for whatever pod.
+    /// Whether no pod needs a lookup.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -59,14 +59,14 @@ impl Needs {
 }
 
 impl Wanted {
-    /// Adds what a profile needs for an object.
+    /// Adds the lookups that a profile needs for an object.
     pub(crate) fn add(&mut self, needs: &Needs, declared: &[Declared], object: Value<'_>) {
         if needs.service_account && self.service_account.is_none() {
             self.service_account = Some(account_of(object));
         }
         if needs.owners > OwnerNeeds::Nothing {
             let chain = OwnerChain::of_pod(object, needs.owners == OwnerNeeds::Metadata);
-            // A chain that is wanted already is replaced only by one that wants more.
+            // Only a chain that needs more replaces one that is there.
             if chain.next().is_some() && (self.owners.is_none() || needs.owners == OwnerNeeds::Metadata) {
                 self.owners = Some(chain);
             }
@@ -83,7 +83,7 @@ impl Wanted {
 /// The name of a pod's service account.
 fn account_of(object: Value<'_>) -> Box<str> {
     let field = |name: &str| object.at(&["spec", name]).and_then(Value::as_str).filter(|name| !name.is_empty());
-    // The second is the old name of the first. The API server fills in both.
+    // The second field is the deprecated name of the first. The API server sets both.
     let name = field("serviceAccountName").or_else(|| field("serviceAccount"));
     name.map_or_else(|| DEFAULT_ACCOUNT.into(), Into::into)
 }

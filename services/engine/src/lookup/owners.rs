@@ -1,21 +1,21 @@
-//! Who controls a pod: its ReplicaSet and its Deployment, its Job and its CronJob.
+//! The owners of a pod: its ReplicaSet and Deployment, or its Job and CronJob.
 //!
-//! A chain begins with the pod's own reference. A ReplicaSet that a Deployment made is called like it, with the hash that
-//! the pod has as a label, so the Deployment is known without a look-up. Of another ReplicaSet, and of a Job, it has to
-//! be looked up who made it. The chain ends at the first that is neither.
+//! The chain begins with the pod's owner reference. The name of a Deployment's ReplicaSet is the Deployment's name and
+//! the pod's template hash, so the Deployment is known without a lookup. The owners of other `ReplicaSet`s and of Jobs
+//! must be looked up. The chain ends at the first owner of another kind.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::json::{OwnedTape, Value};
 
-/// How long a chain may be.
+/// The maximum length of a chain.
 const MAX_OWNERS: usize = 4;
 
-/// The label by which a Deployment tells apart the pods of its versions.
+/// The label by which a Deployment distinguishes the pods of its `ReplicaSet`s.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// The kinds that make pods: group, kind, resource, and whether they may be made by another one.
+/// The kinds of workloads: group, kind, resource, and whether another workload may own them.
 const KINDS: [(&str, &str, &str, bool); 7] = [
     ("apps", "ReplicaSet", "replicasets", true),
     ("apps", "Deployment", "deployments", false),
@@ -26,7 +26,7 @@ const KINDS: [(&str, &str, &str, bool); 7] = [
     ("", "ReplicationController", "replicationcontrollers", false),
 ];
 
-/// Who an owner is.
+/// A reference to an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerReference {
     /// `apps/v1`.
@@ -35,11 +35,11 @@ pub struct OwnerReference {
     pub kind: Box<str>,
     /// Its name, in the namespace of the pod.
     pub name: Box<str>,
-    /// Its UID; `None` if it is known by its name only.
+    /// Its UID; `None` if only its name is known.
     pub uid: Option<Box<str>>,
 }
 
-/// An owner, and what a look-up told of it.
+/// An owner, and the result of its lookup.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) reference: OwnerReference,
@@ -48,7 +48,7 @@ pub(crate) struct Owner {
     asked: bool,
 }
 
-/// The owners of a pod that are known, the nearest first.
+/// The known owners of a pod, the nearest first.
 #[derive(Clone, Debug, Default)]
 pub struct OwnerChain {
     owners: Vec<Owner>,
@@ -56,7 +56,7 @@ pub struct OwnerChain {
 }
 
 impl OwnerReference {
-    /// From an entry of `metadata.ownerReferences`.
+    /// Reads an entry of `metadata.ownerReferences`.
     fn read(entry: Value<'_>) -> Option<Self> {
         let text = |field: &str| entry.get(field).and_then(Value::as_str).filter(|text| !text.is_empty());
         Some(Self {
@@ -79,7 +79,7 @@ impl OwnerReference {
         self.api_version.split_once('/').map_or(&*self.api_version, |(_, version)| version)
     }
 
-    /// The resource in the plural; `None` for a kind that is not one of Kubernetes' own and is never looked up.
+    /// The resource in the plural; `None` for a kind that does not belong to Kubernetes, which is never looked up.
     #[must_use]
     pub fn resource(&self) -> Option<&'static str> {
         self.known().map(|(_, _, resource, _)| *resource)
@@ -95,7 +95,7 @@ impl OwnerReference {
 }
 
 impl OwnerChain {
-    /// The owners of a pod that are known from the pod alone.
+    /// Creates the chain that is known from the pod alone.
     pub(crate) fn of_pod(pod: Value<'_>, with_metadata: bool) -> Self {
         let mut chain = Self { owners: Vec::new(), with_metadata };
         let Some(controller) = controller(pod) else { return chain };
@@ -107,7 +107,7 @@ impl OwnerChain {
         chain
     }
 
-    /// A chain that begins with an object that is known whole: for manifests, in which a workload has the template of its
+    /// Creates a chain that begins with a given object: for manifests, in which a workload holds the template of its
     /// pods.
     #[must_use]
     pub fn from_owner(reference: OwnerReference, object: Arc<OwnedTape>) -> Self {
@@ -117,20 +117,20 @@ impl OwnerChain {
         chain
     }
 
-    /// The owner that has to be looked up next; `None` if all is known that can be.
+    /// The next owner to look up; `None` if the chain is as complete as it can be.
     #[must_use]
     pub fn next(&self) -> Option<&OwnerReference> {
         self.place_of_next().and_then(|place| self.owners.get(place)).map(|owner| &owner.reference)
     }
 
-    /// Says what the look-up of [`OwnerChain::next`] brought: the object with its metadata, or that there is none.
+    /// Adds the result of the lookup of [`OwnerChain::next`]: the object with its metadata, or that it does not exist.
     pub fn found(&mut self, object: Option<Arc<OwnedTape>>) {
         let Some(place) = self.place_of_next() else { return };
         let is_last = place + 1 == self.owners.len();
         let Some(owner) = self.owners.get_mut(place) else { return };
         owner.asked = true;
         let uid = object.as_ref().and_then(|object| object.root().at(&["metadata", "uid"])?.as_str());
-        // One of the same name that came later is another one.
+        // An object with the same name that was created later is another one.
         if owner.reference.uid.is_some() && uid.is_some() && owner.reference.uid.as_deref() != uid.as_deref() {
             return;
         }
@@ -149,7 +149,7 @@ impl OwnerChain {
         &self.owners
     }
 
-    /// Whether it is not known where the chain ends.
+    /// Whether the end of the chain is not known.
     pub(crate) fn is_open(&self) -> bool {
         self.owners.last().is_some_and(|last| !last.asked && last.reference.may_be_made_by_another())
     }
@@ -169,8 +169,9 @@ impl OwnerChain {
     }
 }
 
-/// What the pods of one workload are called after, as far as it is known without a look-up: the Deployment, also of its
-/// next ReplicaSet; the CronJob, also of its next Job; else who controls the object, or its own name.
+/// The name of the workload of a pod, as far as it is known without a lookup: the Deployment, which stays the same with
+/// its next ReplicaSet; the CronJob, which stays the same with its next Job; else the controlling owner, or the name of
+/// the object.
 pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     if let Some(controller) = controller(object) {
         let name = match deployment_of(object, &controller) {
@@ -184,7 +185,7 @@ pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     name("generateName").or_else(|| name("name")).unwrap_or_default()
 }
 
-/// The name of a Job without the time for which its CronJob made it, in minutes.
+/// The name of a Job without the scheduled time in minutes that its CronJob appends.
 fn without_schedule(job: &str) -> &str {
     match job.rsplit_once('-') {
         Some((name, minutes)) if minutes.len() >= 8 && minutes.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -192,14 +193,14 @@ fn without_schedule(job: &str) -> &str {
     }
 }
 
-/// The owner that controls an object.
+/// The controlling owner of an object.
 fn controller(object: Value<'_>) -> Option<OwnerReference> {
     let references = object.at(&["metadata", "ownerReferences"])?;
     let is_controller = |entry: &Value<'_>| entry.get("controller").and_then(Value::as_bool) == Some(true);
     references.items().find(is_controller).and_then(OwnerReference::read)
 }
 
-/// The Deployment that made a pod's ReplicaSet.
+/// The Deployment of a pod's ReplicaSet.
 fn deployment_of(pod: Value<'_>, replica_set: &OwnerReference) -> Option<OwnerReference> {
     if replica_set.group() != "apps" || &*replica_set.kind != "ReplicaSet" {
         return None;

@@ -5,11 +5,11 @@
 use serde_json::{Value as Json, json};
 
 use super::*;
+use crate::decision::{Notice, ProfileDecision, ProfileOutcome};
 use crate::json::OwnedTape;
-use crate::profile::{CompiledProfile, ProfileName, ProfileSet};
-use crate::report::{Notice, ProfileDecision, ProfileOutcome};
+use crate::profile::{CompiledProfile, ProfileName};
 use crate::review::{Decided, Endpoint, Facts, Review};
-use crate::snapshot::{Namespace, Snapshot};
+use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
 const ENABLED: Endpoint = Endpoint::Level(pillion_api::names::InjectionLevel::Enabled);
 

@@ -1,57 +1,59 @@
-//! From the text of a parameter to a [`Parameter`], or to what is wrong with it.
+//! Compiles the text of a parameter into a [`Parameter`], or into diagnostics.
 
 use pillion_api::parameter::{Keys, Parameter as Text, ParameterMerge, ParameterType, TextFormat};
 use regex::RegexBuilder;
 use serde_json::Value as Json;
 
 use super::{Bound, Default, Key, Kind, Parameter, RecordField};
+use crate::diagnostic::Diagnostic;
 use crate::expression::Scope;
-use crate::profile::Diagnostic;
 
-/// How large a compiled regular expression may be, in bytes.
+/// The maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
-/// What is said of `empty` where it would do nothing.
+/// The message if `empty` has no effect.
 const EMPTY_OF_A_KEY: &str = "empty is about the value of one annotation or label, and here there is none";
 
-/// Compiles a parameter that stands at a field path. Its default may use what is in `scope`.
+/// Compiles a parameter at a field path. Its default may use the names in `scope`.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All diagnostics.
 pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Parameter, Vec<Diagnostic>> {
-    let mut faults = Vec::new();
-    let kind = kind(path, text, &mut faults);
+    let mut diagnostics = Vec::new();
+    let kind = kind(path, text, &mut diagnostics);
     let keys = keys(text);
     let sources = text.sources.as_deref().unwrap_or_default();
     if sources.is_empty() && (!keys.is_empty() || text.annotation_prefix.is_some() || !text.fields.is_empty()) {
-        faults.push(
+        diagnostics.push(
             Diagnostic::new(format!("{path}.sources"), "a parameter with a key needs sources")
                 .with_help("say who may set it: Pod, ServiceAccount, Namespace"),
         );
     }
     if !sources.is_empty() && keys.is_empty() && text.annotation_prefix.is_none() && text.fields.is_empty() {
-        faults.push(
+        diagnostics.push(
             Diagnostic::new(path, "a parameter with sources needs a key")
                 .with_help("say annotation, label or annotationPrefix, or leave sources out"),
         );
     }
     if text.annotation_prefix.is_some() && text.type_ != Some(ParameterType::Map) {
-        let fault = Diagnostic::new(format!("{path}.annotationPrefix"), "annotationPrefix makes a map");
-        faults.push(fault.with_help("set type: map"));
+        let diagnostic = Diagnostic::new(format!("{path}.annotationPrefix"), "annotationPrefix makes a map");
+        diagnostics.push(diagnostic.with_help("set type: map"));
     }
     if (text.type_ == Some(ParameterType::Records)) == text.fields.is_empty() {
-        let fault = Diagnostic::new(format!("{path}.fields"), "type records and fields need one another");
-        faults.push(fault.with_help("records are joined from families of annotations, one for each field"));
+        let diagnostic = Diagnostic::new(format!("{path}.fields"), "type records and fields need one another");
+        diagnostics.push(diagnostic.with_help("records are joined from families of annotations, one for each field"));
     }
-    check_empty(path, text, &mut faults);
-    check_fields(path, text, &mut faults);
-    check_format(path, text, &mut faults);
+    check_empty(path, text, &mut diagnostics);
+    check_fields(path, text, &mut diagnostics);
+    check_format(path, text, &mut diagnostics);
     let default = match (&kind, &text.default) {
-        (Some(kind), Some(default)) => Default::compile(&format!("{path}.default"), default, kind, scope, &mut faults),
+        (Some(kind), Some(default)) => {
+            Default::compile(&format!("{path}.default"), default, kind, scope, &mut diagnostics)
+        }
         _ => None,
     };
     match kind {
-        Some(kind) if faults.is_empty() => Ok(Parameter {
+        Some(kind) if diagnostics.is_empty() => Ok(Parameter {
             name: text.name.as_str().into(),
             default,
             set_by_namespace: false,
@@ -72,12 +74,12 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
                 })
                 .collect(),
         }),
-        _ => Err(faults),
+        _ => Err(diagnostics),
     }
 }
 
-/// What an empty value does is asked only of a single annotation or label.
-fn check_empty(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
+/// `empty` is only allowed for a single annotation or label.
+fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let is_gathered = text.annotation_prefix.is_some() || !text.fields.is_empty();
     if text.empty.is_none() || (!is_gathered && (text.annotation.is_some() || text.label.is_some())) {
         return;
@@ -87,14 +89,14 @@ fn check_empty(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
     } else {
         "say annotation or label, or leave it out"
     };
-    faults.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
+    diagnostics.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
 }
 
-/// `pattern` and `maxLength` are said of what has a text, and `items` of a list.
-fn check_bounds(path: &str, type_: ParameterType, text: &Text, faults: &mut Vec<Diagnostic>) {
+/// `pattern` and `maxLength` are allowed for types with a text, and `items` for lists.
+fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if text.items.is_some() && type_ != ParameterType::List {
-        let fault = Diagnostic::new(format!("{path}.items"), "only a list has items");
-        faults.push(fault.with_help("leave it out, or write type: list"));
+        let diagnostic = Diagnostic::new(format!("{path}.items"), "only a list has items");
+        diagnostics.push(diagnostic.with_help("leave it out, or write type: list"));
     }
     let help = match type_ {
         ParameterType::List => "write it under items, where it is about each of them",
@@ -105,48 +107,48 @@ fn check_bounds(path: &str, type_: ParameterType, text: &Text, faults: &mut Vec<
     };
     for (field, is_said) in [("pattern", text.pattern.is_some()), ("maxLength", text.max_length.is_some())] {
         if is_said {
-            let fault =
+            let diagnostic =
                 Diagnostic::new(format!("{path}.{field}"), "a value of this type has no text that it could bound");
-            faults.push(fault.with_help(help));
+            diagnostics.push(diagnostic.with_help(help));
         }
     }
 }
 
-/// The fields of records: each has a name, and one of them at least makes records.
-fn check_fields(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
+/// Compiles the fields of records: each has a name, and at least one of them opens records.
+fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     for (index, field) in text.fields.iter().enumerate() {
         let path = format!("{path}.fields[{index}]");
         if field.name == "key" {
-            let fault = Diagnostic::new(format!("{path}.name"), "key is what follows the prefix, in every record");
-            faults.push(fault.with_help("choose another name"));
+            let diagnostic = Diagnostic::new(format!("{path}.name"), "key is what follows the prefix, in every record");
+            diagnostics.push(diagnostic.with_help("choose another name"));
         }
         if let Some(first) = text.fields.iter().take(index).position(|other| other.name == field.name) {
             let message = format!("the name {:?} stands at fields[{first}] too", field.name);
-            faults.push(Diagnostic::new(format!("{path}.name"), message));
+            diagnostics.push(Diagnostic::new(format!("{path}.name"), message));
         }
     }
     if !text.fields.is_empty() && !text.fields.iter().any(|field| field.opens == Some(true)) {
-        let fault = Diagnostic::new(format!("{path}.fields"), "no field opens a record, so there are never any");
-        faults.push(fault.with_help("set opens: true on the fields whose annotations make a record"));
+        let diagnostic = Diagnostic::new(format!("{path}.fields"), "no field opens a record, so there are never any");
+        diagnostics.push(diagnostic.with_help("set opens: true on the fields whose annotations make a record"));
     }
 }
 
-/// A format is one that the type can be written in.
-fn check_format(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) {
+/// Checks that the type can be written in the format.
+fn check_format(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let Some(format) = text.format else { return };
     let (allowed, names): (&[_], _) = match text.type_ {
         Some(ParameterType::List) => (&[TextFormat::Csv, TextFormat::Json, TextFormat::Yaml], "CSV, JSON, YAML"),
         Some(ParameterType::Map) => (&[TextFormat::Pairs, TextFormat::Json, TextFormat::Yaml], "Pairs, JSON, YAML"),
         Some(ParameterType::Object) => (&[TextFormat::Json, TextFormat::Yaml], "JSON, YAML"),
         _ => {
-            let fault = Diagnostic::new(format!("{path}.format"), "a value of this type has one form only");
-            faults.push(fault.with_help("leave format out; it is for lists, maps and objects"));
+            let diagnostic = Diagnostic::new(format!("{path}.format"), "a value of this type has one form only");
+            diagnostics.push(diagnostic.with_help("leave format out; it is for lists, maps and objects"));
             return;
         }
     };
     if !allowed.contains(&format) {
-        let fault = Diagnostic::new(format!("{path}.format"), "this type is not written so");
-        faults.push(fault.with_help(format!("use one of {names}")));
+        let diagnostic = Diagnostic::new(format!("{path}.format"), "this type is not written so");
+        diagnostics.push(diagnostic.with_help(format!("use one of {names}")));
     }
 }
 
@@ -163,19 +165,20 @@ fn keys(text: &Text) -> Vec<Key> {
     all
 }
 
-fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
+fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Kind> {
     let Some(type_) = text.type_ else {
-        let fault = Diagnostic::new(format!("{path}.type"), "the type is missing");
-        faults.push(fault.with_help("only a parameter of the profile that this one extends has a type already"));
+        let diagnostic = Diagnostic::new(format!("{path}.type"), "the type is missing");
+        diagnostics
+            .push(diagnostic.with_help("only a parameter of the profile that this one extends has a type already"));
         return None;
     };
-    check_bounds(path, type_, text, faults);
+    check_bounds(path, type_, text, diagnostics);
     let pattern = match &text.pattern {
         Some(pattern) => match RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build() {
             Ok(pattern) => Some(pattern),
             Err(error) => {
                 let path = format!("{path}.pattern");
-                faults.push(Diagnostic::new(path, format!("cannot be used as a regular expression: {error}")));
+                diagnostics.push(Diagnostic::new(path, format!("cannot be used as a regular expression: {error}")));
                 return None;
             }
         },
@@ -186,19 +189,20 @@ fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
             let path = format!("{path}.items");
             let mut items = items.clone();
             if let Some(fields) = items.as_object_mut() {
-                // Items are described by the same words as a parameter, without a name of their own.
+                // Items have the same constraints as a parameter, without a name.
                 fields.entry("name").or_insert_with(|| Json::from("item"));
             }
             match serde_json::from_value::<Text>(items) {
                 Ok(items) => {
                     if items.empty.is_some() {
-                        let fault = Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY);
-                        faults.push(fault.with_help("say it beside the annotation or label that holds the list"));
+                        let diagnostic = Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY);
+                        diagnostics
+                            .push(diagnostic.with_help("say it beside the annotation or label that holds the list"));
                     }
-                    Some(Box::new(kind(&path, &items, faults)?))
+                    Some(Box::new(kind(&path, &items, diagnostics)?))
                 }
                 Err(error) => {
-                    faults.push(Diagnostic::new(path, error.to_string()));
+                    diagnostics.push(Diagnostic::new(path, error.to_string()));
                     return None;
                 }
             }
@@ -225,7 +229,7 @@ fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
         let Some(value) = bound else { continue };
         let Some(size) = kind.size(value) else {
             let message = format!("{value} is no end of a range of this type");
-            faults.push(Diagnostic::new(format!("{path}.{field}"), message));
+            diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message));
             return None;
         };
         let bound = Some(Bound { value: value.clone(), size });
@@ -239,7 +243,7 @@ fn kind(path: &str, text: &Text, faults: &mut Vec<Diagnostic>) -> Option<Kind> {
         && minimum.size > maximum.size
     {
         let message = format!("the range from {} to {} is empty", minimum.value, maximum.value);
-        faults.push(Diagnostic::new(format!("{path}.minimum"), message));
+        diagnostics.push(Diagnostic::new(format!("{path}.minimum"), message));
     }
     Some(kind)
 }

@@ -1,19 +1,19 @@
-//! The default of a parameter: a value, or expressions that give one.
+//! The default of a parameter: a value, or expressions.
 
 use pillion_api::parameter::Source;
 use serde_json::Value as Json;
 
 use super::{Kind, Parameter};
+use crate::diagnostic::Diagnostic;
 use crate::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Source as Piece, Text};
 use crate::lookup::Needs;
-use crate::profile::Diagnostic;
 
-/// What a parameter is where nobody sets it.
+/// The default of a parameter.
 #[derive(Debug)]
 pub(crate) enum Default {
-    /// Always the same, and known to be allowed.
+    /// A constant that was checked.
     Value(Json),
-    /// It is computed for each object, and checked then.
+    /// Computed and checked for each object.
     Computed(Node),
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum Default {
 #[derive(Debug)]
 pub(crate) enum Node {
     Literal(Json),
-    /// A string that is exactly one `${...}`: what the expression gives, with its type.
+    /// A string that is exactly one `${...}`: the value of the expression, with its type.
     Whole(Expression),
     /// Text with expressions in it.
     Mixed(Box<[MixedPart]>),
@@ -37,19 +37,19 @@ pub(crate) enum MixedPart {
 }
 
 impl Default {
-    /// Compiles a default. What is wrong goes to `faults`.
+    /// Compiles a default. Mistakes go to `diagnostics`.
     pub(super) fn compile(
         path: &str,
         text: &Json,
         kind: &Kind,
         scope: &Scope,
-        faults: &mut Vec<Diagnostic>,
+        diagnostics: &mut Vec<Diagnostic>,
     ) -> Option<Self> {
-        match Node::compile(path, text, scope, faults)? {
+        match Node::compile(path, text, scope, diagnostics)? {
             Node::Literal(value) => match kind.check(value) {
                 Ok(value) => Some(Self::Value(value)),
                 Err(message) => {
-                    faults.push(Diagnostic::new(path, message));
+                    diagnostics.push(Diagnostic::new(path, message));
                     None
                 }
             },
@@ -59,7 +59,7 @@ impl Default {
 }
 
 impl Parameter {
-    /// The value that it has where nobody sets it; `None` if it has none.
+    /// The value of the default; `None` if there is none.
     pub(crate) fn default_value<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -78,7 +78,7 @@ impl Parameter {
         }
     }
 
-    /// The default, if no expression gives it.
+    /// The default, if it is a constant.
     pub(crate) const fn plain_default(&self) -> Option<&Json> {
         match &self.default {
             Some(Default::Value(value)) => Some(value),
@@ -86,7 +86,7 @@ impl Parameter {
         }
     }
 
-    /// Adds what it reads of what has to be looked up.
+    /// Adds the lookups that it may need.
     pub(crate) fn add_needs(&self, needs: &mut Needs) {
         needs.service_account |= self.sources.contains(&Source::ServiceAccount);
         if let Some(Default::Computed(node)) = &self.default {
@@ -96,14 +96,14 @@ impl Parameter {
 }
 
 impl Node {
-    fn compile(path: &str, value: &Json, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Self> {
+    fn compile(path: &str, value: &Json, scope: &Scope, diagnostics: &mut Vec<Diagnostic>) -> Option<Self> {
         let mut literal = true;
         let node = match value {
-            Json::String(text) => return Self::text(path, text, scope, faults),
+            Json::String(text) => return Self::text(path, text, scope, diagnostics),
             Json::Array(items) => {
                 let mut nodes = Vec::with_capacity(items.len());
                 for (index, item) in items.iter().enumerate() {
-                    nodes.push(Self::compile(&format!("{path}[{index}]"), item, scope, faults)?);
+                    nodes.push(Self::compile(&format!("{path}[{index}]"), item, scope, diagnostics)?);
                     literal &= matches!(nodes.last(), Some(Self::Literal(_)));
                 }
                 Self::List(nodes.into())
@@ -111,7 +111,7 @@ impl Node {
             Json::Object(members) => {
                 let mut nodes = Vec::with_capacity(members.len());
                 for (key, member) in members {
-                    let node = Self::compile(&format!("{path}.{key}"), member, scope, faults)?;
+                    let node = Self::compile(&format!("{path}.{key}"), member, scope, diagnostics)?;
                     literal &= matches!(node, Self::Literal(_));
                     nodes.push((key.as_str().into(), node));
                 }
@@ -119,34 +119,35 @@ impl Node {
             }
             Json::Null | Json::Bool(_) | Json::Number(_) => return Some(Self::Literal(value.clone())),
         };
-        // What holds nothing but literals is one itself.
+        // A value of literals is a literal itself.
         Some(if literal { Self::Literal(node.literal()) } else { node })
     }
 
-    fn text(path: &str, text: &str, scope: &Scope, faults: &mut Vec<Diagnostic>) -> Option<Self> {
-        let compile = |source: &Piece, faults: &mut Vec<Diagnostic>| match Expression::compile(&source.text, scope) {
+    fn text(path: &str, text: &str, scope: &Scope, diagnostics: &mut Vec<Diagnostic>) -> Option<Self> {
+        let compile = |source: &Piece, diagnostics: &mut Vec<Diagnostic>| match Expression::compile(&source.text, scope)
+        {
             Ok(expression) => Some(expression),
             Err(error) => {
-                let mut fault = Diagnostic::of_expression(path, text, &error.clone().moved(source.offset));
+                let mut diagnostic = Diagnostic::of_expression(path, text, &error.clone().moved(source.offset));
                 if error.message.contains("`params.") {
-                    fault.help = Some("a default may use the parameters that stand before it".to_owned());
+                    diagnostic.help = Some("a default may use the parameters that stand before it".to_owned());
                 }
-                faults.push(fault);
+                diagnostics.push(diagnostic);
                 None
             }
         };
         Some(match Text::parse(text) {
             Ok(Text::Literal(text)) => Self::Literal(Json::from(text)),
-            Ok(Text::Whole(source)) => Self::Whole(compile(&source, faults)?),
+            Ok(Text::Whole(source)) => Self::Whole(compile(&source, diagnostics)?),
             Ok(Text::Mixed(parts)) => {
                 let parts = parts.iter().map(|part| match part {
                     Part::Text(text) => Some(MixedPart::Text(text.as_str().into())),
-                    Part::Expression(source) => compile(source, faults).map(MixedPart::Expression),
+                    Part::Expression(source) => compile(source, diagnostics).map(MixedPart::Expression),
                 });
                 Self::Mixed(parts.collect::<Option<_>>()?)
             }
             Err(error) => {
-                faults.push(Diagnostic::of_expression(path, text, &error));
+                diagnostics.push(Diagnostic::of_expression(path, text, &error));
                 return None;
             }
         })
@@ -162,7 +163,7 @@ impl Node {
         }
     }
 
-    /// The value; `None` if it is left out, as an empty optional is.
+    /// The value; `None` if it is left out, like an empty optional.
     fn evaluate<'v>(&'v self, bindings: &dyn Bindings<'v>, meter: &mut Meter) -> Result<Option<Json>, EvaluationError> {
         Ok(Some(match self {
             Self::Literal(value) => value.clone(),

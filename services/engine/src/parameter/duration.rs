@@ -1,4 +1,4 @@
-//! Lengths of durations (`1h30m`), for comparing them with the ends of a range.
+//! Parses durations (`1h30m`) to compare them with the ends of a range.
 
 /// Units of durations, in seconds; longer ones first where one begins as another does.
 const UNITS: [(&str, f64); 7] =

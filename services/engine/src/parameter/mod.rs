@@ -1,8 +1,8 @@
-//! Parameters: what pod, service account or namespace may set in a profile, from where, and within which bounds.
+//! Parameters: values that a pod, a service account or a namespace sets in a profile, and the checks on them.
 //!
-//! A parameter is read from text that somebody else wrote, an annotation or a label, into a typed value, checked, and then
-//! only ever put into a JSON node; it never becomes text that is parsed again. What is wrong with a value is said with the
-//! key that holds it.
+//! A parameter is read from an annotation or a label that somebody else wrote. It is parsed into a typed value and
+//! checked. It only ever becomes a JSON node, never text that is parsed again. An error about a value names the key
+//! that holds it.
 
 mod compile;
 mod default;
@@ -23,11 +23,11 @@ pub(crate) use default::Default;
 pub(crate) use resolve::{Invalid, Metadata, Resolved, Sources, resolve};
 pub(crate) use values::{NONE as NO_VALUES, Values};
 
-/// A parameter that was found to be right.
+/// A compiled parameter.
 #[derive(Debug)]
 pub(crate) struct Parameter {
     pub(crate) name: Arc<str>,
-    /// Whether the default is what a profile of the namespace sets: then `Namespace` is where it comes from.
+    /// Whether a namespaced profile set the default: then the value comes from `Namespace`.
     pub(crate) set_by_namespace: bool,
     pub(crate) default: Option<Default>,
     keys: Vec<Key>,
@@ -47,7 +47,7 @@ impl Parameter {
     }
 }
 
-/// Where a value is read from.
+/// The key that holds a value.
 #[derive(Debug)]
 enum Key {
     Annotation(Box<str>),
@@ -62,7 +62,7 @@ struct RecordField {
     opens: bool,
 }
 
-/// What a value has to be.
+/// The type and the constraints of a value.
 #[derive(Debug)]
 struct Kind {
     type_: ParameterType,
@@ -76,7 +76,7 @@ struct Kind {
     items: Option<Box<Self>>,
 }
 
-/// An end of a range: the value as its author wrote it, and its size in the type's base unit.
+/// An end of a range: the value as written, and its size in the base unit of the type.
 #[derive(Debug)]
 struct Bound {
     value: Json,

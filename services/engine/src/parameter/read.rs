@@ -1,4 +1,4 @@
-//! From the text of an annotation to a typed value, and from there to one that is allowed.
+//! Parses the text of an annotation into a typed value, and checks the value.
 
 use pillion_api::parameter::{ParameterType, TextFormat};
 use serde_json::{Map, Number, Value as Json};
@@ -7,21 +7,21 @@ use super::duration::duration;
 use super::{Bound, Kind};
 use crate::expression::Quantity;
 
-/// Words that are true and false, beside those of Go's `ParseBool`.
+/// Values for true and false, besides those of Go's `ParseBool`.
 const TRUE: [&str; 7] = ["true", "t", "1", "yes", "y", "on", "enabled"];
 const FALSE: [&str; 7] = ["false", "f", "0", "no", "n", "off", "disabled"];
 
-/// How a value was said.
+/// The form of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Said {
-    /// As a text, which was read.
+    /// A text that was parsed.
     AsText,
-    /// As a value of its type: in a default, or in a list of JSON or YAML.
+    /// A typed value: in a default, or in a JSON or YAML list.
     AsValue,
 }
 
 impl Kind {
-    /// Reads a text. Only what is lost with the text is checked here, the rest in [`Kind::check_read`].
+    /// Parses a text. Checks only what the parsed value no longer shows; [`Kind::check_read`] checks the rest.
     pub(super) fn parse(&self, text: &str) -> Result<Json, String> {
         let trimmed = text.trim();
         if self.is_read() {
@@ -67,25 +67,24 @@ impl Kind {
         items.collect::<Result<_, _>>().map(Json::Array)
     }
 
-    /// Whether a value is something else than the text that it is read from: `yes` is a boolean, and not everybody takes
-    /// it for one.
+    /// Whether a value differs from its text: `yes` is a boolean, but not for every reader.
     const fn is_read(&self) -> bool {
         matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number)
     }
 
-    /// Checks a value that was never a text, such as a default; moves it into its range if the parameter says so.
+    /// Checks a typed value, such as a default, and clamps it to its range if the parameter allows.
     pub(super) fn check(&self, value: Json) -> Result<Json, String> {
         self.check_said(value, Said::AsValue)
     }
 
-    /// The same of one that [`Kind::parse`] read.
+    /// Checks a value that [`Kind::parse`] returned.
     pub(super) fn check_read(&self, value: Json) -> Result<Json, String> {
         self.check_said(value, Said::AsText)
     }
 
     fn check_said(&self, value: Json, said: Said) -> Result<Json, String> {
         let value = self.fit_type(value, said)?;
-        // What was read from a text was held against it there. Anything else has the text that JSON gives it.
+        // A parsed text was checked when it was parsed. Any other value has its JSON text.
         if self.is_read() && said == Said::AsValue {
             self.check_text(&value.to_string())?;
         }
@@ -100,12 +99,12 @@ impl Kind {
         Ok(value)
     }
 
-    /// Whether two values are the same. Of numbers it does not matter whether they are written `1` or `1.0`.
+    /// Whether two values are equal. `1` and `1.0` are.
     fn same(&self, one: &Json, other: &Json) -> bool {
         one == other || (self.type_ == ParameterType::Number && one.is_number() && self.size(one) == self.size(other))
     }
 
-    /// Whether a text is within the bounds that a text may have.
+    /// Checks the constraints on texts.
     fn check_text(&self, text: &str) -> Result<(), String> {
         if let Some(longest) = self.max_length
             && text.len() > longest
@@ -138,7 +137,7 @@ impl Kind {
             ParameterType::List => match value {
                 Json::Array(items) => {
                     let Some(kind) = &self.items else { return Ok(Json::Array(items)) };
-                    // Of a list that is JSON or YAML, the items were values from the beginning.
+                    // The items of a JSON or YAML list are typed values.
                     let said = if self.format == TextFormat::Csv { said } else { Said::AsValue };
                     let checked = items.into_iter().map(|item| kind.check_said(item, said));
                     return checked.collect::<Result<_, String>>().map(Json::Array);
@@ -173,7 +172,7 @@ impl Kind {
         }
     }
 
-    /// The size of a value that has one, in the base unit of its type.
+    /// The size of a value in the base unit of its type, if it has one.
     pub(super) fn size(&self, value: &Json) -> Option<f64> {
         match self.type_ {
             ParameterType::Integer | ParameterType::Number => value.as_f64(),
@@ -211,7 +210,7 @@ fn expected(what: &str, found: &str) -> String {
     format!("expected {what}, found {}", shown(found))
 }
 
-/// A piece of somebody else's text, in quotes and short.
+/// An untrusted text, quoted and shortened.
 fn shown(text: &str) -> String {
     let short: String = text.chars().take(60).collect();
     if short.len() < text.len() { format!("{short:?}...") } else { format!("{short:?}") }

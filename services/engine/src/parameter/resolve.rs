@@ -1,4 +1,4 @@
-//! The value that a parameter has for one object: who set it, or the default.
+//! Resolves the value that was set for a parameter, by source.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json};
 use super::{Key, Kind, Parameter};
 use crate::expression::EvaluationError;
 
-/// How many annotations a prefix or the families of records may gather.
+/// The maximum number of annotations that a prefix or the families of records collect.
 const MAX_GATHERED: usize = 256;
 
 /// The labels and annotations of an object that may set parameters.
@@ -18,15 +18,15 @@ pub(crate) trait Metadata {
     fn label(&self, key: &str) -> Option<Cow<'_, str>>;
     /// The value of an annotation.
     fn annotation(&self, key: &str) -> Option<Cow<'_, str>>;
-    /// All annotations whose keys begin so, with the rest of their keys.
+    /// All annotations with this prefix, with the rest of their keys.
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm>;
 }
 
-/// Who may set parameters of this object.
+/// The objects that may set parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'s> {
     pub(crate) pod: &'s dyn Metadata,
-    /// `None` if there is none; an error if it could not be looked up.
+    /// `None` if it does not exist; an error if the lookup failed.
     pub(crate) service_account: Result<Option<&'s dyn Metadata>, &'s EvaluationError>,
     pub(crate) namespace: &'s dyn Metadata,
 }
@@ -34,19 +34,19 @@ pub(crate) struct Sources<'s> {
 /// A value that a parameter does not allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Invalid {
-    /// What is wrong, with the key that holds it.
+    /// The error, with the key that holds the value.
     pub(crate) message: Box<str>,
-    /// What it does.
+    /// The consequence.
     pub(crate) consequence: Option<OnInvalid>,
 }
 
-/// What was found out about a parameter.
+/// The result of resolving a parameter.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Resolved {
-    /// The value as somebody set it; `None` if nobody did, and the default is the value; an error if nobody knows, because
-    /// who may have set it could not be looked up.
+    /// The value that was set; `None` if none was set, and the default applies; an error if a source could not be
+    /// looked up.
     pub(crate) value: Result<Option<Json>, EvaluationError>,
-    /// Values that were moved into their range, for whoever wrote them.
+    /// Messages about clamped values.
     pub(crate) moved: Vec<Box<str>>,
 }
 
@@ -56,15 +56,15 @@ struct Read {
     moved: Option<Box<str>>,
 }
 
-/// Where a parameter is set, for sentences about it.
+/// A source of values, for messages.
 #[derive(Clone, Copy)]
 struct From<'m> {
     metadata: &'m dyn Metadata,
-    /// What follows the key where that is not the pod's.
+    /// The suffix after the key in messages; empty for the pod.
     whose: &'static str,
 }
 
-/// The value of a parameter as somebody set it.
+/// Resolves the value that was set for a parameter.
 pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Resolved, Invalid> {
     let name = if parameter.fields.is_empty() { "name" } else { "key" };
     let mut found: Option<Json> = None;
@@ -92,7 +92,7 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
     Ok(Resolved { value: Ok(found), moved })
 }
 
-/// What was found so far, united with a value that is more general.
+/// Merges the value so far with a more general one.
 fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
     match found {
         Some(specific) => unite(specific, general, name),
@@ -101,7 +101,7 @@ fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
 }
 
 impl<'s> Sources<'s> {
-    /// Where a source has its keys; `None` if there is no such object, and an error if it could not be looked up.
+    /// Returns the metadata of a source; `None` if the object does not exist, an error if the lookup failed.
     fn from(self, source: Source) -> Result<Option<From<'s>>, &'s EvaluationError> {
         let (metadata, whose) = match source {
             Source::Pod => (Some(self.pod), ""),
@@ -113,13 +113,13 @@ impl<'s> Sources<'s> {
 }
 
 impl Parameter {
-    /// Who may set it, the most specific first, whatever the order in which the profile has them.
+    /// The allowed sources, the most specific first.
     fn allowed(&self) -> impl Iterator<Item = Source> {
         let order = [Source::Pod, Source::ServiceAccount, Source::Namespace];
         order.into_iter().filter(|source| self.sources.contains(source))
     }
 
-    /// Who sets it and by which key, the most specific first: as far as values count, whatever they are worth.
+    /// The sources that set it with their keys, the most specific first. The values are not checked.
     pub(crate) fn found_in(&self, sources: Sources<'_>) -> Vec<(Source, Box<str>)> {
         let mut found = Vec::new();
         for source in self.allowed() {
@@ -133,7 +133,7 @@ impl Parameter {
         found
     }
 
-    /// The key by which an object sets it; of a family of keys, what they begin with.
+    /// The key by which an object sets it; for a family of keys, its prefix.
     fn key_in(&self, metadata: &dyn Metadata) -> Option<Box<str>> {
         let family = |prefix: &str| Some(format!("{prefix}*").into());
         if !self.fields.is_empty() {
@@ -173,7 +173,7 @@ impl Parameter {
         })
     }
 
-    /// One record for each suffix of a family that opens records, sorted by it.
+    /// Collects one record for each suffix of a family that opens records, sorted by suffix.
     fn records(&self, from: From<'_>) -> Result<Option<Read>, Invalid> {
         let From { metadata, whose } = from;
         let mut records: BTreeMap<String, Map<String, Json>> = BTreeMap::new();
@@ -212,7 +212,7 @@ impl Parameter {
 }
 
 impl Kind {
-    /// Whether a value was moved into its range, it or one of its items.
+    /// Whether a value or one of its items was clamped.
     fn was_moved(&self, written: &Json, value: &Json) -> bool {
         if self.clamp && self.size(written) != self.size(value) {
             return true;
@@ -226,8 +226,7 @@ impl Kind {
     }
 }
 
-/// Unites two values, of which the first is the more specific: maps by key, lists by the name of their items, which is in
-/// this field.
+/// Unites two values, the more specific first: maps by key, lists by the name of their items, which is in field `name`.
 fn unite(specific: Json, general: Json, name: &str) -> Json {
     match (specific, general) {
         (Json::Object(mut specific), Json::Object(general)) => {
@@ -237,7 +236,7 @@ fn unite(specific: Json, general: Json, name: &str) -> Json {
             Json::Object(specific)
         }
         (Json::Array(mut specific), Json::Array(general)) => {
-            // Both may be long, and neither is compared with the other item by item.
+            // Both lists may be long, so items are not compared one by one.
             let names: HashSet<_> = specific.iter().filter_map(|item| item.get(name)).collect();
             let items: HashSet<_> = specific.iter().collect();
             let is_there =

@@ -41,10 +41,10 @@ fn parameter(mut text: Json) -> Parameter {
     compile("spec.parameters[0]", &serde_json::from_value(text).unwrap(), &Scope::new()).unwrap()
 }
 
-fn faults(mut text: Json) -> Vec<String> {
+fn diagnostics(mut text: Json) -> Vec<String> {
     text["name"] = json!("p");
-    let faults = compile("p", &serde_json::from_value(text).unwrap(), &Scope::new()).unwrap_err();
-    faults.iter().map(ToString::to_string).collect()
+    let diagnostics = compile("p", &serde_json::from_value(text).unwrap(), &Scope::new()).unwrap_err();
+    diagnostics.iter().map(ToString::to_string).collect()
 }
 
 fn value(text: Json, annotation: &'static str) -> Result<Json, String> {
@@ -144,8 +144,8 @@ fn a_pattern_bounds_defaults_and_items_that_were_never_text() {
         (&json!({"type": "integer", "enum": [1, 2]}), json!(3), "p.default: 3 is not one of 1, 2"),
         (&json!({"type": "quantity", "pattern": "^[0-9]+m$"}), json!(1), "p.default: \"1\" does not match"),
     ] {
-        let told_of = faults(with(kind, "default", default));
-        assert!(told_of.iter().any(|fault| fault.starts_with(told)), "{told_of:?} do not say {told:?}");
+        let told_of = diagnostics(with(kind, "default", default));
+        assert!(told_of.iter().any(|diagnostic| diagnostic.starts_with(told)), "{told_of:?} do not say {told:?}");
     }
     parameter(with(&port, "default", json!(8080)));
     parameter(with(&json!({"type": "number", "enum": [1, 2.5]}), "default", json!(1)));
@@ -326,8 +326,11 @@ fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
         ),
         (json!({"type": "quantity", "minimum": "1e3Ki"}), "p.minimum: \"1e3Ki\" is no end of a range"),
     ] {
-        let faults = faults(text.clone());
-        assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");
+        let diagnostics = diagnostics(text.clone());
+        assert!(
+            diagnostics.iter().any(|diagnostic| diagnostic.contains(told)),
+            "{text}: {diagnostics:?} do not say {told:?}"
+        );
     }
 }
 
@@ -403,7 +406,10 @@ fn records_and_formats_that_could_never_work_are_found() {
         (json!({"type": "object", "format": "CSV"}), "use one of JSON, YAML"),
         (json!({"type": "integer", "format": "JSON"}), "leave format out"),
     ] {
-        let faults = faults(text.clone());
-        assert!(faults.iter().any(|fault| fault.contains(told)), "{text}: {faults:?} do not say {told:?}");
+        let diagnostics = diagnostics(text.clone());
+        assert!(
+            diagnostics.iter().any(|diagnostic| diagnostic.contains(told)),
+            "{text}: {diagnostics:?} do not say {told:?}"
+        );
     }
 }

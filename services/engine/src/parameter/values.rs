@@ -1,4 +1,4 @@
-//! What a profile's expressions read by name beside its variables: its parameters, and what its look-ups brought.
+//! The values of a profile's parameters and lookups, which its expressions read by name.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use crate::expression::{EvaluationError, Meter, Value};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, Declared, LookedUp};
 
-/// The values of one profile for one object. Parameters that nobody set and that have no default are absent. One that has
-/// no value because of a fault is a fault of whatever reads it, and of nothing else.
+/// The values of one profile for one object. Parameters without value and default are absent. A parameter with an error
+/// makes every expression fail that reads it, and nothing else.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     parameters: Vec<(Arc<str>, Result<Json, EvaluationError>)>,
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
-/// The values of a profile that has neither parameters nor look-ups, as most have none.
+/// The values of a profile without parameters and lookups, like most.
 pub(crate) static NONE: Values = Values { parameters: Vec::new(), lookups: Vec::new() };
 
 impl Values {
-    /// No parameters yet, and what the declared look-ups brought for an object of this namespace.
+    /// Creates the values with the results of the declared lookups, without parameters.
     pub(crate) fn new(declared: &[Declared], looked_up: &LookedUp, namespace: &str) -> Self {
         let answer = |lookup: &Declared| (lookup.name.clone(), looked_up.object(&lookup.query(namespace)));
         Self { parameters: Vec::new(), lookups: declared.iter().map(answer).collect() }
@@ -31,16 +31,16 @@ impl Values {
         self.parameters.push((Arc::clone(name), value));
     }
 
-    /// The value of a parameter; `None` if nobody set it and it has no default, an error says why it has none.
+    /// The value of a parameter; `None` if it was not set and has no default.
     ///
     /// # Errors
-    /// It was set to something that is not allowed, or could not be looked up or computed.
+    /// The value is invalid, or could not be looked up or computed.
     pub(crate) fn parameter(&self, name: &str) -> Option<Result<&Json, Box<str>>> {
         let (_, value) = self.parameters.iter().find(|(known, _)| **known == *name)?;
         Some(value.as_ref().map_err(|error| error.message().into()))
     }
 
-    /// A member of `params` or `lookups`; `None` for another name.
+    /// A member of `params` or `lookups`; `None` for any other name.
     pub(crate) fn member(
         &self,
         name: &str,

@@ -1,9 +1,9 @@
-//! The check of a patch before it leaves: the bytes that would be sent are read back, applied to the object, and the result
-//! is compared with what was meant.
+//! Checks a patch before it leaves: reads its bytes back, applies it to the object, and compares the result with the
+//! document.
 //!
-//! Paths are followed in the object as it came in, and every byte is accounted for: the frame of an operation is the only one
-//! that there is, and its value has to be, byte for byte, what the document holds there. What was read from a text is JSON;
-//! strings may have been made since, so those are looked at again.
+//! Paths are resolved in the original object, and every byte is accounted for. The frame of an operation must have
+//! exactly one form, and its value must be, byte for byte, what the document holds there. Values that were parsed are
+//! valid JSON; strings that may have been created since are checked again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -80,8 +80,8 @@ enum LastKey<'p> {
     Made(Range<usize>),
 }
 
-/// Reads the operations of a patch, whose values end at the claimed places. Keys that do not stand in it as they are go to
-/// `keys`.
+/// Reads the operations of a patch, whose values end at the claimed places. Keys that do not stand in it as they are go
+/// to `keys`.
 fn read<'p>(patch: &'p str, ends: &[usize], keys: &mut String) -> Result<Vec<Operation<'p>>, CheckFault> {
     let mut operations = Vec::with_capacity(ends.len() + 8);
     let mut reader = Reader { rest: patch, length: patch.len(), ends: ends.iter() };
@@ -226,8 +226,8 @@ fn in_quotes(text: &str) -> Option<Key<'_>> {
     }
 }
 
-/// The way to where the last operation was. Most are near the one before them, and what is around a change stays where it
-/// is.
+/// The way to where the last operation was. Most are near the one before them, and what is around a change stays where
+/// it is.
 struct Way<'p> {
     pointer: &'p str,
     /// Every slot on it, with how much of the pointer leads there.
@@ -260,8 +260,8 @@ impl<'p> Way<'p> {
     }
 }
 
-/// Whether a token of a pointer that has escapes names a key. Nothing is unescaped for it: most keys differ in their first
-/// letters.
+/// Whether a token of a pointer that has escapes names a key. Nothing is unescaped for it: most keys differ in their
+/// first letters.
 fn names(token: &str, key: Key<'_>) -> bool {
     let text = key.text();
     let mut key = text.chars();
@@ -308,8 +308,8 @@ fn list_index(token: &str) -> Option<usize> {
     token.parse().ok().filter(|_| canonical)
 }
 
-/// Whether a slot of the patched object holds what one of the document does. Slots that hold one place of one tape are the
-/// same without a look, so this costs what was changed.
+/// Whether a slot of the patched object holds what one of the document does. Slots that hold one place of one tape are
+/// the same without a look, so this costs what was changed.
 fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> bool {
     match (patched.content(p), meant.content(m)) {
         (Content::Scalar(text), content) => {

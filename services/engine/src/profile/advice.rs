@@ -1,4 +1,4 @@
-//! What is suspicious in a profile that is right by itself: it takes effect, and its author is told when it is checked.
+//! Warnings about valid profiles: suspicious parts that take effect all the same.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use super::Diagnostic;
 use super::elements::{elements, is_computed, literal, value_of};
 use crate::expression::closest;
 
-/// What should be looked at in a profile that compiles.
+/// Returns warnings about a valid profile.
 #[must_use]
 pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     let mut advice = Vec::new();

@@ -1,102 +1,64 @@
-//! From the text of a profile to a [`CompiledProfile`], or to everything that is wrong with it.
+//! Compiles the text of a profile into a [`CompiledProfile`], or into diagnostics.
 //!
-//! All mistakes are reported, not only the first. What this build cannot do is a mistake too: a profile must never take
-//! effect half.
+//! All mistakes are reported, not only the first. A field that this build does not support is a mistake too: a profile
+//! must never take effect in part.
 
-use pillion_api::profile::{Activation, OnError, OnUnknown, OptOut, ProfileSpec, RequestKey};
+use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
 
-use super::check::{check_key, check_template};
+use super::check::{check_template, is_small};
 use super::expressions::{self, Computed};
-use super::extend::{self, Limits, NoParents, Parents};
 use super::object::check_object;
 use super::pod_schema::Kind;
+use super::request;
+use super::revision::hash;
 use super::rules;
 use super::target::{self, Target};
 use super::template::{Compiler, LocalNames, Node, without_directives};
 use super::tenant::check_tenant;
-use super::{CompiledProfile, Diagnostic, ProfileName, Request, whole};
+use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 use crate::expression::Scope;
-use crate::lookup::{self, Needs};
+use crate::lookup::{self, Declared, Needs};
 
-/// How large a template may be, as JSON, in bytes. A mesh's proxy, the largest in use, takes a tenth of it.
-pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
-
-/// Bytes that the smallest profile takes.
+/// The memory of the smallest profile, in bytes.
 const PROFILE_BYTES: usize = 4 << 10;
 
-/// How often parts of a text stand in a compiled profile, at most.
+/// An upper bound of how often parts of a text are copied into a compiled profile.
 const TEXT_COPIES: usize = 2;
 
-/// Bytes that a value of a text takes in a compiled profile, at most, besides its text.
+/// An upper bound of the memory of a value in a compiled profile, in bytes, besides its text.
 const VALUE_BYTES: usize = 256;
 
-/// The order of a profile that says none.
+/// The default of `order`.
 const DEFAULT_ORDER: i32 = 100;
 
-/// Words that ask for the default profile of a key, unless the profile says others.
-const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
-
-/// Words that ask for none, unless the profile says others.
-const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
-
-/// Compiles a profile that extends none.
-///
-/// # Errors
-/// Everything that is wrong with it.
-pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    compile_with(name, spec, &NoParents)
-}
-
-/// Compiles a profile that may extend one of these.
-///
-/// # Errors
-/// Everything that is wrong with it, and with what it inherits.
-pub fn compile_with(
-    name: &ProfileName,
-    spec: &ProfileSpec,
-    parents: &dyn Parents,
-) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    // Of its own text: what a profile of a namespace inherits may have what it cannot say.
-    let mut faults = Vec::new();
-    refuse_cluster_only(name, spec, &mut faults);
-    let compiled = match spec.extends {
-        Some(_) => extend::compile(name, spec, parents),
-        None => compile_text(name, spec, Limits::of(name)),
-    };
-    match compiled {
-        Ok(compiled) if faults.is_empty() => Ok(compiled),
-        Ok(_) => Err(faults),
-        Err(more) => Err(faults.into_iter().chain(more).collect()),
-    }
-}
-
-/// Compiles a text that is whole: one that extends none, or one with what it inherits.
+/// Compiles a text that extends nothing, or a flattened one.
 pub(super) fn compile_text(
     name: &ProfileName,
     spec: &ProfileSpec,
     limits: Limits,
 ) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let mut faults = Vec::new();
-    check_rollout(spec, &mut faults);
+    let mut diagnostics = Vec::new();
+    check_rollout(spec, &mut diagnostics);
     for (path, selector) in
         [("spec.namespaceSelector", &spec.namespace_selector), ("spec.objectSelector", &spec.object_selector)]
     {
-        check_selector(path, selector.as_ref(), &mut faults);
+        check_selector(path, selector.as_ref(), &mut diagnostics);
     }
-    let request = spec.request.as_ref().map(|request| compile_request(request, &mut faults));
-    let target = target::compile(name, spec, &mut faults);
-    let lookups = lookup::compile(limits, &spec.lookups, &mut faults);
-    let computed = expressions::compile(spec, target.is_pods(), &mut faults);
+    let request = spec.request.as_ref().map(|request| request::compile(request, &mut diagnostics));
+    let target = target::compile(name, spec, &mut diagnostics);
+    let lookups = compile_lookups(limits, spec, &mut diagnostics);
+    let computed = expressions::compile(spec, target.is_pods(), &mut diagnostics);
     let Computed { parameters, variables, conditions, validations, scope, locals } = computed;
-    check_does_something(spec, &mut faults);
-    let template = compile_template(limits, spec, (&scope, &locals), &target, &mut faults);
+    check_does_something(spec, &mut diagnostics);
+    let template = compile_template(limits, spec, (&scope, &locals), &target, &mut diagnostics);
     if !target.is_pods() && !spec.containers.is_empty() {
-        let fault = Diagnostic::new("spec.containers", "rules for containers are for pods, and the target is not pods");
-        faults.push(fault.with_help("leave them out, or the target"));
+        let diagnostic =
+            Diagnostic::new("spec.containers", "rules for containers are for pods, and the target is not pods");
+        diagnostics.push(diagnostic.with_help("leave them out, or the target"));
     }
-    let rules = rules::compile(&spec.containers, &spec.parameters, (&scope, &locals), &mut faults);
+    let rules = rules::compile(&spec.containers, &spec.parameters, (&scope, &locals), &mut diagnostics);
     let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
     let mut needs = Needs::default();
     for parameter in &parameters {
@@ -120,9 +82,9 @@ pub(super) fn compile_text(
         validation.each_expression(&mut |expression| needs.add(expression));
     }
     let text = serde_json::to_string(spec).ok();
-    let revision = text.as_deref().and_then(|text| whole::hash(text, limits, &[], &[]));
+    let revision = text.as_deref().and_then(|text| hash(text, limits, &[], &[]));
     match revision {
-        Some(revision) if faults.is_empty() => {
+        Some(revision) if diagnostics.is_empty() => {
             let size = text.map_or(0, |text| text.len());
             let values = serde_json::to_value(spec).map_or(0, |spec| count_values(&spec));
             let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);
@@ -163,11 +125,11 @@ pub(super) fn compile_text(
                 template,
             })
         }
-        _ => Err(faults),
+        _ => Err(diagnostics),
     }
 }
 
-/// How many values a document has, with those that hold others.
+/// The number of values in a document, nested ones included.
 fn count_values(json: &Json) -> usize {
     1 + match json {
         Json::Array(items) => items.iter().map(count_values).sum(),
@@ -176,93 +138,56 @@ fn count_values(json: &Json) -> usize {
     }
 }
 
-fn check_rollout(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+fn check_rollout(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let Some(rollout) = &spec.rollout else { return };
     if let Some(percent) = rollout.percent.filter(|percent| *percent > 100) {
-        faults.push(Diagnostic::new("spec.rollout.percent", format!("{percent} is more than 100")));
+        diagnostics.push(Diagnostic::new("spec.rollout.percent", format!("{percent} is more than 100")));
     }
-    check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), faults);
+    check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), diagnostics);
 }
 
-pub(super) fn refuse_cluster_only(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+pub(super) fn refuse_cluster_only(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     if name.namespace.is_none() {
         return;
     }
     let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
     if spec.namespace_selector.is_some() {
-        faults.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
+        diagnostics.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
     if spec.rollout.as_ref().is_some_and(|rollout| rollout.namespace_selector.is_some()) {
-        faults.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
+        diagnostics.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
     if spec.opt_out == Some(OptOut::Forbidden) {
-        faults
+        diagnostics
             .push(Diagnostic::new("spec.optOut", "optOut Forbidden is for cluster profiles").with_help("use Allowed"));
     }
 }
 
-fn check_selector(path: &str, selector: Option<&LabelSelector>, faults: &mut Vec<Diagnostic>) {
+fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mut Vec<Diagnostic>) {
     if let Some((field, sentence)) = selector.and_then(LabelSelector::fault) {
-        faults.push(Diagnostic::new(format!("{path}.{field}"), sentence));
+        diagnostics.push(Diagnostic::new(format!("{path}.{field}"), sentence));
     }
 }
 
-fn compile_request(request: &RequestKey, faults: &mut Vec<Diagnostic>) -> Request {
-    if request.annotation.is_none() && request.label.is_none() {
-        faults.push(Diagnostic::new("spec.request", "request needs an annotation or a label"));
+/// Compiles the declared lookups. A profile that is bounded by the limits for tenants may declare none.
+fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
+    if limits == Limits::Tenant && !spec.lookups.is_empty() {
+        let diagnostic = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
+        diagnostics.push(diagnostic.with_help("they are read with Pillion's rights, not with those of the namespace"));
+        return Box::default();
     }
-    for (field, key) in [("annotation", &request.annotation), ("label", &request.label)] {
-        if let Some(sentence) = key.as_deref().and_then(check_key) {
-            faults.push(Diagnostic::new(format!("spec.request.{field}"), sentence));
-        }
-    }
-    let lower = |words: &[String]| words.iter().map(|word| word.trim().to_lowercase().into()).collect();
-    let or = |words: &Option<Vec<String>>, default: &[&str]| match words {
-        Some(words) => lower(words),
-        None => default.iter().map(|word| Box::from(*word)).collect(),
-    };
-    let compiled = Request {
-        label: request.label.as_deref().map(Box::from),
-        annotation: request.annotation.as_deref().map(Box::from),
-        values: lower(&request.values),
-        truthy: or(&request.truthy, &TRUTHY),
-        falsy: or(&request.falsy, &FALSY),
-        empty: request.empty.unwrap_or_default(),
-        on_unknown: request.on_unknown.unwrap_or(OnUnknown::Ignore),
-    };
-    for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
-        for (index, _) in words.iter().enumerate().filter(|(_, word)| word.is_empty() || word.contains(',')) {
-            faults.push(
-                Diagnostic::new(format!("spec.request.{field}[{index}]"), "a word is not empty and has no comma")
-                    .with_help("a comma separates the words of a request"),
-            );
-        }
-    }
-    if let Some(word) = compiled.truthy.iter().find(|word| compiled.falsy.contains(word)) {
-        faults.push(Diagnostic::new("spec.request", format!("the word {word:?} is both truthy and falsy")));
-    }
-    compiled
+    lookup::compile(&spec.lookups, diagnostics)
 }
 
-/// A profile does something, or is there to be extended by one that does.
-fn check_does_something(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+/// Checks that a profile does something, or exists to be extended.
+fn check_does_something(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
     let says_nothing = spec.template.is_none() && spec.containers.is_empty() && spec.validations.is_empty();
     let does_nothing = says_nothing && spec.activation != Some(Activation::Never);
     if does_nothing || spec.template.as_ref().is_some_and(is_empty) {
-        let fault = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
-        faults.push(fault.with_help("say what is added, for instance spec.containers"));
+        let diagnostic = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
+        diagnostics.push(diagnostic.with_help("say what is added, for instance spec.containers"));
     }
-}
-
-/// Whether a template is of a size that can be looked at. What is larger goes to `faults`.
-pub(super) fn is_small(path: &str, template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
-    let size = template.to_string().len();
-    if size > MAX_TEMPLATE_BYTES {
-        let message = format!("the template is {size} bytes as JSON; {MAX_TEMPLATE_BYTES} are allowed");
-        faults.push(Diagnostic::new(path, message));
-    }
-    size <= MAX_TEMPLATE_BYTES
 }
 
 fn compile_template(
@@ -270,38 +195,38 @@ fn compile_template(
     spec: &ProfileSpec,
     (scope, needs): (&Scope, &LocalNames),
     target: &Target,
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Node> {
-    let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, faults))?;
+    let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, diagnostics))?;
     let is_bounded = if target.is_pods() {
-        check_template(template, &spec.parameters, faults)
+        check_template(template, &spec.parameters, diagnostics)
     } else {
-        check_object(template, faults)
+        check_object(template, diagnostics)
     };
     if !is_bounded || template.as_object().is_some_and(Map::is_empty) {
         return None;
     }
     if limits == Limits::Tenant {
-        check_tenant(&without_directives(template), faults);
+        check_tenant(&without_directives(template), diagnostics);
     }
     let kind = if target.is_pods() { Kind::Object("Pod") } else { Kind::Any };
-    Compiler::new(scope, &[], needs, faults).template("spec.template", template, kind)
+    Compiler::new(scope, &[], needs, diagnostics).template("spec.template", template, kind)
 }
 
-/// The names of the containers that a template adds, as far as they are known from its text.
+/// The names of the containers that a template adds, as far as its text shows them.
 fn own_containers(template: &Json) -> Box<[Box<str>]> {
     let containers = items(template, "initContainers").chain(items(template, "containers"));
     containers.filter_map(|container| literal(container.get("name")?)).map(Box::from).collect()
 }
 
-/// Whether a template adds containers, and does not say that they are for Windows, or with an expression for either system.
+/// Whether a template adds containers that are neither declared for Windows nor, by an expression, for either system.
 fn adds_linux_containers(template: &Json) -> bool {
     let adds = |list: &str| items(template, list).next().is_some();
     let os = template.pointer("/spec/os/name").and_then(Json::as_str);
     (adds("containers") || adds("initContainers")) && !os.is_some_and(|os| os == "windows" || os.contains("${"))
 }
 
-/// The volumes that a template's containers mount and that it does not add itself: the pod has to have them.
+/// Volumes that a template's containers mount and that it does not add: the pod must have them.
 fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
     let own: Vec<_> = items(template, "volumes").filter_map(|volume| volume.get("name")?.as_str()).collect();
     let containers = items(template, "containers").chain(items(template, "initContainers"));
@@ -316,13 +241,13 @@ fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
     foreign.into()
 }
 
-/// The elements of a list of a pod's spec.
+/// The elements of a list in a pod's spec.
 fn items<'t>(template: &'t Json, list: &str) -> impl Iterator<Item = &'t Json> + use<'t> {
     let list = template.get("spec").and_then(|spec| spec.get(list)).and_then(Json::as_array);
     list.into_iter().flatten()
 }
 
-/// A text without expressions.
+/// The text of a string without expressions.
 fn literal(value: &Json) -> Option<&str> {
     value.as_str().filter(|text| !text.contains("${"))
 }

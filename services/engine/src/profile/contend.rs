@@ -1,13 +1,12 @@
-//! Whether one word may mean either of two profiles.
+//! Whether one value of a request key may mean either of two profiles.
 
 use pillion_api::profile::{Activation, OptOut};
 
 use super::CompiledProfile;
 
 impl CompiledProfile {
-    /// The key by which a pod could ask for the default and mean either of two profiles of one scope: no word tells them
-    /// apart, so it gets neither. `None` also where it is not certain that they meet: by selectors that differ they may be
-    /// for different namespaces.
+    /// The key whose truthy values may mean either of two profiles of one scope, so that a pod gets neither. `None`
+    /// also if it is not certain that they meet: with different selectors they may match different namespaces.
     #[must_use]
     pub fn contends_with(&self, other: &Self) -> Option<&str> {
         let is_default =

@@ -1,5 +1,5 @@
-//! The elements of a template's lists, as far as they are known before its expressions have values: lists in lists spliced,
-//! `$value` in the place of its map, and with each element whether it is sure to be there as it is written.
+//! The elements of a template's lists, as far as they are known without evaluating expressions. Lists in lists are
+//! spliced, and `$value` replaces its map. Each element tells whether it is certain to be present as it is written.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,17 +8,17 @@ use crate::expression::Text;
 /// An element of a list of objects.
 #[derive(Debug)]
 pub(super) struct Element<'t> {
-    /// Where it stands.
+    /// Its path.
     pub(super) path: String,
     /// Its fields, directives among them.
     pub(super) fields: &'t Map<String, Json>,
-    /// Whether it may be left out, or be there many times: `$when`, `$forEach`.
+    /// Whether it may be absent or repeated: `$when`, `$forEach`.
     pub(super) is_conditional: bool,
-    /// Whether all of it stands here: it is neither merged into elements that are there nor laid over a copy of one.
+    /// Whether the template holds all of it: it is neither merged into existing elements nor into a copy of one.
     pub(super) is_whole: bool,
 }
 
-/// The elements of a list of objects that is a field. What is no list or no object is told where types are checked.
+/// The elements of a field that is a list of objects. Other types are reported by the type check.
 pub(super) fn elements<'t>(path: &str, fields: &'t Map<String, Json>, list: &str) -> Vec<Element<'t>> {
     let mut found = Vec::new();
     if let Some(field) = fields.get(list) {
@@ -28,21 +28,21 @@ pub(super) fn elements<'t>(path: &str, fields: &'t Map<String, Json>, list: &str
     found
 }
 
-/// The fields of a map without its directives.
+/// The fields of a map, without directives.
 pub(super) fn entries(fields: &Map<String, Json>) -> impl Iterator<Item = (&String, &Json)> {
     fields.iter().filter(|(name, _)| !name.starts_with('$'))
 }
 
-/// A value, or what `$value` says in its place, unless further fields are laid over that.
+/// A value, or its `$value`, unless further fields change that.
 pub(super) fn value_of(value: &Json) -> &Json {
-    // A template's depth is bounded before it is looked at.
+    // The depth of a template is checked before.
     match value {
         Json::Object(fields) if entries(fields).next().is_none() => fields.get("$value").map_or(value, value_of),
         value => value,
     }
 }
 
-/// The text of a string that has no expression in it.
+/// The text of a string without expressions.
 pub(super) fn literal(value: &Json) -> Option<String> {
     match Text::parse(value.as_str()?) {
         Ok(Text::Literal(text)) => Some(text),
@@ -50,7 +50,7 @@ pub(super) fn literal(value: &Json) -> Option<String> {
     }
 }
 
-/// Whether a value is known only once expressions have values.
+/// Whether a value is known only after expressions are evaluated.
 pub(super) fn is_computed(value: &Json) -> bool {
     value_of(value).as_str().is_some_and(|text| !matches!(Text::parse(text), Ok(Text::Literal(_))))
 }

@@ -1,4 +1,4 @@
-//! A profile's variables and conditions, compiled.
+//! Compiles the parameters, variables, conditions and validations of a profile.
 
 use std::collections::HashMap;
 
@@ -7,34 +7,34 @@ use pillion_api::profile::{MatchCondition, Otherwise, ProfileSpec};
 use super::Diagnostic;
 use super::template::{Choice, Compiler, LocalNames};
 use super::validations::{self, Validation};
-use crate::compute::{self, Computation, Variable};
+use crate::context::{self, ProfileBindings, Variable};
 use crate::expression::{Expression, Meter, Scope};
 use crate::parameter::{self, Parameter};
 
-/// A condition that was found to be right.
+/// A compiled condition.
 #[derive(Debug)]
 pub(crate) struct Condition {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
     pub(crate) otherwise: Otherwise,
-    /// What is said; its name if nothing is.
+    /// The message; without one, the name is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
 }
 
 impl Condition {
-    /// What is said where it does not hold. A message that cannot be made is no reason to say nothing.
-    pub(crate) fn told<'v>(&'v self, computation: &Computation<'v>, meter: &mut Meter) -> Box<str> {
+    /// The message if the condition does not hold. If the message itself fails, the name is shown.
+    pub(crate) fn told<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
             Some(Choice::Known(text)) => text.clone(),
             Some(Choice::Found(text)) => {
-                let made = text.evaluate(computation, meter).ok().filter(|text| !text.trim().is_empty());
+                let made = text.evaluate(bindings, meter).ok().filter(|text| !text.trim().is_empty());
                 made.map_or_else(|| self.name.clone(), |text| one_line(&text).into())
             }
         }
     }
 
-    /// Goes over all its expressions.
+    /// Visits all its expressions.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
         if let Some(message) = &self.message {
@@ -43,86 +43,87 @@ impl Condition {
     }
 }
 
-/// A text made of an object, on one line and of a length that messages can bear.
+/// Reduces a text to one line of a length that fits into messages.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { ' ' } else { character }).take(MAX_MADE).collect()
 }
 
-/// How long a message that is made of an object may be, in characters.
+/// The maximum length of a computed message in characters.
 const MAX_MADE: usize = 1024;
 
-/// All that a profile computes.
+/// The compiled expressions of a profile.
 pub(super) struct Computed {
     pub(super) parameters: Box<[Parameter]>,
     pub(super) variables: Box<[Variable]>,
     pub(super) conditions: Box<[Condition]>,
-    /// What every expression of the profile may use.
+    /// The scope of all expressions.
     pub(super) scope: Scope,
-    /// The names that its variables need and that are known in some places only.
+    /// The local names that its variables read.
     pub(super) locals: LocalNames,
     pub(super) validations: Box<[Validation]>,
 }
 
-/// Compiles parameters, variables, conditions and validations. What is wrong goes to `faults`.
-pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, faults: &mut Vec<Diagnostic>) -> Computed {
+/// Compiles parameters, variables, conditions and validations. Mistakes go to `diagnostics`.
+pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, diagnostics: &mut Vec<Diagnostic>) -> Computed {
     let mut names = HashMap::new();
     let mut parameters: Vec<Parameter> = Vec::new();
     let whole = Scope::new();
     let lookups = || spec.lookups.iter().map(|lookup| lookup.name.as_str());
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
-        check_name(&path, &text.name, &mut names, faults);
-        // A default may use the parameters that stand before it, and no variables: those may use parameters.
+        check_name(&path, &text.name, &mut names, diagnostics);
+        // A default may use earlier parameters, and no variables, because those may use parameters.
         let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
-        let scope = compute::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
+        let scope = context::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
         match parameter::compile(&path, text, &scope) {
             Ok(parameter) => parameters.push(parameter),
-            Err(wrong) => faults.extend(wrong),
+            Err(wrong) => diagnostics.extend(wrong),
         }
     }
-    let scope = compute::scope(
+    let scope = context::scope(
         spec.parameters.iter().map(|parameter| parameter.name.as_str()),
         spec.variables.iter().map(|variable| variable.name.as_str()),
     )
     .of_the_profile_of(&whole)
     .with_members("lookups", lookups());
-    let scope = if is_for_pods { scope } else { compute::without_pod(scope) };
+    let scope = if is_for_pods { scope } else { context::without_pod(scope) };
     let mut names = HashMap::new();
     let mut variables = Vec::new();
     let everywhere = LocalNames::new();
     for (index, variable) in spec.variables.iter().enumerate() {
         let path = format!("spec.variables[{index}]");
-        check_name(&path, &variable.name, &mut names, faults);
-        let mut compiler = Compiler::new(&scope, &compute::LOCALS, &everywhere, faults);
+        check_name(&path, &variable.name, &mut names, diagnostics);
+        let mut compiler = Compiler::new(&scope, &context::LOCALS, &everywhere, diagnostics);
         if let Some(expression) = compiler.condition(&format!("{path}.expression"), &variable.expression) {
             variables.push(Variable { name: variable.name.as_str().into(), expression, is_local: false });
         }
     }
-    check_cycles(&variables, faults);
+    check_cycles(&variables, diagnostics);
     let locals = local_names(&variables);
     for variable in &mut variables {
         variable.is_local = locals.get(&variable.name).is_some_and(|needed| !needed.is_empty());
     }
-    let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &locals), faults);
-    let validations = validations::compile(spec, (&scope, &locals), faults);
+    let conditions = conditions("spec.matchConditions", &spec.match_conditions, &[], (&scope, &locals), diagnostics);
+    let validations = validations::compile(spec, (&scope, &locals), diagnostics);
     Computed { parameters: parameters.into(), variables: variables.into(), conditions, validations, scope, locals }
 }
 
-/// Compiles the conditions of a list. `locals` are the names that are known there and not everywhere.
+/// Compiles a list of conditions. `locals` are the local names that are bound there.
 pub(super) fn conditions(
     path: &str,
     conditions: &[MatchCondition],
     locals: &[&str],
     (scope, needs): (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Box<[Condition]> {
     let mut names = HashMap::new();
     let compiled = conditions.iter().enumerate().filter_map(|(index, condition)| {
         let path = format!("{path}[{index}]");
-        check_name(&path, &condition.name, &mut names, faults);
+        check_name(&path, &condition.name, &mut names, diagnostics);
         let message = condition.message.as_deref();
-        let message = validations::compile_message(&format!("{path}.message"), message, locals, (scope, needs), faults);
-        let mut compiler = Compiler::new(scope, locals, needs, faults);
+        let message =
+            validations::compile_message(&format!("{path}.message"), message, locals, (scope, needs), diagnostics);
+        let mut compiler = Compiler::new(scope, locals, needs, diagnostics);
         Some(Condition {
             name: condition.name.as_str().into(),
             expression: compiler.condition(&format!("{path}.expression"), &condition.expression)?,
@@ -133,14 +134,14 @@ pub(super) fn conditions(
     compiled.collect()
 }
 
-/// Which names that are known in some places only each variable needs, also by way of others.
+/// The local names that each variable reads, directly or through others.
 fn local_names(variables: &[Variable]) -> LocalNames {
     let mut needs = LocalNames::new();
-    // A chain of variables is at most as long as there are variables; each round goes one step further.
+    // A chain is at most as long as there are variables, and each round goes one step further.
     for _ in 0..=variables.len() {
         let mut changed = false;
         for variable in variables {
-            let own = compute::LOCALS.into_iter().filter(|local| variable.expression.uses(local));
+            let own = context::LOCALS.into_iter().filter(|local| variable.expression.uses(local));
             let used = variable.expression.members("variables").filter_map(|used| needs.get(used)).flatten().copied();
             let mut needed: Vec<_> = own.chain(used).collect();
             needed.sort_unstable();
@@ -154,14 +155,19 @@ fn local_names(variables: &[Variable]) -> LocalNames {
     needs
 }
 
-pub(super) fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, faults: &mut Vec<Diagnostic>) {
+pub(super) fn check_name(
+    path: &str,
+    name: &str,
+    names: &mut HashMap<String, String>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
     if let Some(first) = names.insert(name.to_owned(), path.to_owned()) {
-        faults.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
+        diagnostics.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
     }
 }
 
-/// A variable that is needed for its own value has none.
-fn check_cycles(variables: &[Variable], faults: &mut Vec<Diagnostic>) {
+/// A variable that reads itself has no value.
+fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
     for (index, start) in variables.iter().enumerate() {
         let mut seen = vec![false; variables.len()];
         let mut waiting = vec![index];
@@ -171,7 +177,7 @@ fn check_cycles(variables: &[Variable], faults: &mut Vec<Diagnostic>) {
                 let Some(next) = variables.iter().position(|variable| *variable.name == *used) else { continue };
                 if next == index {
                     let path = format!("spec.variables[{index}].expression");
-                    faults.push(Diagnostic::new(
+                    diagnostics.push(Diagnostic::new(
                         path,
                         format!("the variable {:?} is needed for its own value", start.name),
                     ));

@@ -1,18 +1,19 @@
-//! Profiles that extend others: a chain of texts becomes one, which is then compiled as if somebody had written it so.
+//! Profiles that extend others: merges a chain of texts into one.
 //!
-//! * `merge` lays a child's text over its parent's. Parameters, variables, look-ups, conditions, rules for containers
-//!   and validations merge by `name`, the template by the keys of server-side apply; all else is replaced. A parameter is
-//!   merged field by field, so that a child which says only `{name: endpoint, default: x}` keeps the type and the bounds of
-//!   its parent's; `sources: []` takes the keys away. `description`, `activation` and
-//!   `rollout` are each profile's own.
-//! * `tenant` holds a namespace's profile to what its parent allows. One that only extends and sets values is bounded by
-//!   its parent alone; one that says more (a template, variables, ...) is bounded as any other of a namespace is.
-//! * `origin` remembers who wrote what, so that a mistake in an inherited part is told as the parent's.
+//! * `merge` merges a child's text into its parent's. Parameters, variables, lookups, conditions, container rules and
+//!   validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
+//!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of its
+//!   parent's, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never inherited.
+//! * `tenant` checks that a namespaced profile does only what its parent allows. A profile that only extends and sets
+//!   values is bounded by its parent alone. One that has a template, variables and so on is bounded like any other
+//!   namespaced profile.
+//! * `origin` tracks which text each part comes from, so that a mistake in an inherited part is reported for the
+//!   parent.
 //!
-//! A revision is a hash of the merged text and of what bounds it: a change of a parent gives its children a new one.
+//! A revision is a hash of the merged text and its bounds, so a change of a parent gives its children new revisions.
 
-mod merge;
 mod origin;
+mod merge;
 mod tenant;
 
 use std::borrow::Cow;
@@ -23,68 +24,45 @@ use serde_json::Value as Json;
 
 use self::merge::Part;
 use self::origin::Origin;
-use super::compile::compile_text;
-use super::{CompiledProfile, Diagnostic, ProfileName, Whole};
+use super::{Diagnostic, Limits, ProfileName};
 use crate::expression::closest;
 
-/// How many profiles a chain may have: the one that is compiled, and four that it extends. What the shipped profiles of a
-/// language extend is two deep already; a platform's own stands before them, and a namespace's before that.
+/// The maximum length of a chain: the profile, and four that it extends. A shipped language profile extends two others
+/// already; a platform's own profile and a namespace's may extend it.
 pub const MAX_CHAIN: usize = 5;
 
-/// How many parts of one kind a profile may have together with those that it extends: as many as one may have alone,
-/// which is what the definitions of the two kinds allow.
+/// The maximum number of parts of one kind in a flattened profile: as many as the CRDs allow in one profile.
 const MAX_PARTS: usize = 64;
 
-/// The same for parameters and for variables: what other tools spread over values, templates and code is all in these.
+/// The maximum number of parameters, and of variables. They replace the values, templates and code of other tools.
 const MAX_NAMES: usize = 128;
 
-/// The same for look-ups.
+/// The maximum number of lookups.
 const MAX_LOOKUPS: usize = 16;
 
-/// The field about which everything is told that is wrong with a parent.
+/// The field for which mistakes in a parent are reported.
 const EXTENDS: &str = "spec.extends.name";
 
-/// What bounds a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limits {
-    /// Nothing: it is the platform's.
-    Platform,
-    /// What the platform's profile that it extends may do: it is a namespace's, and sets only what that one lets it set.
-    Parent,
-    /// What namespaces may do with profiles of their own.
-    Tenant,
-}
-
-impl Limits {
-    /// Of a profile that extends nothing.
-    pub(super) const fn of(name: &ProfileName) -> Self {
-        match name.namespace {
-            Some(_) => Self::Tenant,
-            None => Self::Platform,
-        }
-    }
-}
-
-/// The cluster profile of a name, as one that extends it finds it.
+/// A cluster profile, as a profile that extends it finds it.
 #[derive(Clone, Debug)]
 pub enum Parent<'p> {
-    /// Its text, which compiles by itself.
+    /// A text that compiles by itself.
     Accepted(Cow<'p, ProfileSpec>),
-    /// It does not compile. Its text, as far as it can be read, tells what it extends itself.
+    /// It does not compile. The text, if it can be read, tells what it extends itself.
     Broken(Option<Cow<'p, ProfileSpec>>),
-    /// There is none.
+    /// There is no such profile.
     Unknown,
 }
 
-/// The cluster profiles that there are.
+/// The cluster profiles that can be extended.
 pub trait Parents {
-    /// The one of this name.
+    /// The profile with this name.
     fn parent(&self, name: &str) -> Parent<'_>;
-    /// The names of all, to tell which one was probably meant.
+    /// The names of all profiles, for suggestions.
     fn names(&self) -> Vec<&str>;
 }
 
-/// No profiles.
+/// No profiles to extend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoParents;
 
@@ -102,11 +80,11 @@ impl Parents for NoParents {
 #[derive(Clone, Debug)]
 pub(super) struct Effective {
     pub(super) spec: ProfileSpec,
-    limits: Limits,
+    pub(super) limits: Limits,
     /// The profiles that it extends, the nearest first.
-    ancestors: Vec<Box<str>>,
+    pub(super) ancestors: Vec<Box<str>>,
     /// The inherited parameters that a profile of a namespace sets.
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
     origin: Origin,
 }
 
@@ -116,34 +94,17 @@ struct Ancestor<'p> {
     spec: Cow<'p, ProfileSpec>,
 }
 
-/// Compiles a profile that extends another one.
-pub(super) fn compile(
-    name: &ProfileName,
-    spec: &ProfileSpec,
-    parents: &dyn Parents,
-) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let effective = resolve(name, spec, parents)?;
-    match compile_text(name, &effective.spec, effective.limits) {
-        Ok(mut compiled) => {
-            compiled.complete(&effective.ancestors, &effective.set);
-            let revision = effective.into_whole().revision().unwrap_or_default();
-            Ok(CompiledProfile { revision, ..compiled })
-        }
-        Err(faults) => Err(faults.into_iter().map(|fault| effective.relocate(fault)).collect()),
-    }
-}
-
-/// Makes the text of a profile and those of all that it extends into one, which extends nothing.
+/// Merges the text of a profile with those of all profiles that it extends.
 ///
 /// # Errors
-/// What is wrong with the chain, and what a namespace's profile may not say of what it inherits.
+/// Mistakes in the chain, and inherited fields that a namespaced profile must not change.
 pub(super) fn resolve(
     name: &ProfileName,
     spec: &ProfileSpec,
     parents: &dyn Parents,
 ) -> Result<Effective, Vec<Diagnostic>> {
-    let ancestors = ancestors(name, spec, parents).map_err(|fault| vec![fault])?;
-    let mut faults = Vec::new();
+    let ancestors = ancestors(name, spec, parents).map_err(|diagnostic| vec![diagnostic])?;
+    let mut diagnostics = Vec::new();
     let mut set = Vec::new();
     let mut merged: Option<Part> = None;
     for (text, ancestor) in ancestors.iter().rev().enumerate() {
@@ -157,7 +118,7 @@ pub(super) fn resolve(
     let merged = match merged {
         Some(parent) if name.namespace.is_some() => {
             let inherited = read(&parent.json)?;
-            tenant::check(spec, &inherited, &mut faults);
+            tenant::check(spec, &inherited, &mut diagnostics);
             let theirs = |name: &String| spec.parameters.iter().any(|own| own.name == *name);
             set.extend(inherited.parameters.iter().map(|parameter| parameter.name.clone()).filter(theirs));
             let mut merged = merge::lay_spec(parent, own);
@@ -169,35 +130,31 @@ pub(super) fn resolve(
     };
     let mut spec_of_all = read(&merged.json)?;
     spec_of_all.extends = None;
-    check_sizes(&spec_of_all, &mut faults);
+    check_sizes(&spec_of_all, &mut diagnostics);
     let limits = match Limits::of(name) {
         Limits::Tenant if tenant::only_extends(spec) => Limits::Parent,
         limits => limits,
     };
-    if faults.is_empty() {
+    if diagnostics.is_empty() {
         let ancestors = ancestors.into_iter().map(|ancestor| ancestor.name).collect();
         Ok(Effective { spec: spec_of_all, limits, ancestors, set, origin: merged.origin })
     } else {
-        Err(faults)
+        Err(diagnostics)
     }
 }
 
 impl Effective {
-    pub(super) fn into_whole(self) -> Whole {
-        Whole { spec: self.spec, limits: self.limits, ancestors: self.ancestors, set_by_namespace: self.set }
-    }
-
-    /// What is wrong with the merged text, told of the text in which it was written.
-    fn relocate(&self, fault: Diagnostic) -> Diagnostic {
-        let Some(path) = fault.path.strip_prefix("spec") else { return fault };
+    /// Reports a mistake in the merged text for the text in which it was written.
+    pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
+        let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
         let (text, path) = self.origin.locate(path);
         // The last text is the profile's own, the one before it its parent's.
         let up = self.ancestors.len().checked_sub(text + 1);
         match up.and_then(|up| self.ancestors.get(up)) {
-            None => Diagnostic { path, ..fault },
+            None => Diagnostic { path, ..diagnostic },
             Some(ancestor) => {
-                let message = format!("{path} of {ancestor}, which it extends: {}", fault.message);
-                Diagnostic { help: fault.help, ..Diagnostic::new(EXTENDS, message) }
+                let message = format!("{path} of {ancestor}, which it extends: {}", diagnostic.message);
+                Diagnostic { help: diagnostic.help, ..Diagnostic::new(EXTENDS, message) }
             }
         }
     }
@@ -212,7 +169,7 @@ fn ancestors<'p>(
     let mut chain: Vec<Ancestor<'p>> = Vec::new();
     let mut broken: Option<Box<str>> = None;
     let mut next = spec.extends.as_ref().map(|extends| Box::from(extends.name.as_str()));
-    // A name that comes again is found, and a chain has few names: the loop ends.
+    // A repeated name is an error, and a chain is short, so the loop ends.
     while let Some(parent) = next.take() {
         let said = |sentence: &str| Diagnostic::new(EXTENDS, sentence);
         let by = chain.last().map(|ancestor| &ancestor.name);
@@ -237,10 +194,10 @@ fn ancestors<'p>(
             }
             Parent::Unknown => {
                 let by = by.map_or_else(String::new, |by| format!(", which {by} extends"));
-                let fault = said(&format!("there is no cluster profile {parent:?}{by}"));
+                let diagnostic = said(&format!("there is no cluster profile {parent:?}{by}"));
                 return Err(match closest(&parent, parents.names()) {
-                    Some(meant) => fault.with_help(format!("did you mean {meant:?}?")),
-                    None => fault.with_help(
+                    Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
+                    None => diagnostic.with_help(
                         "what is extended is a ClusterInjectionProfile; a profile of a namespace cannot be extended",
                     ),
                 });
@@ -252,14 +209,14 @@ fn ancestors<'p>(
     }
     match broken {
         Some(broken) => {
-            let fault = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is broken itself"));
-            Err(fault.with_help("mend it first; this one follows by itself"))
+            let diagnostic = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is broken itself"));
+            Err(diagnostic.with_help("mend it first; this one follows by itself"))
         }
         None => Ok(chain),
     }
 }
 
-/// The whole of a text.
+/// A whole text as a part to merge.
 fn part(text: usize, spec: &ProfileSpec) -> Result<Part, Vec<Diagnostic>> {
     let json = serde_json::to_value(spec).map_err(|error| vec![unusable(&error)])?;
     Ok(Part { json, origin: Origin::of(text, "spec") })
@@ -269,13 +226,13 @@ fn read(json: &Json) -> Result<ProfileSpec, Vec<Diagnostic>> {
     ProfileSpec::deserialize(json).map_err(|error| vec![unusable(&error)])
 }
 
-/// Texts that were read once can be read merged: a mistake here is this program's.
+/// Texts that were parsed once can be parsed merged: a mistake here is a bug.
 fn unusable(error: &serde_json::Error) -> Diagnostic {
     Diagnostic::new(EXTENDS, format!("the profile cannot be merged with its parent: {error}"))
 }
 
-/// Each text alone is bounded where it is stored; together they have to be as well.
-fn check_sizes(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+/// Each stored text has limits, and the merged text has the same ones.
+fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     for (field, found, most) in [
         ("parameters", spec.parameters.len(), MAX_NAMES),
         ("variables", spec.variables.len(), MAX_NAMES),
@@ -286,7 +243,7 @@ fn check_sizes(spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
     ] {
         if found > most {
             let message = format!("with those that are inherited there are {found} {field}; {most} are allowed");
-            faults.push(Diagnostic::new(format!("spec.{field}"), message));
+            diagnostics.push(Diagnostic::new(format!("spec.{field}"), message));
         }
     }
 }

@@ -1,69 +1,70 @@
-//! Profiles: from what an author wrote to what the engine runs.
+//! Profiles: compiles what an author wrote into what the engine runs.
 //!
-//! [`compile`] finds everything that can be wrong with a profile before it takes effect, so that a request only looks
-//! things up. A [`CompiledProfile`] never changes; a [`ProfileSet`] holds all of them in the order in which they apply.
+//! [`compile`] reports everything that can be wrong with a profile before it takes effect, so that a request only reads
+//! prepared data. A [`CompiledProfile`] never changes.
 
-mod advice;
-mod check;
-mod compile;
 mod contend;
-mod diagnostic;
 mod elements;
-pub(crate) mod expressions;
+mod advice;
 mod extend;
-mod object;
+pub(crate) mod together;
 mod pod_schema;
 mod review;
-pub(crate) mod rules;
-pub(crate) mod set;
+mod revision;
 pub(crate) mod target;
-pub(crate) mod template;
 mod tenant;
-pub(crate) mod together;
 mod typed;
+mod check;
+pub(crate) mod request;
+pub(crate) mod template;
+mod object;
 pub(crate) mod validations;
-mod whole;
+pub(crate) mod expressions;
+pub(crate) mod rules;
+mod compile;
+mod flattened;
 
 use std::fmt;
 
-use pillion_api::profile::{Activation, EmptyValue, OnError, OnUnknown, OptOut, Rollout};
+use pillion_api::profile::{Activation, OnError, OptOut, Rollout};
 use pillion_api::selector::LabelSelector;
 
-use crate::compute::Variable;
+use crate::context::{Definitions, Variable};
+use crate::expression::Owner;
 use crate::lookup::{Declared, Needs};
 use crate::parameter::Parameter;
 use crate::schema::{self, Type};
+use request::Request;
 use target::{Action, Phase};
 
+pub use crate::diagnostic::{Diagnostic, Part};
 pub use advice::advise;
-pub use compile::{MAX_TEMPLATE_BYTES, compile, compile_with};
-pub use diagnostic::{Diagnostic, Part};
+pub use check::MAX_TEMPLATE_BYTES;
 pub(crate) use expressions::one_line;
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
-pub use extend::{Limits, MAX_CHAIN, NoParents, Parent, Parents};
+pub use extend::{MAX_CHAIN, NoParents, Parent, Parents};
+pub use flattened::{FlattenedProfile, compile, compile_revision, compile_with};
 pub(crate) use pod_schema::Expected;
 pub use review::{KnownParents, ProfileReview};
-pub use set::{ProfileSet, Served, Stage};
-pub use whole::{Whole, compile_revision};
 
-/// What a profile is called. Cluster profiles stand before namespaced ones.
+/// The name of a profile. Cluster profiles sort before namespaced ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProfileName {
-    /// The namespace of a tenant's profile; `None` for the platform's.
+    /// The namespace of a namespaced profile; `None` for a cluster profile.
     pub namespace: Option<Box<str>>,
     /// The name of the object.
     pub name: Box<str>,
 }
 
 impl ProfileName {
-    /// The name of a profile of the platform.
+    /// Creates the name of a cluster profile.
     #[must_use]
     pub fn cluster(name: impl Into<Box<str>>) -> Self {
         Self { namespace: None, name: name.into() }
     }
 
-    /// The name of a tenant's profile.
+    /// Creates the name of a namespaced profile.
     #[must_use]
     pub fn namespaced(namespace: impl Into<Box<str>>, name: impl Into<Box<str>>) -> Self {
         Self { namespace: Some(namespace.into()), name: name.into() }
@@ -79,23 +80,32 @@ impl fmt::Display for ProfileName {
     }
 }
 
-/// How a pod or its namespace asks for a profile by a key of the profile's own. All words are in lower case.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) label: Option<Box<str>>,
-    pub(crate) annotation: Option<Box<str>>,
-    pub(crate) values: Box<[Box<str>]>,
-    pub(crate) truthy: Box<[Box<str>]>,
-    pub(crate) falsy: Box<[Box<str>]>,
-    pub(crate) empty: EmptyValue,
-    pub(crate) on_unknown: OnUnknown,
+/// The limits of a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// No limits: it is a cluster profile.
+    Platform,
+    /// The limits of the cluster profile that it extends: it is a namespaced profile that only sets permitted values.
+    Parent,
+    /// The limits for namespaced profiles.
+    Tenant,
 }
 
-/// A profile that was found to be right, in the form in which it is run.
+impl Limits {
+    /// The limits of a profile that extends nothing.
+    const fn of(name: &ProfileName) -> Self {
+        match name.namespace {
+            Some(_) => Self::Tenant,
+            None => Self::Platform,
+        }
+    }
+}
+
+/// A valid profile in the form that the engine runs.
 #[derive(Debug)]
 pub struct CompiledProfile {
     name: ProfileName,
-    /// The name as it stands in records, metrics and messages.
+    /// The name in records, metrics and messages.
     display_name: Box<str>,
     revision: Box<str>,
     memory: usize,
@@ -115,52 +125,52 @@ pub struct CompiledProfile {
     pub(crate) conditions: Box<[expressions::Condition]>,
     pub(crate) template: Option<template::Node>,
     pub(crate) rules: Box<[rules::ContainerRule]>,
-    /// The names of the containers that it adds, as far as they are known from its text.
+    /// The names of the containers that it adds, as far as its text shows them.
     pub(crate) own_containers: Box<[Box<str>]>,
     pub(crate) lookups: Box<[Declared]>,
     pub(crate) needs: Needs,
     pub(crate) validations: Box<[validations::Validation]>,
     pub(crate) target: target::Target,
-    /// Whether it lays anything over an object, or has validations only.
+    /// Whether it has a template or container rules, and not only validations.
     pub(crate) has_template: bool,
-    /// Whether it adds containers that are not said to be for Windows.
+    /// Whether it adds containers that are not declared for Windows.
     pub(crate) adds_linux_containers: bool,
     /// Volumes that its containers mount and that it does not add.
     pub(crate) foreign_volumes: Box<[Box<str>]>,
 }
 
 impl CompiledProfile {
-    /// What it is called.
+    /// The name.
     #[must_use]
     pub const fn name(&self) -> &ProfileName {
         &self.name
     }
 
-    /// What it is called, as it stands in records and messages: `nginx`, `team-a/logger`.
+    /// The name in records and messages: `nginx`, `team-a/logger`.
     #[must_use]
     pub fn display_name(&self) -> &str {
         &self.display_name
     }
 
-    /// Which text of it this is: a hash of what the author wrote with what it inherits, the same wherever it is compiled.
+    /// The revision: a hash of the flattened text, the same wherever the profile is compiled.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
-    /// Bytes of memory that it may take: no less than it does, estimated from the sizes of its parts.
+    /// An upper bound of its memory in bytes, estimated from the sizes of its parts.
     #[must_use]
     pub const fn memory(&self) -> usize {
         self.memory
     }
 
-    /// What bounds it.
+    /// The limits of the profile.
     #[must_use]
     pub const fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Whether it is bounded by what namespaces may do with profiles of their own.
+    /// Whether the limits for namespaced profiles apply.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.limits == Limits::Tenant
@@ -171,92 +181,92 @@ impl CompiledProfile {
         self.ancestors.iter().map(|name| &**name)
     }
 
-    /// Which objects it is for, as profiles say it.
+    /// The target, as the API spells it.
     #[must_use]
     pub fn target(&self) -> pillion_api::profile::Target {
         self.target.to_text()
     }
 
-    /// Whether objects may be changed for it.
+    /// Whether it may change objects.
     #[must_use]
     pub fn injects(&self) -> bool {
         self.has_template && self.activation != Activation::Never
     }
 
-    /// Whether objects may be refused for it.
+    /// Whether it may deny objects.
     #[must_use]
     pub fn validates(&self) -> bool {
         !self.validations.is_empty() && self.activation != Activation::Never
     }
 
-    /// The label and the annotation by which a pod or its namespace asks for it.
+    /// The label and the annotation by which a pod or its namespace requests it.
     pub fn request_keys(&self) -> impl Iterator<Item = &str> {
         [self.request_label(), self.request_annotation()].into_iter().flatten()
     }
 
-    /// The label alone.
+    /// The label by which it is requested.
     #[must_use]
     pub fn request_label(&self) -> Option<&str> {
         self.request.as_ref()?.label.as_deref()
     }
 
-    /// The annotation alone.
+    /// The annotation by which it is requested.
     #[must_use]
     pub fn request_annotation(&self) -> Option<&str> {
         self.request.as_ref()?.annotation.as_deref()
     }
 
-    /// Whether values of its keys ask for it, or for another profile that has the same keys. They are given in the order
-    /// in which they decide, the object's before its namespace's.
+    /// Whether values of its keys request it, or another profile with the same keys. The values are in the order in
+    /// which they decide, the object's before the namespace's.
     #[must_use]
     pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
         let said = values.into_iter().filter(|value| request.empty.says(value));
         let mut asks = said.map(|value| !request.declines(value));
         match self.opt_out {
-            // Whoever asks for a profile that cannot be dropped, nobody can take that back.
+            // A request of a profile that cannot be dropped always counts.
             OptOut::Forbidden => asks.any(|asks| asks),
             OptOut::Allowed => asks.next().unwrap_or(false),
         }
     }
 
-    /// A word that asks for it by its key; `None` if it has no key.
+    /// A value that requests it by its key; `None` if it has no key.
     #[must_use]
     pub fn request_word(&self) -> Option<&str> {
         self.request.as_ref().map(|request| request.truthy.first().map_or(&*self.name.name, |word| &**word))
     }
 
-    /// What has to be looked up for it, as its text says.
+    /// The lookups that its text may need.
     #[must_use]
     pub const fn needs(&self) -> &Needs {
         &self.needs
     }
 
-    /// Who gets it without asking.
+    /// The objects that get it without a request.
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation
     }
 
-    /// Which namespaces may have it; `None`: all that are opted in.
+    /// The namespaces that may get it; `None`: all that are opted in.
     #[must_use]
     pub const fn namespace_selector(&self) -> Option<&LabelSelector> {
         self.namespace_selector.as_ref()
     }
 
-    /// Which objects may have it, by their labels; `None`: all.
+    /// The objects that may get it, by their labels; `None`: all.
     #[must_use]
     pub const fn object_selector(&self) -> Option<&LabelSelector> {
         self.object_selector.as_ref()
     }
 
-    /// Who is to get it, as its text says. It is no part of a revision: whoever publishes one decides.
+    /// The rollout in its text. It is not part of a revision: the publisher of a revision decides.
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()
     }
 
-    /// Says from where it is inherited.
+    /// Sets what it inherits: its ancestors, and the parameters that the namespace set.
     fn complete(&mut self, ancestors: &[Box<str>], set_by_namespace: &[String]) {
         self.ancestors = ancestors.into();
         for parameter in &mut self.parameters {
@@ -264,7 +274,8 @@ impl CompiledProfile {
         }
     }
 
-    /// The same as a tenant's, whatever the check of its text would say: what one does whose values come from expressions.
+    /// Turns it into a namespaced profile without the checks of a tenant's text, as if its values came from
+    /// expressions.
     #[cfg(test)]
     pub(crate) fn into_namespaced(mut self, namespace: &str) -> Self {
         self.name.namespace = Some(namespace.into());
@@ -273,7 +284,13 @@ impl CompiledProfile {
         self
     }
 
-    /// Whether it does anything with what a request is about.
+    /// What it defines for its expressions.
+    pub(crate) fn definitions(&self) -> Definitions<'_> {
+        let owner = if self.name.namespace.is_none() { Owner::Platform } else { Owner::Namespace };
+        Definitions { owner, variables: &self.variables, own_containers: &self.own_containers }
+    }
+
+    /// Whether it acts on the object of a request.
     pub(crate) fn acts_on(&self, action: Action<'_>) -> bool {
         match action.phase {
             Phase::Mutate => self.has_template && self.target.lays(action),
@@ -281,7 +298,7 @@ impl CompiledProfile {
         }
     }
 
-    /// How Kubernetes merges the objects that it is for.
+    /// The schema by which its target objects merge.
     pub(crate) fn object_type(&self) -> &'static Type {
         schema::of(&self.target.group, self.target.resources.first().map_or("", |resource| resource))
     }

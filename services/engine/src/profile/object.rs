@@ -1,6 +1,5 @@
-//! What a template may say that is laid over another object than a pod. Of what is in such an object nothing is known
-//! here; the API server checks the result against its schema. What is known is that every object has the same metadata,
-//! and what of it is nobody's to set.
+//! Checks templates for objects other than pods. The engine does not know their fields, and the API server checks the
+//! result against its schema. All objects have the same metadata, and some of its fields cannot be set.
 
 use serde_json::{Map, Value as Json};
 
@@ -20,59 +19,59 @@ const NOT_OURS: [(&str, &str); 3] = [
 const METADATA: [&str; 4] = ["labels", "annotations", "finalizers", "ownerReferences"];
 
 /// Checks a template for another object than a pod. Whether it is not nested too deeply to be looked at further.
-pub(super) fn check_object(template: &Json, faults: &mut Vec<Diagnostic>) -> bool {
-    if !check_values("spec.template", template, 0, faults) {
+pub(super) fn check_object(template: &Json, diagnostics: &mut Vec<Diagnostic>) -> bool {
+    if !check_values("spec.template", template, 0, diagnostics) {
         return false;
     }
     let template = &without_directives(template);
-    let Some(fields) = object("spec.template", template, faults) else { return true };
+    let Some(fields) = object("spec.template", template, diagnostics) else { return true };
     for (field, why) in NOT_OURS.iter().filter(|(field, _)| fields.contains_key(*field)) {
-        let fault = Diagnostic::new(format!("spec.template.{field}"), format!("a template cannot set {field}"));
-        faults.push(fault.with_help(*why));
+        let diagnostic = Diagnostic::new(format!("spec.template.{field}"), format!("a template cannot set {field}"));
+        diagnostics.push(diagnostic.with_help(*why));
     }
     if let Some(metadata) = fields.get("metadata") {
-        check_metadata(metadata, faults);
+        check_metadata(metadata, diagnostics);
     }
     true
 }
 
-fn check_metadata(metadata: &Json, faults: &mut Vec<Diagnostic>) {
+fn check_metadata(metadata: &Json, diagnostics: &mut Vec<Diagnostic>) {
     let path = "spec.template.metadata";
-    let Some(fields) = object(path, metadata, faults) else { return };
+    let Some(fields) = object(path, metadata, diagnostics) else { return };
     for field in fields.keys().filter(|field| !METADATA.contains(&field.as_str())) {
-        let fault = Diagnostic::new(format!("{path}.{field}"), format!("a template cannot set metadata.{field}"));
-        faults.push(fault.with_help(format!("it can set {}", METADATA.join(", "))));
+        let diagnostic = Diagnostic::new(format!("{path}.{field}"), format!("a template cannot set metadata.{field}"));
+        diagnostics.push(diagnostic.with_help(format!("it can set {}", METADATA.join(", "))));
     }
     for map in ["labels", "annotations"] {
         let path = format!("{path}.{map}");
-        let entries = fields.get(map).and_then(|entries| object(&path, entries, faults));
+        let entries = fields.get(map).and_then(|entries| object(&path, entries, diagnostics));
         for (key, value) in entries.into_iter().flat_map(Map::iter) {
             let path = format!("{path}[{key:?}]");
             if let Some(sentence) = check_key(key) {
-                faults.push(Diagnostic::new(&path, sentence));
+                diagnostics.push(Diagnostic::new(&path, sentence));
             }
             if key.starts_with("pillion.dev/") {
-                faults.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own"));
+                diagnostics.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own"));
             }
             if !value.is_string() {
                 let message = format!("expected a string, found {}", called(value));
-                faults.push(Diagnostic::new(&path, message).with_help("quote it"));
+                diagnostics.push(Diagnostic::new(&path, message).with_help("quote it"));
             }
         }
     }
     for list in ["finalizers", "ownerReferences"] {
         if let Some(other) = fields.get(list).filter(|value| !value.is_array() && !value.is_string()) {
             let message = format!("expected a list, found {}", called(other));
-            faults.push(Diagnostic::new(format!("{path}.{list}"), message));
+            diagnostics.push(Diagnostic::new(format!("{path}.{list}"), message));
         }
     }
 }
 
-fn object<'t>(path: &str, value: &'t Json, faults: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
+fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
     let object = value.as_object();
     // What an expression gives is not known here.
     if object.is_none() && !value.is_string() {
-        faults.push(Diagnostic::new(path, format!("expected an object, found {}", called(value))));
+        diagnostics.push(Diagnostic::new(path, format!("expected an object, found {}", called(value))));
     }
     object
 }
@@ -83,10 +82,10 @@ mod tests {
 
     use super::*;
 
-    fn faults(template: &Json) -> Vec<String> {
-        let mut faults = Vec::new();
-        check_object(template, &mut faults);
-        faults.iter().map(ToString::to_string).collect()
+    fn diagnostics(template: &Json) -> Vec<String> {
+        let mut diagnostics = Vec::new();
+        check_object(template, &mut diagnostics);
+        diagnostics.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -103,9 +102,9 @@ mod tests {
             (json!([]), "spec.template"),
             (json!({"spec": null}), "spec.template.spec"),
         ] {
-            let faults = faults(&template);
-            let found = faults.iter().any(|fault| fault.starts_with(path));
-            assert_eq!(found, !path.is_empty(), "{template}: {faults:?}");
+            let diagnostics = diagnostics(&template);
+            let found = diagnostics.iter().any(|diagnostic| diagnostic.starts_with(path));
+            assert_eq!(found, !path.is_empty(), "{template}: {diagnostics:?}");
         }
     }
 
@@ -116,6 +115,6 @@ mod tests {
             "spec": {"contaners": "anything", "containers": [{"name": "no-image"}], "health": {"periodSeconds": 5}},
             "data": {"a": "b"},
         });
-        assert_eq!(faults(&template), Vec::<String>::new());
+        assert_eq!(diagnostics(&template), Vec::<String>::new());
     }
 }

@@ -1,7 +1,7 @@
-//! What fields a pod has, and of what types: Kubernetes' own schema, in a table that is small enough to carry along.
+//! The fields of a pod and their types: Kubernetes' own schema in a small table.
 //!
-//! The table is text, a line for each type, and stays in the program's file until a profile is checked: a replica that
-//! serves requests holds none of it. `just generate` writes it from the API server's OpenAPI document.
+//! The table is text with a line for each type, and it is parsed only when a profile is checked. A replica that serves
+//! requests holds none of it in memory. `just generate` writes it from the API server's OpenAPI document.
 
 use std::collections::BTreeMap;
 
@@ -235,11 +235,11 @@ impl Expected {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), String> {
-        let fault = match value.kind() {
+        let diagnostic = match value.kind() {
             json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.fault_of(item)),
             _ => self.kind.fault_of(value),
         };
-        fault.map_or(Ok(()), Err)
+        diagnostic.map_or(Ok(()), Err)
     }
 
     /// Whether some texts are wrong in its place.

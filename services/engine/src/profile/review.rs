@@ -1,7 +1,7 @@
-//! What somebody is told who stores a profile: all that is wrong with it, as warnings of the API server.
+//! Reviews stored profiles: returns all diagnostics as warnings of the API server.
 //!
-//! A profile that does not compile is stored all the same. Nothing follows from it but that its last accepted revision
-//! stays at work, and a refusal would stand in the way of who restores a backup, or applies a child before its parent.
+//! A profile that does not compile is stored all the same, and its last accepted revision stays active. A denial would
+//! block restoring a backup, or applying a child before its parent.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,31 +18,31 @@ use super::{Diagnostic, MAX_CHAIN, Parent, Parents, ProfileName, compile_with};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, Query, Which};
 
-/// How many mistakes are told. The API server takes 4,096 characters of warnings in all.
+/// The maximum number of reported mistakes. The API server accepts 4,096 characters of warnings in total.
 const MAX_WARNINGS: usize = 8;
 
-/// How long a warning is, in characters. Kubernetes asks for 120, and cuts at 256.
+/// The maximum length of a warning in characters. Kubernetes recommends 120, and truncates at 256.
 const MAX_WARNING: usize = 240;
-/// Beyond so many, what helps is a warning of its own.
+/// Above this length, the help is a warning of its own.
 const LINE: usize = 120;
 
-/// A review of a profile that is being stored.
+/// A review of a profile that is stored.
 #[derive(Debug)]
 pub struct ProfileReview {
     uid: String,
     api_version: String,
     name: ProfileName,
-    /// Whether there was none of the name before, and so nothing of it that was accepted.
+    /// Whether the profile is new, so that no revision of it was accepted.
     is_new: bool,
     spec: Result<ProfileSpec, String>,
 }
 
-/// What is known of the profiles that one extends.
+/// The known parents of a profile.
 #[derive(Debug, Default)]
 pub struct KnownParents {
     texts: BTreeMap<String, Option<ProfileSpec>>,
     names: Vec<String>,
-    /// One of them could not be looked up.
+    /// Whether a lookup of a parent failed.
     uncertain: bool,
 }
 
@@ -67,7 +67,7 @@ struct Request<'b> {
     object: Option<Object<'b>>,
 }
 
-/// An object as it came. Its spec is not read before its size is known: what is read of a text can take forty times as much
+/// An unparsed object. Its size is checked before its spec is parsed, because parsed text can take forty times as much
 /// memory.
 #[derive(Default, Deserialize)]
 struct Object<'b> {
@@ -84,10 +84,10 @@ struct Metadata {
 }
 
 impl ProfileReview {
-    /// Reads a body.
+    /// Parses a body.
     ///
     /// # Errors
-    /// It is not a review of version v1 or v1beta1; why, in a text that may be as long as the body.
+    /// It is not a review of version v1 or v1beta1. The message may be as long as the body.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let Envelope { api_version, request } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         if !["admission.k8s.io/v1", "admission.k8s.io/v1beta1"].contains(&api_version.as_str()) {
@@ -112,13 +112,13 @@ impl ProfileReview {
         Ok(Self { uid, api_version, name, is_new: operation == "CREATE", spec })
     }
 
-    /// The profile that it is about.
+    /// The name of the reviewed profile.
     #[must_use]
     pub const fn name(&self) -> &ProfileName {
         &self.name
     }
 
-    /// The profile that has to be looked up next, if there is one that is extended and not known.
+    /// The next parent to look up, if there is an unknown one.
     #[must_use]
     pub fn wanted(&self, known: &KnownParents) -> Option<Query> {
         let mut next = self.spec.as_ref().ok()?.extends.as_ref();
@@ -138,15 +138,15 @@ impl ProfileReview {
         None
     }
 
-    /// What its author is told.
+    /// The warnings for the author.
     #[must_use]
     pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
-        let faults = match &self.spec {
+        let diagnostics = match &self.spec {
             Err(error) => vec![Diagnostic::new("spec", error.clone())],
             Ok(_) if known.uncertain => return Vec::new(),
             Ok(spec) => match compile_with(&self.name, spec, known) {
                 Ok(_) => return Vec::new(),
-                Err(faults) => faults,
+                Err(diagnostics) => diagnostics,
             },
         };
         let without = "the profile does not take effect";
@@ -155,9 +155,9 @@ impl ProfileReview {
         } else {
             format!("{without}: its last accepted revision stays at work")
         }];
-        for fault in faults.iter().take(MAX_WARNINGS) {
-            let line = format!("{}: {}", fault.path, fault.message);
-            match &fault.help {
+        for diagnostic in diagnostics.iter().take(MAX_WARNINGS) {
+            let line = format!("{}: {}", diagnostic.path, diagnostic.message);
+            match &diagnostic.help {
                 Some(help) if line.chars().count() + help.chars().count() + 3 <= LINE => {
                     warnings.push(cut(&format!("{line} ({help})")));
                 }
@@ -165,13 +165,13 @@ impl ProfileReview {
                 None => warnings.push(cut(&line)),
             }
         }
-        if let Some(more) = faults.len().checked_sub(MAX_WARNINGS).filter(|more| *more > 0) {
+        if let Some(more) = diagnostics.len().checked_sub(MAX_WARNINGS).filter(|more| *more > 0) {
             warnings.push(format!("and {more} more; pillion lint shows all"));
         }
         warnings
     }
 
-    /// The answer, as the body to send. It always allows.
+    /// Writes the response body, which always allows.
     #[must_use]
     pub fn respond(&self, warnings: &[String]) -> Vec<u8> {
         let mut response = json!({"uid": self.uid, "allowed": true});
@@ -185,13 +185,13 @@ impl ProfileReview {
 }
 
 impl KnownParents {
-    /// The names that there are, to tell which one was probably meant.
+    /// The known names, for suggestions.
     #[must_use]
     pub fn with_names(names: impl IntoIterator<Item = String>) -> Self {
         Self { names: names.into_iter().collect(), ..Self::default() }
     }
 
-    /// Says what a look-up of a profile brought.
+    /// Adds the result of the lookup of a parent.
     pub fn found(&mut self, query: &Query, answer: &Answer<std::sync::Arc<OwnedTape>>) {
         #[derive(Deserialize)]
         struct Object {
@@ -199,7 +199,7 @@ impl KnownParents {
         }
         let Which::Named(name) = &query.which else { return };
         let text = match answer {
-            // A parent that this build cannot read is not certain to be wrong.
+            // A parent that this build cannot parse may still be valid.
             Answer::Found(object) => serde_json::from_str(object.root().raw()).ok().map(|Object { spec }| spec),
             Answer::Missing => None,
             Answer::NotAsked | Answer::Failed(_) => {
@@ -225,7 +225,7 @@ impl Parents for KnownParents {
     }
 }
 
-/// A text of one line and of a length that the API server passes on.
+/// Reduces a text to one line of a length that the API server passes on.
 fn cut(text: &str) -> String {
     let line = text.chars().map(|char| if char.is_control() { ' ' } else { char });
     if text.chars().count() <= MAX_WARNING {

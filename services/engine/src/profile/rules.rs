@@ -1,4 +1,5 @@
-//! The rules of `spec.containers`: which of the containers that are there already, and what is laid over each.
+//! Compiles the rules of `spec.containers`: which existing containers a rule matches, and the template that it merges
+//! into them.
 
 use std::collections::HashMap;
 
@@ -6,42 +7,41 @@ use pillion_api::parameter::Parameter;
 use pillion_api::profile::{ContainerRule as Text, ContainerType};
 
 use super::Diagnostic;
-use super::check::check_container_template;
-use super::compile::is_small;
+use super::check::{check_container_template, is_small};
 use super::expressions::{self, Condition};
 use super::pod_schema::Kind;
 use super::template::{Compiler, LocalNames, Node};
 use crate::expression::{Expression, Scope};
 
-/// A rule on containers that are there.
+/// A compiled rule for existing containers.
 #[derive(Debug)]
 pub(crate) struct ContainerRule {
     pub(crate) name: Box<str>,
     pub(crate) types: Box<[ContainerType]>,
     pub(crate) names: Box<[Box<str>]>,
-    /// Images, with `*` for any part.
+    /// Image patterns, with `*` for any part.
     pub(crate) images: Box<[Box<str>]>,
     pub(crate) condition: Option<Expression>,
     pub(crate) conditions: Box<[Condition]>,
     pub(crate) template: Node,
 }
 
-/// The name of the container that a rule's expressions are about.
+/// The name by which the expressions of a rule read the container.
 const CONTAINER: &str = "container";
 
-/// Compiles the rules. What is wrong goes to `faults`.
+/// Compiles the rules. Mistakes go to `diagnostics`.
 pub(super) fn compile(
     rules: &[Text],
     parameters: &[Parameter],
     (scope, needs): (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Box<[ContainerRule]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::with_capacity(rules.len());
     for (index, rule) in rules.iter().enumerate() {
         let path = format!("spec.containers[{index}]");
-        expressions::check_name(&path, &rule.name, &mut names, faults);
-        compiled.extend(compile_rule(&path, rule, parameters, (scope, needs), faults));
+        expressions::check_name(&path, &rule.name, &mut names, diagnostics);
+        compiled.extend(compile_rule(&path, rule, parameters, (scope, needs), diagnostics));
     }
     compiled.into()
 }
@@ -51,24 +51,24 @@ fn compile_rule(
     rule: &Text,
     parameters: &[Parameter],
     known: (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<ContainerRule> {
-    let before = faults.len();
+    let before = diagnostics.len();
     let matched = rule.match_.clone().unwrap_or_default();
     let types = if matched.types.is_empty() { vec![ContainerType::App] } else { matched.types };
     let conditions = format!("{path}.matchConditions");
-    let conditions = expressions::conditions(&conditions, &rule.match_conditions, &[CONTAINER], known, faults);
+    let conditions = expressions::conditions(&conditions, &rule.match_conditions, &[CONTAINER], known, diagnostics);
     let template_path = format!("{path}.template");
-    let is_usable = is_small(&template_path, &rule.template, faults)
-        && check_container_template(&template_path, &rule.template, parameters, faults);
-    let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, faults);
+    let is_usable = is_small(&template_path, &rule.template, diagnostics)
+        && check_container_template(&template_path, &rule.template, parameters, diagnostics);
+    let mut compiler = Compiler::new(known.0, &[CONTAINER], known.1, diagnostics);
     let condition =
         matched.where_.as_deref().and_then(|source| compiler.condition(&format!("{path}.match.where"), source));
     let template =
         if is_usable { compiler.template(&template_path, &rule.template, Kind::Object("Container")) } else { None };
     let boxed = |texts: &[String]| texts.iter().map(|text| Box::from(text.as_str())).collect();
     let template = template?;
-    (faults.len() == before).then(|| ContainerRule {
+    (diagnostics.len() == before).then(|| ContainerRule {
         name: rule.name.as_str().into(),
         types: types.into(),
         names: boxed(&matched.names),
@@ -80,21 +80,21 @@ fn compile_rule(
 }
 
 impl ContainerRule {
-    /// Whether a container's name and image are among those that the rule is for.
+    /// Whether the rule matches the name and the image of a container.
     pub(crate) fn names_match(&self, name: &str, image: &str) -> bool {
         (self.names.is_empty() || self.names.iter().any(|wanted| glob(wanted, name)))
             && (self.images.is_empty() || self.images.iter().any(|wanted| glob(wanted, image)))
     }
 }
 
-/// Whether a text is like a pattern in which `*` stands for any part.
+/// Whether a text matches a pattern in which `*` stands for any part.
 fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
     let Some(last) = pattern.contains('*').then(|| parts.next_back().unwrap_or_default()) else {
         return rest.is_empty();
     };
-    // The earliest place is as good as any: what is behind it is longest then.
+    // The earliest match is best, because it leaves the longest rest.
     for part in parts {
         match rest.split_once(part) {
             Some((_, behind)) => rest = behind,

@@ -1,34 +1,34 @@
-//! Which objects a profile is for: their resources, and what is being done with them.
+//! The target of a profile: resources and operations.
 //!
-//! A profile may be for any namespaced resource, except for those without which a cluster cannot go on: a mistake in a
-//! profile must not keep nodes from reporting, leaders from being elected, or this program from being repaired.
+//! A profile may target any namespaced resource except those that a cluster needs to run. A mistake in a profile must
+//! not stop nodes from reporting, leaders from being elected, or Pillion from being repaired.
 
 use pillion_api::profile::{Operation, ProfileSpec, Target as Text};
 
 use super::{Diagnostic, ProfileName};
 
-/// What a path is asked for.
+/// The phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// A patch, made of the profiles' templates.
+    /// Mutating: the profiles' templates make a patch.
     Mutate,
-    /// Whether the object is allowed, by the profiles' validations.
+    /// Validating: the profiles' validations decide whether the object is allowed.
     Validate,
 }
 
-/// What a request is about.
+/// The action of a request: phase, operation and resource.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Action<'a> {
     pub(crate) phase: Phase,
     pub(crate) group: &'a str,
     pub(crate) version: &'a str,
-    /// In the plural, with the sub-resource behind a slash where there is one.
+    /// The resource in the plural, with the subresource after a slash if there is one.
     pub(crate) resource: &'a str,
     pub(crate) operation: Operation,
 }
 
 impl Action<'_> {
-    /// A pod is to be injected when it is created: what nearly all requests are.
+    /// The creation of a pod on the mutating path, like most requests.
     pub(crate) const CREATE_POD: Self =
         Self { phase: Phase::Mutate, group: "", version: "v1", resource: PODS, operation: Operation::Create };
 
@@ -36,18 +36,18 @@ impl Action<'_> {
         self.phase == Phase::Mutate && self.operation == Operation::Create && self.is_pod()
     }
 
-    /// Whether it is about a pod as a whole.
+    /// Whether it acts on a whole pod.
     pub(crate) fn is_pod(self) -> bool {
         self.resource == PODS && self.group.is_empty() && self.version == "v1"
     }
 
-    /// Whether it is about a part of an object.
+    /// Whether it acts on a subresource.
     fn is_part(self) -> bool {
         self.resource.contains('/')
     }
 }
 
-/// Which objects a profile is for.
+/// A compiled target.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) group: Box<str>,
@@ -58,10 +58,10 @@ pub(crate) struct Target {
 
 const PODS: &str = "pods";
 
-/// The sub-resources of a pod that are a pod themselves.
+/// The subresources of a pod that hold a whole pod.
 const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 
-/// Groups no resource of which is a profile's to judge.
+/// API groups that no profile may target.
 const REFUSED_GROUPS: [(&str, &str); 6] = [
     ("pillion.dev", "a profile cannot act on profiles"),
     ("authentication.k8s.io", "tokens and who somebody is are not a profile's to judge"),
@@ -71,7 +71,7 @@ const REFUSED_GROUPS: [(&str, &str); 6] = [
     ("events.k8s.io", "events are many, and say what happened already"),
 ];
 
-/// Resources that are not a profile's to judge, by group and name without a sub-resource.
+/// Resources that no profile may target, by group and name without subresource.
 const REFUSED: [(&str, &str, &str); 4] = [
     ("coordination.k8s.io", "leases", "nodes and leaders live by their leases"),
     ("", "events", "events are many, and say what happened already"),
@@ -79,11 +79,11 @@ const REFUSED: [(&str, &str, &str); 4] = [
     ("", "nodes", "nodes are not in a namespace"),
 ];
 
-/// Resources of the core group that are not in a namespace.
+/// Cluster-scoped resources of the core group.
 const CLUSTER_SCOPED: [&str; 3] = ["namespaces", "persistentvolumes", "componentstatuses"];
 
 impl Target {
-    /// Pods, when they are created.
+    /// The default target: pods, when they are created.
     fn pods() -> Self {
         Self {
             group: Box::default(),
@@ -93,7 +93,7 @@ impl Target {
         }
     }
 
-    /// As profiles say it.
+    /// The target as the API spells it.
     pub(crate) fn to_text(&self) -> Text {
         Text {
             group: self.group.to_string(),
@@ -108,7 +108,7 @@ impl Target {
         is_pods(&self.group, self.resources.first().map_or("", |resource| resource))
     }
 
-    /// Whether it names what a request is about.
+    /// Whether it includes an action.
     pub(crate) fn holds(&self, action: Action<'_>) -> bool {
         *self.group == *action.group
             && *self.version == *action.version
@@ -116,8 +116,8 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is laid over what a request is about: over whole objects that are there afterwards, and over
-    /// pods only when they are created, because nearly all of a pod cannot be changed later.
+    /// Whether a template is applied for an action: to whole objects that remain afterwards, and to pods only when they
+    /// are created, because most fields of a pod are immutable.
     pub(crate) fn lays(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {
             Operation::Create => true,
@@ -133,11 +133,11 @@ fn is_pods(group: &str, resource: &str) -> bool {
     group.is_empty() && main == PODS
 }
 
-/// Compiles a profile's target. What is wrong goes to `faults`.
-pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<Diagnostic>) -> Target {
+/// Compiles a profile's target. Mistakes go to `diagnostics`.
+pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Target {
     let Some(text) = &spec.target else { return Target::pods() };
-    let before = faults.len();
-    check_resources(name, text, faults);
+    let before = diagnostics.len();
+    check_resources(name, text, diagnostics);
     let operations = if text.operations.is_empty() { vec![Operation::Create] } else { text.operations.clone() };
     let target = Target {
         group: text.group.as_str().into(),
@@ -145,19 +145,19 @@ pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, faults: &mut Vec<D
         resources: text.resources.iter().map(|resource| resource.as_str().into()).collect(),
         operations: operations.into(),
     };
-    if faults.len() == before && (spec.template.is_some() || !spec.containers.is_empty()) && !can_lay(&target) {
+    if diagnostics.len() == before && (spec.template.is_some() || !spec.containers.is_empty()) && !can_lay(&target) {
         let message = if target.is_pods() {
             "a template is laid over pods when they are created, and this target has no pods or no CREATE"
         } else {
             "a template is laid over whole objects that are created or updated, and this target has none"
         };
         let help = "let resources and operations name them, or take the template away and keep the validations";
-        faults.push(Diagnostic::new("spec.target", message).with_help(help));
+        diagnostics.push(Diagnostic::new("spec.target", message).with_help(help));
     }
     target
 }
 
-/// Whether there is anything over which a template of this target would be laid.
+/// Whether a template of this target would ever be applied.
 fn can_lay(target: &Target) -> bool {
     target.resources.iter().any(|resource| {
         target.operations.iter().any(|operation| {
@@ -167,39 +167,40 @@ fn can_lay(target: &Target) -> bool {
     })
 }
 
-fn check_resources(name: &ProfileName, target: &Text, faults: &mut Vec<Diagnostic>) {
+fn check_resources(name: &ProfileName, target: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if target.resources.is_empty() {
-        let fault = Diagnostic::new("spec.target.resources", "a target names at least one resource");
-        faults.push(fault.with_help("in the plural: pods, deployments"));
+        let diagnostic = Diagnostic::new("spec.target.resources", "a target names at least one resource");
+        diagnostics.push(diagnostic.with_help("in the plural: pods, deployments"));
     }
     for (field, value) in [("group", &target.group), ("version", &target.version)] {
         let may_be_empty = field == "group";
         if value.contains('*') {
-            faults.push(wildcard(format!("spec.target.{field}")));
+            diagnostics.push(wildcard(format!("spec.target.{field}")));
         } else if !(is_word(value) || (may_be_empty && value.is_empty())) {
             let message = format!("{value:?} is not the {field} of an API");
-            faults.push(Diagnostic::new(format!("spec.target.{field}"), message));
+            diagnostics.push(Diagnostic::new(format!("spec.target.{field}"), message));
         }
     }
     for (index, resource) in target.resources.iter().enumerate() {
         let path = format!("spec.target.resources[{index}]");
         if resource.contains('*') {
-            faults.push(wildcard(path));
+            diagnostics.push(wildcard(path));
         } else if let Some((message, help)) = refused(&target.group, resource) {
-            let fault = Diagnostic::new(path, message);
-            faults.push(if help.is_empty() { fault } else { fault.with_help(help) });
+            let diagnostic = Diagnostic::new(path, message);
+            diagnostics.push(if help.is_empty() { diagnostic } else { diagnostic.with_help(help) });
         } else if name.namespace.is_some() && !is_pods(&target.group, resource) {
-            let fault = Diagnostic::new(path, format!("a namespaced profile is for pods, not for {resource}"));
-            faults.push(fault.with_help("a cluster profile can be for other resources"));
+            let diagnostic = Diagnostic::new(path, format!("a namespaced profile is for pods, not for {resource}"));
+            diagnostics.push(diagnostic.with_help("a cluster profile can be for other resources"));
         }
     }
     let pods = target.resources.iter().filter(|resource| is_pods(&target.group, resource)).count();
     if pods > 0 && pods < target.resources.len() {
-        let fault = Diagnostic::new("spec.target.resources", "pods and other resources are not for one profile");
-        faults.push(fault.with_help("make two profiles: what an expression can name is not the same for both"));
+        let diagnostic = Diagnostic::new("spec.target.resources", "pods and other resources are not for one profile");
+        diagnostics
+            .push(diagnostic.with_help("make two profiles: what an expression can name is not the same for both"));
     }
     if pods > 0 && target.version != "v1" && is_word(&target.version) {
-        faults.push(Diagnostic::new("spec.target.version", "the version of pods is v1").with_help("write v1"));
+        diagnostics.push(Diagnostic::new("spec.target.version", "the version of pods is v1").with_help("write v1"));
     }
 }
 
@@ -207,7 +208,7 @@ fn wildcard(path: String) -> Diagnostic {
     Diagnostic::new(path, "a target has no wildcards").with_help("name each: what is not known yet cannot be meant")
 }
 
-/// Why a resource is not a profile's, and what to do.
+/// Why no profile may target a resource, and what to do.
 fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     let (main, part) = resource.split_once('/').map_or((resource, None), |(main, part)| (main, Some(part)));
     if !is_word(main) || main != main.to_lowercase() || part.is_some_and(|part| !is_word(part)) {
@@ -237,7 +238,7 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     }
 }
 
-/// Whether a text is made of the characters that groups, versions and resources are made of.
+/// Whether a text has only characters that are valid in groups, versions and resources.
 fn is_word(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     (1..=253).contains(&text.len())
@@ -255,12 +256,12 @@ mod tests {
     fn faults_of(name: &ProfileName, target: &Json, with_template: bool) -> Vec<String> {
         let mut spec: ProfileSpec = serde_json::from_value(json!({"target": target})).unwrap();
         spec.template = with_template.then(|| json!({"metadata": {"labels": {"a": "b"}}}));
-        let mut faults = Vec::new();
-        compile(name, &spec, &mut faults);
-        faults.iter().map(ToString::to_string).collect()
+        let mut diagnostics = Vec::new();
+        compile(name, &spec, &mut diagnostics);
+        diagnostics.iter().map(ToString::to_string).collect()
     }
 
-    fn faults(target: &Json) -> Vec<String> {
+    fn diagnostics(target: &Json) -> Vec<String> {
         faults_of(&ProfileName::cluster("p"), target, false)
     }
 
@@ -289,9 +290,9 @@ mod tests {
             ("", "pods/*"),
             ("", ""),
         ] {
-            let faults = faults(&json!({"group": group, "version": "v1", "resources": [resource]}));
-            assert_eq!(faults.len(), 1, "{group}/{resource}: {faults:?}");
-            assert!(faults[0].starts_with("spec.target."), "{faults:?}");
+            let diagnostics = diagnostics(&json!({"group": group, "version": "v1", "resources": [resource]}));
+            assert_eq!(diagnostics.len(), 1, "{group}/{resource}: {diagnostics:?}");
+            assert!(diagnostics[0].starts_with("spec.target."), "{diagnostics:?}");
         }
         for (group, resource) in [
             ("", "pods"),
@@ -301,8 +302,8 @@ mod tests {
             ("apps", "deployments/scale"),
             ("agones.dev", "gameservers"),
         ] {
-            let faults = faults(&json!({"group": group, "version": "v1", "resources": [resource]}));
-            assert_eq!(faults, Vec::<String>::new(), "{group}/{resource}");
+            let diagnostics = diagnostics(&json!({"group": group, "version": "v1", "resources": [resource]}));
+            assert_eq!(diagnostics, Vec::<String>::new(), "{group}/{resource}");
         }
     }
 
@@ -314,8 +315,8 @@ mod tests {
         let pods = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"]});
         assert_eq!(faults_of(&own, &pods, false), Vec::<String>::new());
         let mixed = json!({"version": "v1", "resources": ["pods", "configmaps"]});
-        assert!(faults(&mixed)[0].contains("not for one profile"));
-        assert!(faults(&json!({"version": "v2", "resources": ["pods"]}))[0].contains("v1"));
+        assert!(diagnostics(&mixed)[0].contains("not for one profile"));
+        assert!(diagnostics(&json!({"version": "v2", "resources": ["pods"]}))[0].contains("v1"));
     }
 
     #[test]
@@ -328,7 +329,7 @@ mod tests {
             json!({"group": "apps", "version": "v1", "resources": ["deployments"], "operations": ["DELETE"]}),
             json!({"group": "apps", "version": "v1", "resources": ["deployments/scale"], "operations": ["UPDATE"]}),
         ] {
-            assert!(with(target.clone()).iter().any(|fault| fault.starts_with("spec.target: ")), "{target}");
+            assert!(with(target.clone()).iter().any(|diagnostic| diagnostic.starts_with("spec.target: ")), "{target}");
         }
         for target in [
             json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]}),

@@ -1,5 +1,6 @@
-//! What a tenant's template may say. A profile of a namespace is stored by somebody who may create pods there, and acts on
-//! everybody's; so it may add beside what is there, and give nothing that the namespace's pods could not have had.
+//! Checks what the template of a tenant's profile may contain. Its author may create pods in the namespace, and the
+//! profile acts on the pods of all others there. So it may add to what is there, and grants nothing that the
+//! namespace's pods could not have had.
 
 use serde_json::{Map, Value as Json};
 
@@ -16,7 +17,7 @@ const VOLUME_SOURCES: [&str; 6] =
 const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
 /// Checks a tenant's template, without its directives.
-pub(super) fn check_tenant(template: &Json, faults: &mut Vec<Diagnostic>) {
+pub(super) fn check_tenant(template: &Json, diagnostics: &mut Vec<Diagnostic>) {
     for (map, key) in ["labels", "annotations"].into_iter().flat_map(|map| {
         let entries = template.pointer(&format!("/metadata/{map}")).and_then(Json::as_object);
         entries.into_iter().flat_map(Map::keys).map(move |key| (map, key))
@@ -27,34 +28,35 @@ pub(super) fn check_tenant(template: &Json, faults: &mut Vec<Diagnostic>) {
             .any(|reserved| domain.strip_suffix(reserved).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')));
         if reserved || key == "app" {
             let path = format!("spec.template.metadata.{map}[{key:?}]");
-            faults.push(Diagnostic::new(path, "a namespaced profile cannot set a key that others rely on"));
+            diagnostics.push(Diagnostic::new(path, "a namespaced profile cannot set a key that others rely on"));
         }
     }
     let Some(spec) = template.get("spec").and_then(Json::as_object) else { return };
     for field in spec.keys().filter(|field| !SPEC_FIELDS.contains(&field.as_str())) {
         let path = format!("spec.template.spec.{field}");
-        let fault = Diagnostic::new(path, format!("a namespaced profile cannot set {field}"));
-        faults.push(
-            fault.with_help("it can add containers, initContainers and volumes; a cluster profile can set the rest"),
+        let diagnostic = Diagnostic::new(path, format!("a namespaced profile cannot set {field}"));
+        diagnostics.push(
+            diagnostic
+                .with_help("it can add containers, initContainers and volumes; a cluster profile can set the rest"),
         );
     }
     for (path, volume) in elements(spec, "volumes") {
         for source in volume.keys().filter(|field| *field != "name" && !VOLUME_SOURCES.contains(&field.as_str())) {
-            let fault =
+            let diagnostic =
                 Diagnostic::new(format!("{path}.{source}"), format!("a namespaced profile cannot use {source}"));
-            faults.push(fault.with_help(format!("it can use {}", VOLUME_SOURCES.join(", "))));
+            diagnostics.push(diagnostic.with_help(format!("it can use {}", VOLUME_SOURCES.join(", "))));
         }
     }
     for list in ["containers", "initContainers"] {
         for (path, container) in elements(spec, list) {
-            check_container(&path, container, faults);
+            check_container(&path, container, diagnostics);
         }
     }
 }
 
-fn check_container(path: &str, container: &Map<String, Json>, faults: &mut Vec<Diagnostic>) {
+fn check_container(path: &str, container: &Map<String, Json>, diagnostics: &mut Vec<Diagnostic>) {
     let mut refuse = |field: &str, why: &str| {
-        faults.push(Diagnostic::new(format!("{path}.{field}"), format!("a namespaced profile cannot {why}")));
+        diagnostics.push(Diagnostic::new(format!("{path}.{field}"), format!("a namespaced profile cannot {why}")));
     };
     let at = |pointer: &str| container.get("securityContext").and_then(|context| context.pointer(pointer));
     let is = |pointer: &str, value: Json| at(pointer) == Some(&value);
@@ -99,10 +101,10 @@ mod tests {
 
     use super::*;
 
-    fn faults(template: &Json) -> Vec<String> {
-        let mut faults = Vec::new();
-        check_tenant(template, &mut faults);
-        faults.into_iter().map(|fault| fault.path).collect()
+    fn diagnostics(template: &Json) -> Vec<String> {
+        let mut diagnostics = Vec::new();
+        check_tenant(template, &mut diagnostics);
+        diagnostics.into_iter().map(|diagnostic| diagnostic.path).collect()
     }
 
     #[test]
@@ -128,7 +130,7 @@ mod tests {
             json!({"metadata": {"labels": {"app.kubernetes.io/name": "x"}}}),
             json!({"metadata": {"annotations": {"k8s.io/x": "y"}}}),
         ] {
-            assert_eq!(faults(&template).len(), 1, "{template}: {:?}", faults(&template));
+            assert_eq!(diagnostics(&template).len(), 1, "{template}: {:?}", diagnostics(&template));
         }
     }
 
@@ -143,6 +145,6 @@ mod tests {
                 "volumes": [{"name": "v", "secret": {"secretName": "s"}}],
             },
         });
-        assert_eq!(faults(&template), Vec::<String>::new());
+        assert_eq!(diagnostics(&template), Vec::<String>::new());
     }
 }

@@ -4,10 +4,10 @@ use serde_json::{Value as Json, json};
 
 use super::*;
 
-fn faults(name: &ProfileName, spec: &Json) -> Vec<String> {
+fn diagnostics(name: &ProfileName, spec: &Json) -> Vec<String> {
     match compile(name, &serde_json::from_value(spec.clone()).unwrap()) {
         Ok(_) => Vec::new(),
-        Err(faults) => faults.iter().map(ToString::to_string).collect(),
+        Err(diagnostics) => diagnostics.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -32,7 +32,7 @@ fn every_mistake_is_reported_with_its_place() {
             },
         },
     });
-    let faults = faults(&ProfileName::cluster("p"), &spec);
+    let diagnostics = diagnostics(&ProfileName::cluster("p"), &spec);
     for expected in [
         "spec.request: request needs an annotation or a label",
         "spec.request.truthy[0]: a word",
@@ -51,7 +51,10 @@ fn every_mistake_is_reported_with_its_place() {
         "spec.template.spec.volumes[0]: a volume has exactly one source, found none",
         "spec.template.spec.volumes[1]: a volume has exactly one source",
     ] {
-        assert!(faults.iter().any(|fault| fault.starts_with(expected)), "{expected:?} is not among {faults:#?}");
+        assert!(
+            diagnostics.iter().any(|diagnostic| diagnostic.starts_with(expected)),
+            "{expected:?} is not among {diagnostics:#?}"
+        );
     }
 }
 
@@ -65,14 +68,14 @@ fn what_every_pod_would_be_refused_for_does_not_compile() {
         json!({"imagePullpolicy": "Always"}),
         json!({"restartPolicy": "Always"}),
     ] {
-        assert!(!faults(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
+        assert!(!diagnostics(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
     }
 }
 
 #[test]
 fn what_this_build_does_not_run_is_refused_and_not_left_out() {
     for more in [json!({"$when": "x"}), json!({"args": ["${x}"]}), json!({"$forEech": "x"})] {
-        assert!(!faults(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
+        assert!(!diagnostics(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
     }
 }
 
@@ -81,7 +84,7 @@ fn a_rollout_is_a_share_and_a_tenants_is_of_its_own_namespace() {
     let with = |name: &ProfileName, rollout: Json| {
         let mut spec = container(&json!({}));
         spec["rollout"] = rollout;
-        faults(name, &spec)
+        diagnostics(name, &spec)
     };
     let (cluster, own) = (ProfileName::cluster("p"), ProfileName::namespaced("shop", "p"));
     for right in [json!({}), json!({"percent": 0}), json!({"percent": 100})] {
@@ -90,8 +93,10 @@ fn a_rollout_is_a_share_and_a_tenants_is_of_its_own_namespace() {
     }
     let selector = json!({"percent": 5, "namespaceSelector": {"matchLabels": {"a": "b"}}});
     assert_eq!(with(&cluster, selector.clone()), Vec::<String>::new());
-    assert!(with(&own, selector).iter().any(|fault| fault.starts_with("spec.rollout.namespaceSelector: ")));
-    assert!(with(&cluster, json!({"percent": 101})).iter().any(|fault| fault.contains("101 is more than 100")));
+    assert!(with(&own, selector).iter().any(|diagnostic| diagnostic.starts_with("spec.rollout.namespaceSelector: ")));
+    assert!(
+        with(&cluster, json!({"percent": 101})).iter().any(|diagnostic| diagnostic.contains("101 is more than 100"))
+    );
 }
 
 #[test]
@@ -99,17 +104,17 @@ fn names_in_loops_mean_one_thing() {
     let element = |directives: &Json| {
         let mut entry = json!({"name": "A_${string(index)}", "value": "x"});
         entry.as_object_mut().unwrap().extend(directives.as_object().unwrap().clone());
-        faults(&ProfileName::cluster("p"), &container(&json!({"env": [entry]})))
+        diagnostics(&ProfileName::cluster("p"), &container(&json!({"env": [entry]})))
     };
     for right in ["path", "item", "entry"] {
         assert_eq!(element(&json!({"$forEach": "['a']", "$as": right})), Vec::<String>::new(), "{right}");
     }
     for taken in ["object", "containers", "primary", "request", "params", "existing", "owner"] {
         let found = element(&json!({"$forEach": "['a']", "$as": taken}));
-        assert!(found.iter().any(|fault| fault.contains("meaning of its own")), "{taken}: {found:?}");
+        assert!(found.iter().any(|diagnostic| diagnostic.contains("meaning of its own")), "{taken}: {found:?}");
     }
     let found = element(&json!({"$forEach": "existing.orValue([])"}));
-    assert!(found.iter().any(|fault| fault.contains("`existing` is not known here")), "{found:?}");
+    assert!(found.iter().any(|diagnostic| diagnostic.contains("`existing` is not known here")), "{found:?}");
 }
 
 #[test]
@@ -118,7 +123,7 @@ fn expressions_are_checked() {
         let mut spec = container(&json!({}));
         spec["variables"] = json!([{"name": "team", "expression": "object.metadata.labels.team"}]);
         spec["matchConditions"] = json!([{"name": "c", "expression": expression}]);
-        faults(&ProfileName::cluster("p"), &spec)
+        diagnostics(&ProfileName::cluster("p"), &spec)
     };
     assert_eq!(conditions("variables.team == 'a'"), Vec::<String>::new());
     for (expression, told) in [
@@ -129,13 +134,13 @@ fn expressions_are_checked() {
         (&format!("1{}", "+1".repeat(5_000)), "spec.matchConditions[0].expression"),
         (&"(".repeat(900), "spec.matchConditions[0].expression"),
     ] {
-        let faults = conditions(expression);
-        assert!(faults.iter().any(|fault| fault.contains(told)), "{expression:.40}: {faults:?}");
+        let diagnostics = conditions(expression);
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(told)), "{expression:.40}: {diagnostics:?}");
     }
     let mut circular = container(&json!({}));
     circular["variables"] =
         json!([{"name": "a", "expression": "variables.b"}, {"name": "b", "expression": "variables.a"}]);
-    assert!(faults(&ProfileName::cluster("p"), &circular)[0].contains("needed for its own value"));
+    assert!(diagnostics(&ProfileName::cluster("p"), &circular)[0].contains("needed for its own value"));
 }
 
 #[test]
@@ -149,8 +154,8 @@ fn directives_are_checked() {
         (json!({"args": {"$value": ["a"], "$join": {}, "$conflict": "Keep"}}), "exclude one another"),
         (json!({"$forEech": "x"}), "there is no directive $forEech"),
     ] {
-        let faults = faults(&ProfileName::cluster("p"), &container(&more));
-        assert!(faults.iter().any(|fault| fault.contains(told)), "{more}: {faults:?}");
+        let diagnostics = diagnostics(&ProfileName::cluster("p"), &container(&more));
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(told)), "{more}: {diagnostics:?}");
     }
 }
 
@@ -158,24 +163,24 @@ fn directives_are_checked() {
 fn a_tenants_profile_is_held_to_its_limits() {
     let own = ProfileName::namespaced("team-a", "p");
     let privileged = container(&json!({"securityContext": {"privileged": true}}));
-    assert!(faults(&ProfileName::cluster("p"), &privileged).is_empty());
-    assert!(!faults(&own, &privileged).is_empty());
+    assert!(diagnostics(&ProfileName::cluster("p"), &privileged).is_empty());
+    assert!(!diagnostics(&own, &privileged).is_empty());
     let mut hidden = container(&json!({}));
     hidden["template"]["spec"]["containers"][0]["securityContext"] = json!({"$value": {"privileged": true}});
-    assert!(!faults(&own, &hidden).is_empty(), "a directive hides nothing");
+    assert!(!diagnostics(&own, &hidden).is_empty(), "a directive hides nothing");
     for field in ["namespaceSelector", "optOut"] {
         let mut spec = container(&json!({}));
         spec[field] = if field == "optOut" { json!("Forbidden") } else { json!({}) };
-        assert!(!faults(&own, &spec).is_empty(), "{field}");
+        assert!(!diagnostics(&own, &spec).is_empty(), "{field}");
     }
 }
 
 #[test]
 fn a_template_is_bounded() {
     let deep = (0..200).fold(json!("x"), |inner, _| json!({"a": inner}));
-    assert!(faults(&ProfileName::cluster("p"), &json!({"template": {"spec": deep}}))[0].contains("levels deep"));
+    assert!(diagnostics(&ProfileName::cluster("p"), &json!({"template": {"spec": deep}}))[0].contains("levels deep"));
     let large = container(&json!({"args": ["x".repeat(MAX_TEMPLATE_BYTES)]}));
-    assert!(faults(&ProfileName::cluster("p"), &large)[0].contains("are allowed"));
+    assert!(diagnostics(&ProfileName::cluster("p"), &large)[0].contains("are allowed"));
 }
 
 #[test]

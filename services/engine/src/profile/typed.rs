@@ -1,11 +1,11 @@
-//! Whether a template is of Kubernetes' types: found by walking it along Kubernetes' schema.
+//! Checks the types of a template against Kubernetes' schema.
 //!
-//! The API server drops a field that it does not know, and refuses every pod whose patch has a value of the wrong type,
-//! also where it is told to ignore failures. Both have to be found before a profile takes effect.
+//! The API server drops unknown fields, and rejects every pod whose patch has a value of the wrong type, even with
+//! `failurePolicy: Ignore`. Both must be found before a profile takes effect.
 //!
-//! A template is not an object yet. A string that is one `${...}` is of whatever type its expression has, so nothing is
-//! said of it here unless it is a parameter, whose type is written down; directives stand beside fields and are passed
-//! over, and `$value` is the value that it says.
+//! A template is not an object yet. A string that is one `${...}` has the type of its expression, so it is checked only
+//! if it is a parameter, whose type is declared. Directives beside fields are skipped, and `$value` is checked as the
+//! value.
 
 use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
@@ -40,10 +40,10 @@ pub(super) fn check_types(
     template: &Json,
     root: Root,
     parameters: &[Parameter],
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) {
     let schema = PodSchema::new();
-    let mut walk = Walk { schema: &schema, path: path.to_owned(), above: Vec::new(), parameters, faults };
+    let mut walk = Walk { schema: &schema, path: path.to_owned(), above: Vec::new(), parameters, diagnostics };
     match root {
         Root::Container => walk.value(template, Kind::Object("Container")),
         Root::Pod => {
@@ -84,7 +84,7 @@ struct Walk<'s, 'f> {
     above: Vec<(&'static str, String)>,
     /// What the profile may be given.
     parameters: &'f [Parameter],
-    faults: &'f mut Vec<Diagnostic>,
+    diagnostics: &'f mut Vec<Diagnostic>,
 }
 
 impl Walk<'_, '_> {
@@ -150,12 +150,12 @@ impl Walk<'_, '_> {
             }
             Kind::List(_) => {
                 let help = "a list begins with `-` or `[`; beside $value it may have directives";
-                self.fault(format!("expected a list, found {}", described(fields)), help);
+                self.report(format!("expected a list, found {}", described(fields)), help);
             }
             _ => {
-                let fault =
+                let diagnostic =
                     Diagnostic::new(&self.path, format!("expected {}, found {}", kind.expected(), described(fields)));
-                self.faults.push(fault);
+                self.diagnostics.push(diagnostic);
             }
         }
     }
@@ -165,7 +165,7 @@ impl Walk<'_, '_> {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
         let handlers: Vec<_> = HANDLERS.into_iter().filter(is_certain).collect();
         if matches!(of, "Probe" | "LifecycleHandler") && handlers.len() > 1 {
-            self.faults.push(Diagnostic::new(&self.path, more_than_one_handler(&handlers)));
+            self.diagnostics.push(Diagnostic::new(&self.path, more_than_one_handler(&handlers)));
         }
         if of == "ResourceRequirements" {
             let amount = |kind: &str, name: &str| match fields.get(kind)?.get(name)? {
@@ -176,7 +176,7 @@ impl Walk<'_, '_> {
                 if let (Some(requests), Some(limit)) = (amount("requests", name), amount("limits", name))
                     && let Some(message) = more_than_limit(name, requests, limit)
                 {
-                    self.faults.push(Diagnostic::new(&self.path, message));
+                    self.diagnostics.push(Diagnostic::new(&self.path, message));
                 }
             }
         }
@@ -185,13 +185,13 @@ impl Walk<'_, '_> {
     fn field(&mut self, of: &'static str, name: &str, value: &Json) {
         if of == "PodSpec" && NOT_ON_CREATE.contains(&name) {
             let message = format!("{name} cannot be set when a pod is created");
-            self.faults.push(Diagnostic::new(&self.path, message).of_name());
+            self.diagnostics.push(Diagnostic::new(&self.path, message).of_name());
         } else if let Some(kind) = self.schema.field(of, name) {
             self.value(value, kind);
         } else {
             let help = self.meant(of, name);
             let message = format!("Kubernetes has no field {name:?} in {}", article(of));
-            self.faults.push(Diagnostic::new(&self.path, message).with_help(help).of_name());
+            self.diagnostics.push(Diagnostic::new(&self.path, message).with_help(help).of_name());
         }
     }
 
@@ -240,27 +240,27 @@ impl Walk<'_, '_> {
             | (Kind::EnvName | Kind::Image | Kind::Quantity | Kind::Word(_), None) => {}
             (Kind::EnvName | Kind::Image, Some(text)) => {
                 if let Some(rule) = kind.rule_broken_by(&text) {
-                    self.faults.push(Diagnostic::new(&self.path, format!("expected {rule}; found {text:?}")));
+                    self.diagnostics.push(Diagnostic::new(&self.path, format!("expected {rule}; found {text:?}")));
                 }
             }
             (Kind::Quantity, Some(text)) if Quantity::is_written(&text) => {}
             (Kind::Quantity, Some(text)) => {
-                self.fault(format!("{text:?} is not a quantity"), "for instance 100m, 0.5, 1Gi");
+                self.report(format!("{text:?} is not a quantity"), "for instance 100m, 0.5, 1Gi");
             }
             (Kind::Word(words), Some(text)) => {
                 if !is_one_of(words, &text) {
                     let message = format!("expected {}, found {text:?}", kind.expected());
                     let help = closest(&text, words.split('|').filter(|word| !word.is_empty()));
-                    let fault = Diagnostic::new(&self.path, message);
-                    self.faults.push(match help {
-                        Some(meant) => fault.with_help(format!("did you mean {meant}?")),
-                        None => fault,
+                    let diagnostic = Diagnostic::new(&self.path, message);
+                    self.diagnostics.push(match help {
+                        Some(meant) => diagnostic.with_help(format!("did you mean {meant}?")),
+                        None => diagnostic,
                     });
                 }
             }
             (_, None) => {
                 let message = format!("expected {}, found text with an expression in it", kind.expected());
-                self.fault(message, "a string that is one ${...} and nothing else keeps the type of its value");
+                self.report(message, "a string that is one ${...} and nothing else keeps the type of its value");
             }
             (_, Some(text)) => self.mismatch(&Json::String(text), kind),
         }
@@ -283,7 +283,7 @@ impl Walk<'_, '_> {
             (Kind::Boolean, ParameterType::String) => ("a string", "give it the type boolean".to_owned()),
             _ => return,
         };
-        self.fault(format!("expected {}, found the parameter {name}, {found}", kind.expected()), help);
+        self.report(format!("expected {}, found the parameter {name}, {found}", kind.expected()), help);
     }
 
     fn scalar(&mut self, value: &Json, kind: Kind) {
@@ -294,7 +294,7 @@ impl Walk<'_, '_> {
             Kind::Int32 | Kind::IntOrString if value.as_i64().is_some() => {
                 if value.as_i64().is_some_and(|number| i32::try_from(number).is_err()) {
                     let message = format!("{value} does not fit into an integer of 32 bits");
-                    self.faults.push(Diagnostic::new(&self.path, message));
+                    self.diagnostics.push(Diagnostic::new(&self.path, message));
                 }
                 true
             }
@@ -308,7 +308,7 @@ impl Walk<'_, '_> {
 
     fn mismatch(&mut self, value: &Json, kind: Kind) {
         let message = format!("expected {}, found {}", kind.expected(), called(value));
-        let fault = Diagnostic::new(&self.path, message);
+        let diagnostic = Diagnostic::new(&self.path, message);
         let help = match (kind, value) {
             (
                 Kind::Text | Kind::Label | Kind::EnvName | Kind::Image | Kind::Word(_),
@@ -326,11 +326,11 @@ impl Walk<'_, '_> {
             }
             _ => None,
         };
-        self.faults.push(Diagnostic { help, ..fault });
+        self.diagnostics.push(Diagnostic { help, ..diagnostic });
     }
 
-    fn fault(&mut self, message: String, help: impl Into<String>) {
-        self.faults.push(Diagnostic::new(&self.path, message).with_help(help));
+    fn report(&mut self, message: String, help: impl Into<String>) {
+        self.diagnostics.push(Diagnostic::new(&self.path, message).with_help(help));
     }
 
     fn below(&mut self, part: &str, work: impl FnOnce(&mut Self)) {

@@ -1,4 +1,4 @@
-//! A profile's validations, compiled: what has to be true of the final object, and what is said where it is not.
+//! Compiles the validations of a profile: conditions on the final object, and the messages for objects that fail them.
 
 use pillion_api::profile::{ProfileSpec, Validation as Text, ValidationAction};
 
@@ -6,10 +6,10 @@ use super::Diagnostic;
 use super::template::{Choice, Compiler, LocalNames};
 use crate::expression::{Expression, Scope};
 
-/// The status of a refusal that does not say one, as in Kubernetes' own policies.
+/// The default status code of a denial, as in Kubernetes' own policies.
 const DEFAULT_CODE: u16 = 422;
 
-/// What Kubernetes calls the refusals of a status.
+/// The status reasons of Kubernetes by status code.
 const STATUS_REASONS: [(u16, &str); 6] = [
     (DEFAULT_CODE, "Invalid"),
     (403, "Forbidden"),
@@ -19,26 +19,26 @@ const STATUS_REASONS: [(u16, &str); 6] = [
     (409, "Conflict"),
 ];
 
-/// How long a message may be, in bytes.
+/// The maximum length of a message in bytes.
 const MAX_MESSAGE: usize = 1024;
 
-/// A check of the final object.
+/// A compiled validation.
 #[derive(Debug)]
 pub(crate) struct Validation {
     pub(crate) expression: Expression,
-    /// What is said; the expression is shown if nothing is.
+    /// The message; without one, the expression is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
-    /// What Kubernetes calls the refusal; empty if nothing was said and the status has no name.
+    /// The status reason; empty if none is set and the status code has none.
     pub(crate) reason: Box<str>,
-    /// HTTP status of the refusal.
+    /// The HTTP status code of the denial.
     pub(crate) code: u16,
-    /// The field that is wrong, without the dot in front.
+    /// The invalid field, without a leading dot.
     pub(crate) field_path: Option<Box<str>>,
     pub(crate) action: ValidationAction,
 }
 
 impl Validation {
-    /// Goes over all its expressions.
+    /// Visits all its expressions.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
         if let Some(message) = &self.message {
@@ -47,15 +47,15 @@ impl Validation {
     }
 }
 
-/// Compiles the validations. What is wrong goes to `faults`.
+/// Compiles the validations. Mistakes go to `diagnostics`.
 pub(super) fn compile(
     spec: &ProfileSpec,
     known: (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Box<[Validation]> {
     let validations = spec.validations.iter().enumerate();
     validations
-        .filter_map(|(index, text)| compile_one(&format!("spec.validations[{index}]"), text, known, faults))
+        .filter_map(|(index, text)| compile_one(&format!("spec.validations[{index}]"), text, known, diagnostics))
         .collect()
 }
 
@@ -63,24 +63,25 @@ fn compile_one(
     path: &str,
     text: &Text,
     known @ (scope, locals): (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Validation> {
-    let message = compile_message(&format!("{path}.message"), text.message.as_deref(), &[], known, faults);
-    let field_path = compile_field_path(&format!("{path}.fieldPath"), text.field_path.as_deref(), faults);
+    let message = compile_message(&format!("{path}.message"), text.message.as_deref(), &[], known, diagnostics);
+    let field_path = compile_field_path(&format!("{path}.fieldPath"), text.field_path.as_deref(), diagnostics);
     let reason = text.reason.as_deref();
     if reason.is_some_and(|reason| !is_reason(reason)) {
-        let fault = Diagnostic::new(format!("{path}.reason"), "a reason is one word in CamelCase, for programs");
-        faults.push(fault.with_help("Invalid, Forbidden, Unauthorized; the sentence for people is the message"));
+        let diagnostic = Diagnostic::new(format!("{path}.reason"), "a reason is one word in CamelCase, for programs");
+        diagnostics
+            .push(diagnostic.with_help("Invalid, Forbidden, Unauthorized; the sentence for people is the message"));
     }
     if text.code.is_some_and(|code| !(400..=599).contains(&code)) {
-        faults.push(Diagnostic::new(format!("{path}.code"), "the status of a refusal is from 400 to 599"));
+        diagnostics.push(Diagnostic::new(format!("{path}.code"), "the status of a refusal is from 400 to 599"));
     }
     let action = text.action.unwrap_or(ValidationAction::Deny);
     if action != ValidationAction::Deny {
         for (field, said) in [("code", text.code.is_some()), ("reason", reason.is_some())] {
             if said {
                 let message = format!("a {field} is a refusal's, and this validation refuses nothing");
-                faults.push(Diagnostic::new(format!("{path}.{field}"), message).with_help("leave it out"));
+                diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message).with_help("leave it out"));
             }
         }
     }
@@ -88,7 +89,7 @@ fn compile_one(
     let of_code = |code| STATUS_REASONS.iter().find(|(known, _)| *known == code).map_or("", |(_, name)| *name);
     let code = text.code.or_else(|| reason.and_then(of_reason)).unwrap_or(DEFAULT_CODE);
     Some(Validation {
-        expression: Compiler::new(scope, &[], locals, faults)
+        expression: Compiler::new(scope, &[], locals, diagnostics)
             .condition(&format!("{path}.expression"), &text.expression)?,
         message: message?,
         reason: reason.unwrap_or_else(|| of_code(code)).into(),
@@ -98,34 +99,34 @@ fn compile_one(
     })
 }
 
-/// What is said: `Some(None)` if nothing is, `None` if it is wrong. `local` are the names that are known there and not
-/// everywhere.
+/// Compiles a message: `Some(None)` if there is none, `None` if it is invalid. `local` are the local names that are
+/// bound there.
 #[expect(clippy::option_option, reason = "nothing said and something wrong said are two things")]
 pub(super) fn compile_message(
     path: &str,
     text: Option<&str>,
     local: &[&str],
     (scope, locals): (&Scope, &LocalNames),
-    faults: &mut Vec<Diagnostic>,
+    diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Option<Choice<Box<str>>>> {
     let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Some(None) };
     if text.len() > MAX_MESSAGE {
         let message = format!("a message has at most {MAX_MESSAGE} bytes, this one {}", text.len());
-        faults.push(Diagnostic::new(path, message));
+        diagnostics.push(Diagnostic::new(path, message));
         return None;
     }
-    Compiler::new(scope, local, locals, faults).words(path, text).map(Some)
+    Compiler::new(scope, local, locals, diagnostics).words(path, text).map(Some)
 }
 
-/// Kubernetes writes the field of a cause without the dot in front that its policies have.
-fn compile_field_path(path: &str, text: Option<&str>, faults: &mut Vec<Diagnostic>) -> Option<Box<str>> {
+/// Kubernetes writes the field of a cause without the leading dot of its policies.
+fn compile_field_path(path: &str, text: Option<&str>, diagnostics: &mut Vec<Diagnostic>) -> Option<Box<str>> {
     let text = text?;
     let field = text.strip_prefix('.').filter(|field| {
         !field.is_empty() && field.len() <= 256 && !field.chars().any(|c| c.is_whitespace() || c.is_control())
     });
     if field.is_none() {
         let message = format!("{text:?} is not the path of a field");
-        faults.push(
+        diagnostics.push(
             Diagnostic::new(path, message).with_help("begin at the object: .spec.ports, .spec.containers[0].env"),
         );
     }
@@ -147,7 +148,7 @@ mod tests {
     fn compiled(validation: &Json) -> Result<CompiledProfile, Vec<String>> {
         let spec = json!({"validations": [validation]});
         let compiled = compile(&ProfileName::cluster("p"), &serde_json::from_value(spec).unwrap());
-        compiled.map_err(|faults| faults.iter().map(ToString::to_string).collect())
+        compiled.map_err(|diagnostics| diagnostics.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -183,9 +184,12 @@ mod tests {
         ] {
             let mut validation = json!({"expression": "true"});
             validation.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            let faults = compiled(&validation).unwrap_err();
+            let diagnostics = compiled(&validation).unwrap_err();
             let start = format!("spec.validations[0].{place}: ");
-            assert!(faults.iter().any(|fault| fault.starts_with(&start) && fault.contains(told)), "{more}: {faults:?}");
+            assert!(
+                diagnostics.iter().any(|diagnostic| diagnostic.starts_with(&start) && diagnostic.contains(told)),
+                "{more}: {diagnostics:?}"
+            );
         }
     }
 
@@ -195,14 +199,14 @@ mod tests {
             let target = json!({"group": "apps", "version": "v1", "resources": ["deployments"]});
             json!({"target": target, "validations": [{"expression": expression}]})
         };
-        let faults = |expression: &str| {
+        let diagnostics = |expression: &str| {
             let spec = serde_json::from_value(spec(expression)).unwrap();
-            compile(&ProfileName::cluster("p"), &spec).map_err(|faults| faults[0].to_string())
+            compile(&ProfileName::cluster("p"), &spec).map_err(|diagnostics| diagnostics[0].to_string())
         };
         for name in ["containers", "primary"] {
-            let fault = faults(&format!("{name} != null")).unwrap_err();
-            assert!(fault.contains(name) && fault.contains("only a pod"), "{fault}");
+            let diagnostic = diagnostics(&format!("{name} != null")).unwrap_err();
+            assert!(diagnostic.contains(name) && diagnostic.contains("only a pod"), "{diagnostic}");
         }
-        assert!(faults("object.spec.replicas < 9 && oldObject == null").is_ok());
+        assert!(diagnostics("object.spec.replicas < 9 && oldObject == null").is_ok());
     }
 }

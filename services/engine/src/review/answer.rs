@@ -1,4 +1,4 @@
-//! The answer to a review, written by hand: it has seven fields, of which one is most of the bytes.
+//! Writes the response to a review by hand: it has seven fields, and one of them takes most of the bytes.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -9,37 +9,37 @@ use base64::engine::general_purpose::PAD;
 
 use super::Decided;
 use super::envelope::Envelope;
+use crate::decision::{Decision, Notice, Outcome, ProfileOutcome, ValidationDecision, ValidationOutcome};
 use crate::json::write_string;
-use crate::report::{Decision, Notice, Outcome, ProfileOutcome, ValidationDecision, ValidationOutcome};
 
-/// How many warnings an answer has at most. The API server cuts all of them if they are too long together.
+/// The maximum number of warnings. The API server truncates all of them if they are too long together.
 const MAX_WARNINGS: usize = 2;
 
-/// How long a warning is at most, in characters.
+/// The maximum length of a warning in characters.
 const MAX_WARNING: usize = 200;
 
-/// How many warnings an answer has at most in which validations warn.
+/// The maximum number of warnings if validations warn.
 const MAX_VALIDATION_WARNINGS: usize = 8;
 
-/// How long the message of a refusal by validations is at most, in characters.
+/// The maximum length of the denial message of validations in characters.
 const MAX_REFUSAL: usize = 2048;
 
-/// How many validations are causes of one refusal.
+/// The maximum number of validations among the causes of a denial.
 const MAX_CAUSES: usize = 16;
 
-/// How long the annotation in the audit log is at most, in bytes.
+/// The maximum length of the audit annotation in bytes.
 const MAX_AUDIT: usize = 8 * 1024;
 
-/// The key of the annotation in the audit log.
+/// The key of the audit annotation.
 const AUDIT_KEY: &str = "validations";
 
-/// The status of a refusal that is not a validation's.
+/// The status code of a denial that no validation causes.
 const DENIED: u16 = 403;
 
-/// With what the processor has for it, which is found out once.
+/// Uses the SIMD instructions of the CPU, which are detected once.
 static BASE64: LazyLock<Simd> = LazyLock::new(|| Simd::standard(PAD));
 
-/// Writes it.
+/// Writes the response.
 pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
     let patch = decided.patch.as_deref().unwrap_or_default();
     let mut out = Vec::with_capacity(320 + patch.len() / 3 * 4);
@@ -62,7 +62,7 @@ pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
     out
 }
 
-/// The status of a refusal: that of the first validation that refuses, with each that does as a cause.
+/// Writes the status of a denial: that of the first denying validation, with all denying validations as causes.
 fn write_status(out: &mut Vec<u8>, decision: &Decision) {
     let first = decision.refusals().next();
     out.extend_from_slice(b",\"status\":{\"code\":");
@@ -87,7 +87,7 @@ fn write_status(out: &mut Vec<u8>, decision: &Decision) {
     out.extend_from_slice(if first.is_some() { b"]}}" } else { b"}" });
 }
 
-/// What stands in the audit log, as one JSON list. The API server puts the webhook's name in front of the key.
+/// Writes the audit annotation, one JSON list. The API server prefixes the key with the webhook's name.
 fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
     let mut list = String::new();
     for audited in decision.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Audited) {
@@ -95,7 +95,7 @@ fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
         list.push_str(if list.is_empty() { "[" } else { "," });
         list.push_str("{\"profile\":");
         write_string(&mut list, audited.profile.display_name());
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = write!(list, ",\"validation\":{},\"reason\":\"{}\"", audited.index, audited.reason);
         if let Some(field) = audited.field_path() {
             list.push_str(",\"field\":");
@@ -121,11 +121,11 @@ fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
 }
 
 fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
-    /// A multiple of three, so that only the last piece is filled up.
+    /// A multiple of three, so that only the last piece is padded.
     const PIECE: usize = 1536;
     let mut encoded = [0; PIECE / 3 * 4];
     for piece in bytes.chunks(PIECE) {
-        // The room is enough for a piece, so writing it cannot fail.
+        // The buffer is large enough for a piece, so writing cannot fail.
         let written = BASE64.encode_slice(piece, &mut encoded);
         debug_assert!(written.is_ok());
         out.extend_from_slice(encoded.get(..written.unwrap_or(0)).unwrap_or_default());
@@ -144,7 +144,7 @@ fn write_warnings(out: &mut Vec<u8>, decided: &Decided) {
     out.push(b']');
 }
 
-/// What the author of the object is told: profiles that were left out, and what was found on the way.
+/// The warnings for the author of the object.
 fn warnings(decided: &Decided) -> impl Iterator<Item = String> {
     let skipped = decided.decision.profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Skipped);
     let skipped = skipped.map(|decision| {
@@ -163,7 +163,7 @@ fn warnings(decided: &Decided) -> impl Iterator<Item = String> {
     all.map(|warning| one_line(&format!("pillion: {warning}"), MAX_WARNING))
 }
 
-/// Cuts a message to a length that a warning may have, and its control characters to spaces.
+/// Truncates a message, and replaces control characters with spaces.
 fn one_line(message: &str, longest: usize) -> String {
     let cut = message.chars().map(|character| if character.is_control() { ' ' } else { character });
     cut.take(longest).collect()

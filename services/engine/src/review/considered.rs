@@ -1,38 +1,42 @@
-//! Which profiles were considered for the object of a review, and what their parameters stand for.
+//! Lists the profiles that were considered for the object of a review, with the values of their parameters.
 
 use std::sync::Arc;
 
-use super::decide::{FoundRecord, level};
 use super::envelope::object_of;
+use super::found_record::FoundRecord;
 use super::{Endpoint, Facts, Review};
-use crate::compute::World;
+use crate::context::EvalContext;
 use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::schema;
 use crate::select::considered::{self, Considered};
-use crate::select::revisions::Subject;
+use crate::select::revisions::TargetObject;
 use crate::snapshot::{Namespace, Snapshot};
 
 impl Review<'_> {
-    /// All profiles that are the platform's or the namespace's own, with what their parameters were set to and by whom. For
-    /// people who ask why; [`Review::decide`] does not need it. Empty for what no namespace opts in.
+    /// All profiles that are the platform's or the namespace's own, with what their parameters were set to and by whom.
+    /// For people who ask why; [`Review::decide`] does not need it. Empty for what no namespace opts in.
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let envelope = &self.envelope;
-        let parts = (envelope.action(endpoint.phase()), object_of(&self.tape), level(endpoint, facts));
+        let parts = (envelope.action(endpoint.phase()), object_of(&self.tape), facts.level(endpoint));
         let (Some(action), Some(object), Some(level)) = parts else { return Vec::new() };
         let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
         let candidates = snapshot.candidates(&envelope.namespace, &namespace);
         let found = FoundRecord::find(object, facts.record_trust);
-        let Ok(authors) = found.authors(object, schema::of(&envelope.group, &envelope.resource)) else {
+        let Ok(original) = found.original_object(object, schema::of(&envelope.group, &envelope.resource)) else {
             return Vec::new();
         };
-        let object = authors.as_ref().map_or(object, OwnedTape::root);
-        let subject =
-            Subject { namespace_name: &envelope.namespace, namespace: &namespace, object, record: found.genuine() };
+        let object = original.as_ref().map_or(object, OwnedTape::root);
+        let subject = TargetObject {
+            namespace_name: &envelope.namespace,
+            namespace: &namespace,
+            object,
+            record: found.genuine(),
+        };
         let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
         let allowances = Allowances::until(facts.deadline);
-        let world = World {
+        let context = EvalContext {
             object,
             request: self.tape.root().get("request").unwrap_or(object),
             namespace_name: &envelope.namespace,
@@ -41,7 +45,7 @@ impl Review<'_> {
             looked_up: &facts.looked_up,
             allowances: &allowances,
         };
-        considered::considered(snapshot.profiles(), &candidates, action, level, world)
+        considered::considered(snapshot.profiles().iter(), &candidates, action, level, context)
     }
 }
 
@@ -52,8 +56,9 @@ mod tests {
 
     use super::*;
     use crate::lookup::{Answer, LookedUp, metadata_tape};
-    use crate::profile::{ProfileName, ProfileSet, compile};
+    use crate::profile::{ProfileName, compile};
     use crate::select::considered::{SetBy, Standing};
+    use crate::snapshot::ProfileSet;
 
     fn profile(name: &ProfileName, spec: &Json) -> Arc<crate::profile::CompiledProfile> {
         Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())

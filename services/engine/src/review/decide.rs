@@ -1,26 +1,28 @@
-//! From a review to a decision: the steps in their order, each of which may be the last.
+//! Decides a review on the mutating path, step by step. Each step may end the decision.
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::{OnError, Operation};
 
 use super::envelope::{Envelope, object_of};
-use super::{Decided, Endpoint, Facts, Fault, Observer, RecordTrust, Step, gate, mark, validating};
-use crate::compute::{Arena, World};
+use super::found_record::FoundRecord;
+use super::{Decided, Endpoint, Facts, InternalError, Observer, Step, gate, mark, validating};
+use crate::context::{Arena, EvalContext};
+use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
-use crate::inject::{self, Applied, LeftOut, NamespaceWork, Record, RecordWriter, Subject, Verdict};
+use crate::inject::{self, Applied, Exclusions, InjectTarget, NamespaceChanges, Verdict};
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::limits::{self, Bounds, Excess};
 use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::target::Phase;
-use crate::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
+use crate::record::RecordWriter;
 use crate::schema;
-use crate::select::revisions::Subject as Choosing;
+use crate::select::revisions::TargetObject;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 
-/// Decides.
+/// Decides a review. Returns an error if the patch fails its self-check.
 pub(super) fn decide(
     envelope: &Envelope<'_>,
     tape: &BorrowedTape<'_>,
@@ -28,7 +30,7 @@ pub(super) fn decide(
     snapshot: &Snapshot,
     facts: &Facts,
     observer: &mut impl Observer,
-) -> Result<Decided, Fault> {
+) -> Result<Decided, InternalError> {
     let skipped = |reason| Ok(Decided { decision: Decision::skipped(reason), patch: None });
     let Some(action) = envelope.action(endpoint.phase()) else { return skipped(Reason::OtherOperation) };
     if action.phase == Phase::Validate {
@@ -47,7 +49,7 @@ pub(super) fn decide(
     if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return skipped(Reason::SystemNamespace);
     }
-    let Some(level) = level(endpoint, facts) else { return skipped(Reason::NotOptedIn) };
+    let Some(level) = facts.level(endpoint) else { return skipped(Reason::NotOptedIn) };
     if object.at(&["metadata", "deletionTimestamp"]).is_some_and(|time| !time.is_null()) {
         return skipped(Reason::BeingDeleted);
     }
@@ -58,7 +60,7 @@ pub(super) fn decide(
     if action.is_pod() && object.at(&["spec", "containers"]).is_none_or(has_none) {
         return skipped(Reason::NoContainers);
     }
-    // A namespace that could not be found is known by what the API server says of it: that it is opted in.
+    // A namespace that was not found has only the failure mode by which the API server matched it.
     let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
     observer.begins(Step::Match);
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
@@ -68,17 +70,17 @@ pub(super) fn decide(
     let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
     let is_marked = guardrails.record_decisions && level == InjectionLevel::Required && action.is_pod();
     let type_ = schema::of(&envelope.group, &envelope.resource);
-    let decided = found.authors(object, type_).and_then(|authors| {
-        let authors = authors.as_ref().map_or(object, OwnedTape::root);
-        let subject = Choosing {
+    let decided = found.original_object(object, type_).and_then(|original| {
+        let original = original.as_ref().map_or(object, OwnedTape::root);
+        let subject = TargetObject {
             namespace_name: &envelope.namespace,
             namespace: &namespace,
-            object: authors,
+            object: original,
             record: found.genuine(),
         };
         let candidates = snapshot.chosen(Arc::clone(&candidates), subject, &facts.looked_up);
-        let world = World {
-            object: authors,
+        let context = EvalContext {
+            object: original,
             request: tape.root().get("request").unwrap_or(object),
             namespace_name: &envelope.namespace,
             namespace: &namespace,
@@ -87,83 +89,35 @@ pub(super) fn decide(
             allowances: &allowances,
         };
         let bounds = Bounds { namespace: &namespace, guardrails };
-        let selection = select(&candidates, action, level, world, &arena);
+        let selection = select(&candidates, action, level, context, &arena);
         let record = found.genuine();
         let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
         let record = taken_over.as_ref().or(record);
-        let work = record.and_then(|record| NamespaceWork::of(record, |name| selection.has_stand_in(name)));
-        let subject = Subject { object, type_, world, arena: &arena, earlier: record };
+        let work = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
+        let subject = InjectTarget { object, type_, context, arena: &arena, earlier: record };
         inject(subject, level, is_marked, selection, &found, work.as_ref(), bounds, observer)
     });
     match decided {
         Ok(decided) if is_marked && found.genuine().is_none() => mark::settle(object, decided?),
         Ok(decided) => gate::settle(object, level, decided?),
-        // The object's author is to blame, and the API server never sends such a thing: it has decoded the object.
+        // The author wrote it, and the API server never sends such an object, because it has decoded it.
         Err(Malformed { key }) => {
             Ok(Decided { decision: Decision::denied(Reason::DuplicateKey, format!("{key:?}")), patch: None })
         }
     }
 }
 
-/// How firmly the object is opted in. The API server has looked at the namespace itself; everybody else has not.
-pub(super) fn level(endpoint: Endpoint, facts: &Facts) -> Option<InjectionLevel> {
-    match endpoint {
-        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
-        Endpoint::Any | Endpoint::Validate => facts.namespace.as_ref().and_then(|namespace| namespace.level()),
-    }
-}
-
-/// The record that an object carries.
-pub(super) enum FoundRecord {
-    None,
-    Genuine(Record),
-    /// Not written by us, or not one that this build understands.
-    Foreign,
-}
-
-impl FoundRecord {
-    pub(super) fn find(object: Value<'_>, trust: RecordTrust) -> Self {
-        let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
-        if trust == RecordTrust::ManagedFields && !inject::is_genuine(object) {
-            return Self::Foreign;
-        }
-        match annotation.as_str().and_then(|text| Record::read(&text)) {
-            Some(record) => Self::Genuine(record),
-            None => Self::Foreign,
-        }
-    }
-
-    /// The object as its author wrote it, where that is not how it is.
-    pub(super) fn authors(
-        &self,
-        object: Value<'_>,
-        type_: &'static schema::Type,
-    ) -> Result<Option<OwnedTape>, Malformed> {
-        match self {
-            Self::Genuine(record) => inject::without_record(object, record, type_),
-            Self::None | Self::Foreign => Ok(None),
-        }
-    }
-
-    pub(super) const fn genuine(&self) -> Option<&Record> {
-        match self {
-            Self::Genuine(record) => Some(record),
-            Self::None | Self::Foreign => None,
-        }
-    }
-}
-
 #[expect(clippy::too_many_arguments, reason = "there is one caller, and no two of them belong together")]
 fn inject<'v>(
-    subject: Subject<'v>,
+    subject: InjectTarget<'v>,
     level: InjectionLevel,
     is_marked: bool,
     selection: Selection<'v>,
     found: &FoundRecord,
-    earlier: Option<&'v NamespaceWork<'v>>,
+    earlier: Option<&'v NamespaceChanges<'v>>,
     bounds: Bounds<'_>,
     observer: &mut impl Observer,
-) -> Result<Result<Decided, Fault>, Malformed> {
+) -> Result<Result<Decided, InternalError>, Malformed> {
     let Selection { profiles, mut notices, denied, reason } = selection;
     let object = subject.object;
     if matches!(found, FoundRecord::Foreign) {
@@ -175,15 +129,15 @@ fn inject<'v>(
         return Ok(Ok(Decided { decision, patch: None }));
     }
     observer.begins(Step::Merge);
-    let apply = |without: LeftOut<'_, 'v>| {
+    let apply = |without: Exclusions<'_, 'v>| {
         let mut applied = inject::apply(&profiles, subject, without, bounds)?;
         let record = applied.record.take().or_else(|| is_marked.then(RecordWriter::empty));
         inject::set_record(&mut applied.document, record)?;
         gate::take_away(&mut applied.document, level)?;
         Ok(applied)
     };
-    let mut applied = apply(LeftOut::default())?;
-    // Namespaces' own profiles are applied only where there is room for them behind all of the platform's.
+    let mut applied = apply(Exclusions::default())?;
+    // Namespaced profiles are applied only if the patch has room for them after all cluster profiles.
     let excess = profiles
         .iter()
         .any(|selected| selected.stands_in)
@@ -191,12 +145,12 @@ fn inject<'v>(
         .flatten();
     let stand_ins = excess.as_deref();
     if stand_ins.is_some() {
-        applied = apply(LeftOut { stand_ins, namespaces: None })?;
+        applied = apply(Exclusions { stand_ins, namespaces: None })?;
     }
     if let Some(work) = earlier {
-        let alone = apply(LeftOut { stand_ins, namespaces: Some(("", work)) })?;
+        let alone = apply(Exclusions { stand_ins, namespaces: Some(("", work)) })?;
         if let Err(excess) = interference(&applied, &alone) {
-            applied = apply(LeftOut { stand_ins, namespaces: Some((&excess.to_string(), work)) })?;
+            applied = apply(Exclusions { stand_ins, namespaces: Some((&excess.to_string(), work)) })?;
         }
     }
     let Applied { document, verdicts, .. } = applied;
@@ -206,7 +160,7 @@ fn inject<'v>(
             match patch::check(object, patch, &document) {
                 Ok(patch) => Some(patch),
                 Err(CheckFault::Malformed(malformed)) => return Err(malformed),
-                Err(fault) => return Ok(Err(Fault(fault))),
+                Err(fault) => return Ok(Err(InternalError(fault))),
             }
         }
         None => None,
@@ -229,14 +183,14 @@ fn inject<'v>(
     Ok(Ok(conclude(object, decisions, notices, reason, patch)))
 }
 
-/// Whether what the platform's profiles do alone stands beside what the namespace's did in an earlier pass. Something may have
-/// come between: then the platform's say what they did not say before, and the namespace's were there first.
+/// Checks that the changes of the platform's profiles alone are part of the joint result. An earlier pass may have
+/// applied namespaced profiles before changes that the platform's profiles make only now.
 fn interference(together: &Applied<'_>, alone: &Applied<'_>) -> Result<(), Excess> {
     let protected = alone.protected.as_ref().ok_or_else(Excess::unreadable)?;
     limits::check_interference(&alone.document, &together.document, protected)
 }
 
-/// What is said of a patch that is too large to be sent.
+/// The message about a patch that is too large.
 fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     let object = object.raw().len();
     let message = || {
@@ -247,7 +201,7 @@ fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     (!patch::fits(patch, object)).then(message)
 }
 
-/// What follows for the object from what became of each profile.
+/// Derives the decision from the results of all profiles.
 fn conclude(
     object: Value<'_>,
     profiles: Vec<ProfileDecision>,
@@ -275,7 +229,7 @@ fn conclude(
         let reason = profiles.first().map_or(nothing_asked, |decision| decision.reason);
         (Outcome::Skipped, reason, None)
     };
-    // A patch may be there without any profile applied: a record that is not ours was dropped.
+    // There may be a patch without any applied profile: it drops a record that is not genuine.
     let sends_patch = refusing.is_none() && is_sent;
     let patch = if sends_patch { patch } else { None };
     Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }

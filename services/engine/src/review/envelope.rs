@@ -9,36 +9,36 @@ use super::ReviewError;
 use crate::json::{BorrowedTape, Kind, Value, key_that_stands_twice};
 use crate::profile::target::{Action, Phase};
 
-/// How many keys an object of the envelope may have. The API server sends sixteen at most; comparing each with all before
-/// it is the cheapest way to find one that stands twice, as long as they are few.
+/// The maximum number of keys in an object of the envelope. The API server sends at most sixteen. Comparing each key
+/// with all before it is the cheapest way to find duplicates among few.
 const MAX_KEYS: usize = 64;
 
-/// How much of a value that does not fit is shown.
+/// The length to which an invalid value is shortened in messages.
 const SHOWN: usize = 60;
 
-/// The versions that are answered, each in kind.
+/// The supported versions; each is answered in kind.
 const VERSIONS: [&str; 2] = ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"];
 
-/// The part of a request that says what it is about.
+/// The metadata of a request.
 #[derive(Debug)]
 pub(super) struct Envelope<'b> {
-    /// Which of the versions it came in.
+    /// The version of the review.
     pub(super) api_version: &'static str,
     pub(super) uid: Cow<'b, str>,
     pub(super) namespace: Cow<'b, str>,
-    /// `None` for one that no profile is for, such as `CONNECT`.
+    /// The operation; `None` if no profile can target it, such as `CONNECT`.
     pub(super) operation: Option<Operation>,
     pub(super) group: Cow<'b, str>,
     pub(super) version: Cow<'b, str>,
-    /// In the plural, with the sub-resource behind a slash where there is one.
+    /// The resource in the plural, with the subresource after a slash if there is one.
     pub(super) resource: Cow<'b, str>,
     pub(super) dry_run: bool,
-    /// Whether a node asks, as a kubelet does for its mirror pods.
+    /// Whether the user is a node, such as a kubelet that creates mirror pods.
     pub(super) by_node: bool,
 }
 
 impl<'b> Envelope<'b> {
-    /// Reads it.
+    /// Parses the envelope.
     pub(super) fn read(tape: &BorrowedTape<'b>) -> Result<Self, ReviewError> {
         let review = object("the body", Some(tape.root()), "an AdmissionReview")?;
         let version = text("apiVersion", review.get("apiVersion"), "admission.k8s.io/v1 or admission.k8s.io/v1beta1")?;
@@ -83,7 +83,7 @@ impl<'b> Envelope<'b> {
         })
     }
 
-    /// What the request is about; `None` if it is something that no profile is for, such as a connection.
+    /// The action of the request; `None` if no profile can target it, such as a connection.
     pub(super) fn action(&self, phase: Phase) -> Option<Action<'_>> {
         let (group, version, resource) = (&*self.group, &*self.version, &*self.resource);
         Some(Action { phase, group, version, resource, operation: self.operation? })
@@ -95,16 +95,16 @@ pub(super) fn object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
     tape.root().at(&["request", "object"]).filter(|object| object.kind() == Kind::Object)
 }
 
-/// The object as it was before, if there was one.
+/// The old object of a review, if there is one.
 pub(super) fn old_object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
     tape.root().at(&["request", "oldObject"]).filter(|object| object.kind() == Kind::Object)
 }
 
-/// An object whose keys stand once each.
+/// Checks that the keys of an object are unique.
 fn object<'t>(field: &'static str, value: Option<Value<'t>>, expected: &'static str) -> Result<Value<'t>, ReviewError> {
     let object = value.filter(|value| value.kind() == Kind::Object);
     let object = object.ok_or_else(|| unexpected(field, value, expected))?;
-    // The object itself may have any number of keys, and is looked at when it is opened.
+    // The object itself may have any number of keys, which are checked when it is opened.
     if field != "request.object" {
         if object.members().nth(MAX_KEYS).is_some() {
             return Err(ReviewError::TooManyKeys { field, most: MAX_KEYS });

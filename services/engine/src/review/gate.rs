@@ -1,18 +1,18 @@
-//! The scheduling gate of `held` namespaces: the API server puts it on every pod that is created there, and it is taken away
-//! with the answer, in the same patch as what is injected.
+//! Removes the scheduling gate of `held` namespaces. A policy of the API server adds the gate to every pod that is
+//! created there, and the response removes it in the same patch that injects.
 //!
-//! The gate means that nothing was decided yet. So whatever is decided takes it away, also that nothing is injected, and
-//! that a profile is left out because its `onError` says so. It stays where no answer is given, and on what is refused.
-//! Only this gate is touched; others keep their places and their order.
+//! The gate means that the pod was not decided yet. So every decision removes it, also if nothing is injected, or if a
+//! profile is left out because of its `onError`. It stays if there is no response, and on denied pods. Other gates keep
+//! their place and order.
 
 use pillion_api::names::{INJECTION_GATE, InjectionLevel};
 
-use super::{Decided, Fault};
+use super::{Decided, InternalError};
+use crate::decision::Outcome;
 use crate::json::{Document, Kind, Malformed, SlotId, Value};
 use crate::patch::{self, CheckFault};
-use crate::report::Outcome;
 
-/// Takes the gate out of a document, and the list with it if nothing else is in it.
+/// Removes the gate from a document, and the list of gates if it becomes empty.
 pub(super) fn take_away(document: &mut Document<'_>, level: InjectionLevel) -> Result<(), Malformed> {
     if level != InjectionLevel::Held {
         return Ok(());
@@ -42,18 +42,18 @@ pub(super) fn take_away(document: &mut Document<'_>, level: InjectionLevel) -> R
     Ok(())
 }
 
-/// A name as JSON text. That of the gate needs no escapes, and only a client that wants to be odd would write any.
+/// Whether a JSON text is the name of the gate. The name needs no escapes, but a client may write some.
 fn is_the_gate(raw: &str) -> bool {
     serde_json::from_str::<String>(raw).is_ok_and(|name| name == INJECTION_GATE)
 }
 
-/// A decision that sends no patch, or none of its own any more, takes the gate away as well if it lets the object through.
-pub(super) fn settle(object: Value<'_>, level: InjectionLevel, decided: Decided) -> Result<Decided, Fault> {
+/// Removes the gate also if a decision allows the object without a patch.
+pub(super) fn settle(object: Value<'_>, level: InjectionLevel, decided: Decided) -> Result<Decided, InternalError> {
     if level != InjectionLevel::Held || decided.patch.is_some() || decided.decision.outcome == Outcome::Denied {
         return Ok(decided);
     }
     let mut document = Document::new(object);
-    let malformed = |malformed| Fault(CheckFault::Malformed(malformed));
+    let malformed = |malformed| InternalError(CheckFault::Malformed(malformed));
     take_away(&mut document, level).map_err(malformed)?;
     let Some(patch) = patch::write(&document) else { return Ok(decided) };
     let patch = patch::check(object, patch, &document)?;

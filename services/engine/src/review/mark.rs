@@ -1,21 +1,22 @@
-//! The mark that a pod of a `required` namespace was decided about: its record, an empty one if nothing is injected.
+//! Marks pods of `required` namespaces as decided: by their record, which is empty if nothing is injected.
 //!
-//! A policy of the API server refuses pods of such namespaces without it. So whatever is decided writes it, as it takes away
-//! the [gate](super::gate) of a `held` namespace; only what is refused goes without.
+//! A policy of the API server rejects pods of such namespaces without the mark. So every decision writes it, as it
+//! removes the [gate](super::gate) of a `held` namespace. Denied pods get no mark.
 
-use super::{Decided, Fault};
-use crate::inject::{RecordWriter, set_record};
+use super::{Decided, InternalError};
+use crate::decision::Outcome;
+use crate::inject::set_record;
 use crate::json::{Document, Value};
 use crate::patch::{self, CheckFault};
-use crate::report::Outcome;
+use crate::record::RecordWriter;
 
-/// Adds the empty record to a decision that lets an object without a genuine record through, and sends no patch.
-pub(super) fn settle(object: Value<'_>, decided: Decided) -> Result<Decided, Fault> {
+/// Adds the empty record if a decision allows an object without a genuine record and without a patch.
+pub(super) fn settle(object: Value<'_>, decided: Decided) -> Result<Decided, InternalError> {
     if decided.patch.is_some() || decided.decision.outcome == Outcome::Denied {
         return Ok(decided);
     }
     let mut document = Document::new(object);
-    let malformed = |malformed| Fault(CheckFault::Malformed(malformed));
+    let malformed = |malformed| InternalError(CheckFault::Malformed(malformed));
     set_record(&mut document, Some(RecordWriter::empty())).map_err(malformed)?;
     let Some(patch) = patch::write(&document) else { return Ok(decided) };
     let patch = patch::check(object, patch, &document)?;

@@ -1,18 +1,19 @@
-//! An admission review: its envelope read, decided about, and answered.
+//! Admission reviews: parses a review, decides it, and writes the response.
 //!
-//! A [`Review`] borrows the request's body. Reading it finds everything for which the *caller* is to blame
-//! ([`ReviewError`]: a client error); deciding may find a fault of this build ([`Fault`]: a server error, so that the
-//! failure policy decides); what is decided about the object is neither, and is always a proper answer.
+//! A [`Review`] borrows the body of the request. A body that is not a valid review is a [`ReviewError`], which is a
+//! client error. A failed self-check while deciding is an [`InternalError`], which is a server error, so that the API
+//! server applies the failure policy. Any decision about the object, denials included, is a regular response.
 
-mod answer;
-mod considered;
-mod decide;
 mod envelope;
+mod answer;
+mod found_record;
+mod considered;
 mod gate;
 mod mark;
 mod needs;
 mod observe;
 mod validating;
+mod decide;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,26 +23,26 @@ use pillion_api::names::{InjectionLevel, MUTATE_PATH, VALIDATE_PATH};
 use pillion_api::profile::Operation;
 use thiserror::Error;
 
+use crate::decision::Decision;
 use crate::json::{BorrowedTape, Limits, SyntaxError};
 use crate::limits::Guardrails;
 use crate::lookup::{LookedUp, Wanted};
 use crate::patch::CheckFault;
 use crate::profile::target::Phase;
-use crate::report::Decision;
 use crate::snapshot::{Namespace, Snapshot};
 
 pub use self::observe::{Observer, Step, Unobserved};
 
-/// Which path a review came in by.
+/// The path of a review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// `/mutate`: whether the namespace is opted in is for us to find out.
+    /// `/mutate`: the engine determines the failure mode of the namespace.
     Any,
-    /// A path of the API server's: it has found the namespace to be opted in so.
+    /// A path of a webhook configuration: the API server has matched namespaces with this failure mode.
     Level(InjectionLevel),
-    /// `/validate`: as [`Endpoint::Any`], for validations.
+    /// `/validate`: like [`Endpoint::Any`], for validations.
     Validate,
-    /// A path of the API server's for validations.
+    /// A path of a webhook configuration for validations.
     ValidateLevel(InjectionLevel),
 }
 
@@ -58,7 +59,7 @@ impl Endpoint {
         Self::ValidateLevel(InjectionLevel::Held),
     ];
 
-    /// The endpoint of a path, `None` if it is not one.
+    /// The endpoint of a path; `None` if there is none.
     #[must_use]
     pub fn from_path(path: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
@@ -75,7 +76,7 @@ impl Endpoint {
         }
     }
 
-    /// What is asked for on this path: a patch, or whether the object is allowed.
+    /// The phase of the endpoint: mutating or validating.
     pub(crate) const fn phase(self) -> Phase {
         match self {
             Self::Any | Self::Level(_) => Phase::Mutate,
@@ -83,7 +84,7 @@ impl Endpoint {
         }
     }
 
-    /// The endpoint as it stands in metrics, logs and spans.
+    /// The value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -97,37 +98,47 @@ impl Endpoint {
     }
 }
 
-/// What is known beside the request and the snapshot.
+/// Facts besides the request and the snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// The namespace of the object; `None` if it could not be found.
+    /// The namespace of the object; `None` if it was not found.
     pub namespace: Option<Arc<Namespace>>,
-    /// What was looked up: all that [`Review::needs`] asks for.
+    /// The results of the lookups that [`Review::needs`] returned.
     pub looked_up: LookedUp,
-    /// Which records are believed.
+    /// Which records are trusted.
     pub record_trust: RecordTrust,
-    /// What the platform allows tenants' profiles to do, where that changes while the snapshot stays; `None`: what the
-    /// snapshot says.
+    /// The guardrails, if they change while the snapshot stays; `None`: those of the snapshot.
     pub guardrails: Option<Arc<Guardrails>>,
-    /// When the request has to be answered. Expressions end there, also where they have steps left; `None`: only their
-    /// steps end them.
+    /// The deadline of the request. It ends expressions even if they have steps left; `None`: only their steps end
+    /// them.
     pub deadline: Option<Instant>,
 }
 
-/// Which records of an earlier injection are believed.
+impl Facts {
+    /// The failure mode of the object's namespace. The API server has read it for an endpoint that names one; for the
+    /// other endpoints the namespace tells.
+    fn level(&self, endpoint: Endpoint) -> Option<InjectionLevel> {
+        match endpoint {
+            Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
+            Endpoint::Any | Endpoint::Validate => self.namespace.as_ref().and_then(|namespace| namespace.level()),
+        }
+    }
+}
+
+/// Which records of an earlier injection are trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RecordTrust {
-    /// Those that `metadata.managedFields` show not to be the author's.
+    /// Records that, by `metadata.managedFields`, the author did not write.
     #[default]
     ManagedFields,
-    /// Any. For the command line, whose files have no managedFields.
+    /// All records. For the command line, whose files have no managedFields.
     AsFound,
 }
 
-/// Why a body is not a review that can be answered. The caller is to blame.
+/// Why a body is not a valid review. This is a client error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReviewError {
-    /// There is nothing in it.
+    /// It is empty.
     #[error("the body is empty; expected an AdmissionReview")]
     Empty,
     /// It is not UTF-8.
@@ -136,42 +147,42 @@ pub enum ReviewError {
     /// It is not JSON.
     #[error("the body is not JSON that can be read: {0}")]
     Syntax(#[from] SyntaxError),
-    /// It is JSON, but not an AdmissionReview of a version that is known.
+    /// It is JSON, but not an AdmissionReview of a known version.
     #[error("{field} is {found}; expected {expected}")]
     Field {
         /// The field.
         field: &'static str,
-        /// What is there, shortened.
+        /// The value, shortened.
         found: String,
-        /// What should be.
+        /// The expected value.
         expected: &'static str,
     },
-    /// An object of the envelope has more keys than any that the API server sends.
+    /// An object of the envelope has more keys than the API server ever sends.
     #[error("{field} has more than {most} keys; expected an AdmissionReview")]
     TooManyKeys {
         /// The object.
         field: &'static str,
-        /// How many it may have.
+        /// The limit.
         most: usize,
     },
-    /// A key of the envelope stands twice.
+    /// A key of the envelope appears twice.
     #[error("{0:?} stands twice in one object; which one counts is not certain")]
     Twice(Box<str>),
 }
 
-/// What this build did wrong. The failure policy decides about the object.
+/// The patch failed its self-check. The failure policy decides about the object.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the patch did not pass its check before it was sent: {0}")]
-pub struct Fault(#[from] CheckFault);
+pub struct InternalError(#[from] CheckFault);
 
-/// Where the check of a patch failed. A closed set: each is a label value of a metric.
+/// The stage at which the check of a patch failed. A closed set, because each is a label value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CheckStage {
-    /// It could not be read as a JSON patch.
+    /// It could not be parsed as a JSON patch.
     Read,
     /// It could not be applied to the object.
     Apply,
-    /// The patched object is not the one that was meant.
+    /// The patched object differs from the intended one.
     Compare,
 }
 
@@ -179,7 +190,7 @@ impl CheckStage {
     /// All stages.
     pub const ALL: [Self; 3] = [Self::Read, Self::Apply, Self::Compare];
 
-    /// The stage as it stands in metrics.
+    /// The value of the metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -190,8 +201,8 @@ impl CheckStage {
     }
 }
 
-impl Fault {
-    /// Where the check failed.
+impl InternalError {
+    /// The stage at which the check failed.
     #[must_use]
     pub const fn stage(&self) -> CheckStage {
         match self.0 {
@@ -202,16 +213,16 @@ impl Fault {
     }
 }
 
-/// A decision with the patch that carries it out.
+/// A decision, and the patch that implements it.
 #[derive(Clone, Debug)]
 pub struct Decided {
-    /// What was decided.
+    /// The decision.
     pub decision: Decision,
-    /// The JSON patch; `None` if nothing is changed.
+    /// The JSON patch; `None` if nothing changes.
     pub patch: Option<Vec<u8>>,
 }
 
-/// A review that was read, over the body that it came in.
+/// A parsed review, which borrows its body.
 #[derive(Debug)]
 pub struct Review<'b> {
     tape: BorrowedTape<'b>,
@@ -219,10 +230,10 @@ pub struct Review<'b> {
 }
 
 impl<'b> Review<'b> {
-    /// Reads a body.
+    /// Parses a body.
     ///
     /// # Errors
-    /// If it is not an AdmissionReview of version v1 or v1beta1 with a request. The caller is to blame.
+    /// The body is not an AdmissionReview of version v1 or v1beta1 with a request. This is a client error.
     pub fn parse(body: &'b [u8]) -> Result<Self, ReviewError> {
         if body.is_empty() {
             return Err(ReviewError::Empty);
@@ -233,7 +244,7 @@ impl<'b> Review<'b> {
         Ok(Self { tape, envelope })
     }
 
-    /// The id of the request, which the answer repeats.
+    /// The UID of the request, which the response repeats.
     #[must_use]
     pub fn uid(&self) -> &str {
         &self.envelope.uid
@@ -245,13 +256,13 @@ impl<'b> Review<'b> {
         &self.envelope.namespace
     }
 
-    /// What is being done.
+    /// The operation.
     #[must_use]
     pub const fn operation(&self) -> Option<Operation> {
         self.envelope.operation
     }
 
-    /// The name of the object, or what its name will begin with. For logs.
+    /// The name of the object, or the prefix of its generated name. For logs.
     #[must_use]
     pub fn object_name(&self) -> Option<Cow<'_, str>> {
         let object = envelope::object_of(&self.tape)?;
@@ -260,55 +271,55 @@ impl<'b> Review<'b> {
         text("name").or_else(|| text("generateName"))
     }
 
-    /// Whether nothing will be stored.
+    /// Whether it is a dry run.
     #[must_use]
     pub const fn dry_run(&self) -> bool {
         self.envelope.dry_run
     }
 
-    /// What has to be looked up before anything can be decided. It reads nothing of `facts` but the namespace. Nearly
-    /// always it is empty, and then costs next to nothing.
+    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. In most cases the result is
+    /// empty and costs next to nothing.
     #[must_use]
     pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
         needs::wanted(&self.envelope, &self.tape, endpoint, snapshot, facts)
     }
 
-    /// Decides what is done with the object.
+    /// Decides the review.
     ///
     /// # Errors
-    /// If the patch that was made does not pass its check: a fault of this build.
-    pub fn decide(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Result<Decided, Fault> {
+    /// The patch did not pass its self-check, which is a bug of this build.
+    pub fn decide(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Result<Decided, InternalError> {
         self.decide_observed(endpoint, snapshot, facts, &mut Unobserved)
     }
 
-    /// [`Self::decide`], and the observer is told which step begins.
+    /// Like [`Self::decide`], and calls the observer at the start of each step.
     ///
     /// # Errors
-    /// As [`Self::decide`].
+    /// Like [`Self::decide`].
     pub fn decide_observed(
         &self,
         endpoint: Endpoint,
         snapshot: &Snapshot,
         facts: &Facts,
         observer: &mut impl Observer,
-    ) -> Result<Decided, Fault> {
+    ) -> Result<Decided, InternalError> {
         decide::decide(&self.envelope, &self.tape, endpoint, snapshot, facts, observer)
     }
 
-    /// Adds to a decision that was made without [`Self::decide`], such as that nothing is injected at all at present, that a
-    /// pod of a `held` namespace need not wait. What [`Self::decide`] gives has it already.
+    /// Removes the scheduling gate of a pod in a `held` namespace from a decision that was made without
+    /// [`Self::decide`], for instance while injection is switched off. Decisions of [`Self::decide`] already do.
     ///
     /// # Errors
-    /// As [`Self::decide`].
-    pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, Fault> {
+    /// Like [`Self::decide`].
+    pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, InternalError> {
         let object = envelope::object_of(&self.tape).filter(|_| endpoint.phase() == Phase::Mutate);
-        match (object, decide::level(endpoint, facts)) {
+        match (object, facts.level(endpoint)) {
             (Some(object), Some(level)) => gate::settle(object, level, decided),
             _ => Ok(decided),
         }
     }
 
-    /// The answer, as the body to send.
+    /// Writes the response body.
     #[must_use]
     pub fn respond(&self, decided: &Decided) -> Vec<u8> {
         answer::write(&self.envelope, decided)

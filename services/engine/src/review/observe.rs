@@ -1,21 +1,21 @@
-//! Who wants to know which step of a decision is at work: spans of traces, say. The engine knows no clock, so it only says
-//! when a step begins; the one before it has then ended.
+//! Observers of a decision, such as tracing: they are called when a step begins, which ends the step before. The engine
+//! does not read the clock for them.
 
 /// A step of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Which profiles are for the object, and what they compute.
+    /// Selects the profiles for the object.
     Match,
-    /// Their templates are laid over it, and the patch is written.
+    /// Merges their templates, and writes the patch.
     Merge,
-    /// The patch is applied to what came in, and the result compared.
+    /// Applies the patch to the original object, and compares the result.
     SelfCheck,
-    /// On the path for validations: whether the object is allowed.
+    /// Evaluates validations, on the validating path.
     Validate,
 }
 
 impl Step {
-    /// The step as it stands in traces.
+    /// The name of the span.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -27,13 +27,13 @@ impl Step {
     }
 }
 
-/// Is told of the steps of a decision, each once at most and in their order. A decision that is clear early has none.
+/// Observes the steps of a decision. Each step begins at most once, in this order. A decision that ends early has none.
 pub trait Observer {
-    /// A step begins.
+    /// Called when a step begins.
     fn begins(&mut self, step: Step);
 }
 
-/// Nobody listens. What is told to it is compiled to nothing.
+/// An observer that does nothing and is optimized away.
 #[derive(Clone, Copy, Debug)]
 pub struct Unobserved;
 
@@ -50,11 +50,11 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
+    use crate::decision::{Outcome, Reason};
     use crate::limits::Guardrails;
-    use crate::profile::{ProfileName, ProfileSet, compile};
-    use crate::report::{Outcome, Reason};
+    use crate::profile::{ProfileName, compile};
     use crate::review::{Decided, Endpoint, Facts, Review};
-    use crate::snapshot::Snapshot;
+    use crate::snapshot::{ProfileSet, Snapshot};
 
     #[derive(Default)]
     struct Steps(Vec<Step>);

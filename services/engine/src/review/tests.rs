@@ -7,8 +7,9 @@ use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::profile::{ProfileName, ProfileSet, compile};
-use crate::report::{Notice, Outcome, ProfileOutcome, Reason};
+use crate::decision::{Notice, Outcome, ProfileOutcome, Reason};
+use crate::profile::{ProfileName, compile};
+use crate::snapshot::ProfileSet;
 
 mod again;
 mod held;
@@ -264,7 +265,7 @@ fn a_fault_says_where_the_check_failed() {
         (CheckFault::Result, "compare"),
     ];
     for (place, (fault, stage)) in stages.into_iter().enumerate() {
-        let found = Fault(fault).stage();
+        let found = InternalError(fault).stage();
         assert_eq!((found.as_str(), found as usize, CheckStage::ALL[place]), (stage, place, found));
     }
 }

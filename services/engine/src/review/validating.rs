@@ -1,22 +1,22 @@
-//! From a review on the validating path to a decision: which object is meant, as its author wrote it and as it will be
-//! stored, and whether the profiles that are for it let it pass.
+//! Decides a review on the validating path: finds the original and the final object, and evaluates the validations of
+//! the selected profiles.
 
 use std::sync::Arc;
 
 use pillion_api::names::{INJECTED_ANNOTATION, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::Operation;
 
-use super::decide::{FoundRecord, level};
 use super::envelope::{Envelope, object_of, old_object_of};
+use super::found_record::FoundRecord;
 use super::{Endpoint, Facts, Observer, RecordTrust, Step};
-use crate::compute::{Arena, World};
+use crate::context::{Arena, EvalContext};
+use crate::decision::{Decision, Outcome, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
-use crate::inject::Record;
 use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
 use crate::profile::target::Action;
-use crate::report::{Decision, Outcome, ProfileDecision, ProfileOutcome, Reason};
+use crate::record::Record;
 use crate::schema;
-use crate::select::revisions::Subject as Choosing;
+use crate::select::revisions::TargetObject;
 use crate::select::{Selection, select};
 use crate::snapshot::{Namespace, Snapshot};
 use crate::validate::{self, Objects};
@@ -35,13 +35,13 @@ pub(super) fn decide(
         return Decision::skipped(Reason::OtherResource);
     }
     let Some(request) = tape.root().get("request") else { return Decision::skipped(Reason::OtherResource) };
-    // What is deleted is known by what it was.
+    // A deleted object is known by its old state.
     let meant = if action.operation == Operation::Delete { old_object_of(tape) } else { object_of(tape) };
     let Some(meant) = meant else { return Decision::skipped(Reason::OtherResource) };
     if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
         return Decision::skipped(Reason::SystemNamespace);
     }
-    let Some(level) = level(endpoint, facts) else { return Decision::skipped(Reason::NotOptedIn) };
+    let Some(level) = facts.level(endpoint) else { return Decision::skipped(Reason::NotOptedIn) };
     if envelope.by_node && meant.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
         return Decision::skipped(Reason::MirrorPod);
     }
@@ -49,15 +49,15 @@ pub(super) fn decide(
     observer.begins(Step::Match);
     let candidates = snapshot.candidates(&envelope.namespace, &namespace);
     let found = find_record(tape, meant, action.operation, facts.record_trust);
-    let authors = match found.authors(meant, schema::of(&envelope.group, &envelope.resource)) {
-        Ok(authors) => authors,
+    let original = match found.original_object(meant, schema::of(&envelope.group, &envelope.resource)) {
+        Ok(original) => original,
         Err(Malformed { key }) => return Decision::denied(Reason::DuplicateKey, format!("{key:?}")),
     };
-    // Of something that is deleted there is no final object: `object` is null, as in Kubernetes' own policies.
+    // A deletion has no final object: `object` is null, as in Kubernetes' own policies.
     let object = request.get("object").unwrap_or(meant);
     let allowances = Allowances::until(facts.deadline);
-    let authors = World {
-        object: authors.as_ref().filter(|_| action.operation != Operation::Delete).map_or(object, OwnedTape::root),
+    let context = EvalContext {
+        object: original.as_ref().filter(|_| action.operation != Operation::Delete).map_or(object, OwnedTape::root),
         request,
         namespace_name: &envelope.namespace,
         namespace: &namespace,
@@ -65,24 +65,24 @@ pub(super) fn decide(
         looked_up: &facts.looked_up,
         allowances: &allowances,
     };
-    let last = World { object, ..authors };
-    // Of what is stored already, all that is at work now is asked for.
+    let stored = EvalContext { object, ..context };
+    // For a stored object, all active profiles are considered.
     let record = found.genuine().filter(|_| action.operation == Operation::Create);
-    let asking = if authors.object.is_null() { meant } else { authors.object };
-    let subject = Choosing { namespace_name: &envelope.namespace, namespace: &namespace, object: asking, record };
+    let asking = if context.object.is_null() { meant } else { context.object };
+    let subject = TargetObject { namespace_name: &envelope.namespace, namespace: &namespace, object: asking, record };
     let candidates = snapshot.chosen(candidates, subject, &facts.looked_up);
     let arena = Arena::new();
-    let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, authors, &arena);
+    let Selection { mut profiles, notices, reason, .. } = select(&candidates, action, level, context, &arena);
     let ours = found.genuine().map(injected_containers).unwrap_or_default();
     observer.begins(Step::Validate);
-    let validations = validate::check(&mut profiles, Objects { last, ours: &ours });
+    let validations = validate::check(&mut profiles, Objects { stored, ours: &ours });
     let profiles: Vec<_> = profiles.into_iter().map(|selected| selected.decision).collect();
     let (outcome, reason, detail) = conclude(&profiles, reason);
     Decision { outcome, reason, detail, profiles, validations, notices }
 }
 
-/// The record of an object. Once the object is stored, its annotations are anybody's who may update it, so a record that is
-/// changed by the update at hand is none.
+/// The record of an object. Everyone who may update a stored object may change its annotations, so a record that this
+/// update changes is ignored.
 fn find_record(tape: &BorrowedTape<'_>, object: Value<'_>, operation: Operation, trust: RecordTrust) -> FoundRecord {
     let text = |object: Value<'_>| {
         let annotation = object.at(&["metadata", "annotations", INJECTED_ANNOTATION])?;
@@ -92,20 +92,20 @@ fn find_record(tape: &BorrowedTape<'_>, object: Value<'_>, operation: Operation,
     if operation == Operation::Update && !is_kept() { FoundRecord::None } else { FoundRecord::find(object, trust) }
 }
 
-/// The names of the containers that a record says the platform's profiles added. Containers of all kinds share their names. One that was moved
-/// from another list is its author's: what the author wrote is in it still.
+/// The names of the containers that the platform's profiles added by a record. Containers of all kinds share their
+/// names. A container that was moved from another list belongs to the author, who wrote a part of it.
 fn injected_containers(record: &Record) -> Vec<Box<str>> {
     let lists = ["/spec/containers/", "/spec/initContainers/"];
     let name = |pointer: &str| {
         let name = lists.iter().find_map(|list| pointer.strip_prefix(list))?;
-        // Below a container it is a part of one of the author's.
+        // A deeper pointer is a part of an author's container.
         (!name.contains('/')).then(|| Box::from(name))
     };
     let moved: Vec<_> = record.moved().filter_map(|pointer| name(&pointer)).collect();
     record.added_by_platform().filter_map(|pointer| name(&pointer)).filter(|name| !moved.contains(name)).collect()
 }
 
-/// What follows for the object from what became of each profile.
+/// Derives the outcome from the results of all profiles.
 fn conclude(profiles: &[ProfileDecision], nothing_asked: Reason) -> (Outcome, Reason, Option<Box<str>>) {
     let mut refusing = profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Denied).peekable();
     if let Some(first) = refusing.peek() {
@@ -116,7 +116,7 @@ fn conclude(profiles: &[ProfileDecision], nothing_asked: Reason) -> (Outcome, Re
         });
         return (Outcome::Denied, reason, Some(told.collect::<Vec<_>>().join("; ").into()));
     }
-    // The first that did not pass gives the reason, so that it is not hidden by one that did.
+    // The first failed profile gives the reason, so that a passed one does not hide it.
     let validated = || profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Validated);
     match validated().find(|decision| decision.reason != Reason::Valid).or_else(|| validated().next()) {
         Some(decision) => (Outcome::Validated, decision.reason, None),

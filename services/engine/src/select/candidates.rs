@@ -1,9 +1,9 @@
-//! The profiles that may act in one namespace, arranged so that a request looks only at those that it asks for.
+//! The profiles that may act in one namespace, arranged so that a request reads only those that it asks for.
 //!
-//! A cluster may have thousands of profiles of which a pod gets two. Profiles that apply to everybody are a list; all
-//! others are found by hashing: the labels and annotations that the pod has, and the words in them. The index of the
-//! platform's profiles is shared by all namespaces; a namespace has one of its own profiles, and a note of the platform's
-//! that its labels exclude.
+//! A cluster may have thousands of profiles, of which a pod gets two. Profiles that apply to all objects are a list.
+//! All others are found by hashing the labels and annotations of the pod, and the values in them. The namespaces share
+//! the index of the cluster profiles. A namespace has an index of its own profiles, and the set of profiles that its
+//! labels exclude.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -11,16 +11,11 @@ use std::sync::Arc;
 use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::OptOut;
 
-use super::index::{Index, KeyGroup, KeyKind, StagePlaces};
-use crate::profile::set::Staging;
+use super::index::{Index, KeyGroup, KeyKind, Place, StagePlaces, Staging};
+use crate::decision::Notice;
+use crate::namespace::{NamespaceMetadata, Pairs};
+use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::profile::{CompiledProfile, ProfileSet};
-use crate::report::Notice;
-use crate::snapshot::{Namespace, Pairs};
-
-/// Place of a profile among the candidates. A lower place is applied first: all of the platform's come before all of the
-/// namespace's own.
-pub(crate) type Place = usize;
 
 /// The profiles that may act in one namespace.
 #[derive(Debug)]
@@ -28,36 +23,36 @@ pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
     /// Places of the profiles whose selectors exclude the namespace. One of the namespace's own has a selector if it
-    /// extends one of the platform's that has.
-    excluded: Places,
-    /// What the namespace itself asks for: the keys that some profile knows.
+    /// extends a cluster profile that has one.
+    excluded: PlaceSet,
+    /// The request keys that the namespace itself sets: kind, key and value of those that some profile knows.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
-    /// What the namespace asks for by name.
+    /// The profiles that the namespace requests by name.
     pub(crate) namespace_names: Box<str>,
-    /// Which revisions one object gets.
+    /// The choice of revisions for one object.
     pub(crate) choice: Choice,
 }
 
-/// Which revisions one object gets, where there is a choice.
+/// The choice of revisions for one object, where there is one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// Places of revisions that others get.
+    /// Places of revisions that this object does not get.
     pub(crate) unchosen: Vec<Place>,
-    /// Revisions that are not at work, and the places that they take.
+    /// Pinned revisions that are not active, and the places that they take.
     pub(crate) pinned: Vec<(Place, Arc<CompiledProfile>)>,
-    /// Words that pin a revision which is not there.
+    /// Values that pin a missing revision.
     pub(crate) unknown: Vec<Box<str>>,
     pub(crate) notices: Vec<Notice>,
 }
 
-/// A set of places: a bit each, as there may be thousands, of which a namespace is excluded from nearly all.
+/// A bit set of places. There may be thousands of profiles, of which most exclude the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Places {
+struct PlaceSet {
     bits: Vec<u64>,
     count: usize,
 }
 
-/// The profiles that one key asks for: the platform's, and the namespace's own.
+/// The profiles that one request key asks for: the platform's, and the namespace's own.
 #[derive(Clone, Copy)]
 pub(crate) struct Groups<'c> {
     candidates: &'c Candidates,
@@ -67,11 +62,10 @@ pub(crate) struct Groups<'c> {
 }
 
 impl Candidates {
-    /// Finds them.
-    pub(crate) fn find(set: &ProfileSet, name: &str, namespace: &Namespace) -> Self {
-        let cluster = Arc::clone(set.cluster());
-        let own = set.of_namespace(name).cloned();
-        let mut excluded = Places::default();
+    /// Finds the candidates for a namespace among the cluster profiles and the namespace's own.
+    pub(crate) fn find(cluster: &Arc<Index>, own: Option<&Arc<Index>>, namespace: &NamespaceMetadata) -> Self {
+        let (cluster, own) = (Arc::clone(cluster), own.cloned());
+        let mut excluded = PlaceSet::default();
         let mut exclude = |index: &Index, offset: Place| {
             for place in index.selective() {
                 let selector = index.profile(place).and_then(|profile| profile.namespace_selector.as_ref());
@@ -103,17 +97,16 @@ impl Candidates {
         candidates
     }
 
-    /// Whether they were found among these profiles, for a namespace of this name.
-    pub(crate) fn is_of(&self, set: &ProfileSet, name: &str) -> bool {
-        let own = set.of_namespace(name);
-        Arc::ptr_eq(&self.cluster, set.cluster()) && self.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
+    /// Whether they were found in these indexes.
+    pub(crate) fn is_of(&self, cluster: &Arc<Index>, own: Option<&Arc<Index>>) -> bool {
+        Arc::ptr_eq(&self.cluster, cluster) && self.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.cluster.len() + self.own.as_ref().map_or(0, |own| own.len()) == self.excluded.count
     }
 
-    /// Whether any of them wants something looked up. Most clusters have no such profile, and no request pays for it.
+    /// Whether any candidate needs lookups. Most clusters have no such profile, and then no request pays for it.
     pub(crate) fn want_look_ups(&self) -> bool {
         self.cluster.wants_look_ups() || self.own.as_ref().is_some_and(|own| own.wants_look_ups())
     }
@@ -128,12 +121,12 @@ impl Candidates {
         }
     }
 
-    /// The revisions of one object's that are not at work.
+    /// The pinned revisions that are not active.
     pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.choice.pinned.iter().map(|(_, pinned)| pinned)
     }
 
-    /// The same with the revisions that one object gets.
+    /// Returns the candidates with a choice of revisions.
     pub(crate) fn with_choice(&self, choice: Choice) -> Self {
         Self {
             cluster: Arc::clone(&self.cluster),
@@ -145,25 +138,25 @@ impl Candidates {
         }
     }
 
-    /// The platform's profiles alone; `None` if the namespace has none of its own.
+    /// Returns the cluster profiles alone; `None` if the namespace has no profiles of its own.
     pub(crate) fn of_platform(&self) -> Option<Self> {
         self.own.as_ref()?;
         Some(Self { own: None, ..self.with_choice(self.choice.clone()) })
     }
 
-    /// Whether any profile has two revisions at work.
+    /// Whether any profile has two active revisions.
     pub(crate) fn has_stages(&self) -> bool {
         self.cluster.has_stages() || self.own.as_ref().is_some_and(|own| own.has_stages())
     }
 
-    /// The profiles that have two revisions at work, and where they stand.
+    /// The profiles with two active revisions, and their places.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         let offset = self.cluster.len();
         let own = self.own.iter().flat_map(|own| own.stages());
         self.cluster.stages().chain(own.map(move |(staging, places)| (staging, places.behind(offset))))
     }
 
-    /// The revisions that are at work of the profile that a name means, which is the namespace's own if it has one.
+    /// The active revisions of the profile with this name. The namespace's own comes before the platform's.
     pub(crate) fn places_of(&self, name: &str) -> impl Iterator<Item = Place> {
         let [cluster, own] = self.places_by_name(name);
         let own: Vec<_> = own.into_iter().flatten().collect();
@@ -171,7 +164,7 @@ impl Candidates {
         own.into_iter().chain(cluster)
     }
 
-    /// The revisions that are at work of a profile, by the name that records call it.
+    /// The active revisions of the profile with this display name, as in records.
     pub(crate) fn places_called(&self, display_name: &str) -> impl Iterator<Item = Place> {
         let is_own = display_name.contains('/');
         let [cluster, own] = self.places_by_name(display_name);
@@ -179,7 +172,7 @@ impl Candidates {
         places.into_iter().flatten()
     }
 
-    /// The revisions of a profile that there are: the one at a place, and those that are kept.
+    /// The revisions of a profile: the one at a place, and the stored ones.
     pub(crate) fn revisions_at(&self, place: Place) -> impl Iterator<Item = &str> {
         let kept = match place.checked_sub(self.cluster.len()) {
             None => self.cluster.kept(place),
@@ -188,7 +181,8 @@ impl Candidates {
         self.profile(place).map(|profile| profile.revision()).into_iter().chain(kept.iter().map(|kept| &**kept))
     }
 
-    /// The places of the platform's profile of a name and of the namespace's own, whose selectors have the namespace.
+    /// The places of the cluster profile and of the namespace's own profile with this name, unless they exclude the
+    /// namespace.
     fn places_by_name(&self, name: &str) -> [[Option<Place>; 2]; 2] {
         let here = |place: Option<Place>| place.filter(|place| !self.excluded.contains(*place));
         let own = self.own.as_ref().map_or([None, None], |own| own.by_name(name));
@@ -196,22 +190,21 @@ impl Candidates {
         [self.cluster.by_name(name).map(here), own]
     }
 
-    /// The profiles that act on what a request is about without being asked for, in their order.
+    /// The profiles that act on the object without a request, in their order.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let cluster = self.cluster.always(action).filter(|place| self.is_here(*place));
         let own = self.own.iter().flat_map(move |own| own.always(action)).map(|place| place + self.cluster.len());
         cluster.chain(own.filter(|place| self.is_here(*place)))
     }
 
-    /// The profiles that a name means, of those that act on what a request is about; `None` if no profile at all is called
-    /// so. A tenant's own stands before the platform's, except that it cannot take the place of one which a pod's author
-    /// cannot drop.
+    /// The profiles with this name that act on the object; `None` if no profile has this name. The namespace's own
+    /// comes before the platform's, unless the pod's author cannot drop the platform's.
     pub(crate) fn by_name(&self, name: &str, action: Action<'_>) -> Option<impl Iterator<Item = Place>> {
         let [cluster, own] = self.places_by_name(name);
         if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        // Of a profile that is rolled out, those who do not get it yet know its name all the same.
+        // Workloads that do not get a profile in a rollout yet know its name all the same.
         let acts = |place: &Place| self.is_here(*place) && self.acts(*place, action);
         let own = own.map(|place| place.filter(acts));
         let is_free = own.iter().all(Option::is_none);
@@ -219,7 +212,7 @@ impl Candidates {
         Some(cluster.into_iter().chain(own).flatten())
     }
 
-    /// The profiles that a key asks for; `None` if no profile knows it.
+    /// The profiles that a request key asks for; `None` if no profile knows the key.
     pub(crate) fn groups<'c>(&'c self, kind: KeyKind, key: &str, action: Action<'c>) -> Option<Groups<'c>> {
         let cluster = self.cluster.group(kind, key);
         let own = self.own.as_ref().and_then(|own| own.group(kind, key));
@@ -257,7 +250,7 @@ impl PartialEq for Choice {
     }
 }
 
-/// Those of the same profiles are the same if a request would find the same in them.
+/// Two are equal if every request finds the same in them.
 impl PartialEq for Candidates {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.cluster, &other.cluster)
@@ -280,7 +273,7 @@ impl Hash for Candidates {
     }
 }
 
-impl Places {
+impl PlaceSet {
     fn add(&mut self, place: Place) {
         if self.contains(place) {
             return;
@@ -300,20 +293,20 @@ impl Places {
     }
 }
 
-/// What a word means.
+/// The meaning of a value in a request key.
 pub(crate) enum Meaning {
-    /// A profile's name or value: these.
+    /// It names these profiles.
     Named(Vec<Place>),
-    /// The default: these, of which there should be one.
+    /// It requests the default, which should be one of these.
     Truthy(Vec<Place>),
-    /// None, or only such as do not act on what the request is about.
+    /// It requests no profile, or only profiles that do not act on the object.
     Falsy,
-    /// Nobody knows it.
+    /// No profile knows it.
     Unknown,
 }
 
 impl Groups<'_> {
-    /// What a word means, in lower case.
+    /// The meaning of a value in lower case.
     pub(crate) fn meaning(&self, word: &str) -> Meaning {
         let truthy = self.places(|group| group.truthy.get(word));
         if !truthy.is_empty() {
@@ -328,18 +321,18 @@ impl Groups<'_> {
         if self.both().any(|group| is_falsy(group) || means_others(group)) { Meaning::Falsy } else { Meaning::Unknown }
     }
 
-    /// The profiles that a word names.
+    /// The profiles that a value names.
     pub(crate) fn named(&self, word: &str) -> Vec<Place> {
         self.places(|group| group.words.get(word))
     }
 
-    /// Whether a word that nobody knows is a refusal.
+    /// Whether an unknown value denies the object.
     pub(crate) fn deny_unknown(&self) -> bool {
         self.both().any(|group| group.deny_unknown)
     }
 
-    /// Of the profiles that act on what the request is about: the namespace's own, if there are any, else the platform's;
-    /// those that cannot be dropped in any case.
+    /// Filters the profiles that act on the object: the namespace's own, else the platform's. Profiles that cannot be
+    /// dropped are always included.
     fn places(&self, find: impl Fn(&KeyGroup) -> Option<&Vec<Place>>) -> Vec<Place> {
         let offset = self.candidates.cluster.len();
         let acts = |place: &Place| self.candidates.acts(*place, self.action);

@@ -1,38 +1,39 @@
-//! A profile's conditions: all are looked at, so that every reason is told. A parameter that was set to something that is
-//! not allowed is one more reason, but only where the conditions leave the object to the profile: what a profile is not
-//! for is not refused by it.
+//! Evaluates the conditions of a profile. All conditions are evaluated, so that every reason is reported.
+//!
+//! An invalid parameter is one more reason, unless the conditions say that the profile does not match: a profile never
+//! denies an object that it does not match.
 
 use pillion_api::profile::{OnError, Otherwise};
 
 use super::Refusal;
 use super::parameters;
-use crate::compute::{Arena, Computation, World};
+use crate::context::{Arena, EvalContext, ProfileBindings};
+use crate::decision::{Notice, ProfileOutcome, Reason};
 use crate::expression::{Meter, Purpose};
 use crate::lookup;
 use crate::parameter;
 use crate::profile::CompiledProfile;
-use crate::report::{Notice, ProfileOutcome, Reason};
 
-/// What a profile's expressions stand for, if its conditions hold; else why they do not. The gravest of several counts,
-/// with the reasons of all that are as grave.
+/// Returns the bindings of a profile if its conditions hold, else the refusal. The gravest refusal counts, with the
+/// details of all that are equally grave.
 pub(super) fn check<'v>(
     profile: &'v CompiledProfile,
-    world: World<'v>,
+    context: EvalContext<'v>,
     arena: &'v Arena,
     notices: &mut Vec<Notice>,
-) -> Result<Computation<'v>, Refusal> {
+) -> Result<ProfileBindings<'v>, Refusal> {
     let mut told = Vec::new();
     let (parameters, invalid) = if profile.parameters.is_empty() && profile.lookups.is_empty() {
         (&parameter::NO_VALUES, None)
     } else {
-        let (parameters, invalid) = parameters::resolve(profile, world, &mut told);
+        let (parameters, invalid) = parameters::resolve(profile, context, &mut told);
         (arena.keep_parameters(parameters), invalid)
     };
-    let computation = Computation::new(world, parameters, profile);
-    let mut meter = world.meter(profile, Purpose::Decide, Meter::EXPRESSION);
+    let bindings = ProfileBindings::new(context, parameters, profile.definitions());
+    let mut meter = bindings.meter(Purpose::Decide, Meter::EXPRESSION);
     let mut refusals: Vec<Refusal> = Vec::new();
     for condition in &profile.conditions {
-        let refusal = match condition.expression.evaluate_bool(&computation, &mut meter) {
+        let refusal = match condition.expression.evaluate_bool(&bindings, &mut meter) {
             Ok(true) => continue,
             Ok(false) => Refusal {
                 outcome: match condition.otherwise {
@@ -41,9 +42,9 @@ pub(super) fn check<'v>(
                     Otherwise::Deny => ProfileOutcome::Denied,
                 },
                 reason: Reason::MatchCondition,
-                detail: Some(condition.told(&computation, &mut meter)),
+                detail: Some(condition.told(&bindings, &mut meter)),
             },
-            // It reads what is not allowed, which is told by itself.
+            // It reads an invalid parameter, which is reported by itself.
             Err(_) if invalid.is_some() => continue,
             Err(error) => Refusal {
                 outcome: match profile.on_error {
@@ -66,14 +67,14 @@ pub(super) fn check<'v>(
         detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
         ..first
     });
-    refusal.map_or(Ok(computation), Err)
+    refusal.map_or(Ok(bindings), Err)
 }
 
 const fn gravity(outcome: ProfileOutcome) -> u8 {
     match outcome {
         ProfileOutcome::Applied | ProfileOutcome::Unchanged | ProfileOutcome::Validated => 0,
         ProfileOutcome::Skipped => 1,
-        // What is silently not for an object needs no word about what else is wrong.
+        // If a profile does not match, other mistakes are not reported.
         ProfileOutcome::NotMatched => 2,
         ProfileOutcome::Denied => 3,
     }

@@ -1,6 +1,7 @@
-//! Every profile that might act on an object, and what its parameters were set to: for whoever asks why something was or
-//! was not done. A decision lists only the profiles that were asked for, so that it costs nothing for the others; this is
-//! asked by people, and costs what it costs.
+//! Lists every profile that might act on an object, with its parameters, for people who ask why.
+//!
+//! A decision lists only requested profiles, so that the others cost it nothing. This list is made on demand and is
+//! allowed to be slow.
 
 use std::sync::Arc;
 
@@ -11,63 +12,63 @@ use serde_json::Value as Json;
 use super::candidates::Candidates;
 use super::pod::Pod;
 use super::{parameters, request};
-use crate::compute::World;
+use crate::context::EvalContext;
 use crate::parameter::{Metadata, Parameter, Sources};
+use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::profile::{CompiledProfile, ProfileSet};
 
-/// Whether a profile comes into question for an object, before its own conditions are looked at.
+/// The standing of a profile before its conditions are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It is asked for: a decision has it.
+    /// It is requested and part of the decision.
     Asked,
-    /// It might act here, and neither the object nor its namespace asks for it.
+    /// It might act on the object, but neither the object nor its namespace requests it.
     NotAsked,
     /// The labels of the namespace do not match its `namespaceSelector`.
     NamespaceSelector,
-    /// It is for other resources or operations.
+    /// Its target has other resources or operations.
     OtherTarget,
 }
 
-/// Who set a parameter.
+/// The source of a parameter value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetBy {
     /// A label or annotation of the object.
     Object,
-    /// One of its service account's.
+    /// A label or annotation of the service account.
     ServiceAccount,
-    /// One of its namespace's.
+    /// A label or annotation of the namespace.
     Namespace,
-    /// The profile of the namespace that extends the platform's.
+    /// The namespaced profile that extends the cluster profile.
     NamespaceProfile,
-    /// Nobody: it is the profile's default, if it has one.
+    /// The default of the profile, if it has one.
     Default,
 }
 
-/// What a parameter stands for.
+/// The value of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterValue {
     /// Its name.
     pub name: Box<str>,
-    /// Its value; `None` if nobody sets it and it has no default. An error says why it has none.
+    /// Its value; `None` if it was not set and has no default. An error says why it has none.
     pub value: Result<Option<Json>, Box<str>>,
-    /// Who set it, the one that counts most first. Where values are united there may be several.
+    /// The sources with their keys, the most specific first. Merged values may have several.
     pub set_by: Vec<(SetBy, Box<str>)>,
 }
 
 /// A profile that was considered.
 #[derive(Clone, Debug)]
 pub struct Considered {
-    /// Which one, at the revision that the object gets.
+    /// The profile, at the revision that the object gets.
     pub profile: Arc<CompiledProfile>,
-    /// Whether it comes into question.
+    /// Its standing.
     pub standing: Standing,
-    /// What its parameters stand for; empty unless it is asked for.
+    /// The values of its parameters; empty unless it is requested.
     pub parameters: Vec<ParameterValue>,
 }
 
 impl SetBy {
-    /// As it stands in output for programs.
+    /// The value in machine-readable output.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -80,38 +81,38 @@ impl SetBy {
     }
 }
 
-/// All profiles that are the platform's or the namespace's own, those that are asked for first.
-pub(crate) fn considered(
-    set: &ProfileSet,
+/// Lists the cluster profiles and the namespace's own, requested ones first.
+pub(crate) fn considered<'p>(
+    profiles: impl Iterator<Item = &'p Arc<CompiledProfile>>,
     candidates: &Candidates,
     action: Action<'_>,
     level: InjectionLevel,
-    world: World<'_>,
+    context: EvalContext<'_>,
 ) -> Vec<Considered> {
-    let places = request::asked(candidates, action, level, Pod::of(world)).places;
+    let places = request::requested_profiles(candidates, action, level, Pod::of(context)).places;
     let asked: Vec<_> = places.into_iter().filter_map(|place| candidates.profile(place)).collect();
     let is_asked = |profile: &CompiledProfile| asked.iter().any(|asked| asked.name() == profile.name());
     let is_visible = |profile: &CompiledProfile| {
-        profile.name().namespace.as_deref().is_none_or(|namespace| namespace == world.namespace_name)
+        profile.name().namespace.as_deref().is_none_or(|namespace| namespace == context.namespace_name)
     };
     let mut all: Vec<_> = asked
         .iter()
         .map(|profile| Considered {
             profile: Arc::clone(profile),
             standing: Standing::Asked,
-            parameters: values(profile, world),
+            parameters: values(profile, context),
         })
         .collect();
-    for profile in set.iter().filter(|profile| is_visible(profile) && !is_asked(profile)) {
+    for profile in profiles.filter(|profile| is_visible(profile) && !is_asked(profile)) {
         let selector = profile.namespace_selector();
         let standing = if !profile.acts_on(action) {
             Standing::OtherTarget
-        } else if selector.is_some_and(|selector| !selector.matches(|key| world.namespace.label(key))) {
+        } else if selector.is_some_and(|selector| !selector.matches(|key| context.namespace.label(key))) {
             Standing::NamespaceSelector
         } else {
             Standing::NotAsked
         };
-        // Of a profile that is rolled out there are two.
+        // A profile in a rollout has two revisions.
         if !all.iter().any(|other| other.profile.name() == profile.name()) {
             all.push(Considered { profile: Arc::clone(profile), standing, parameters: Vec::new() });
         }
@@ -119,15 +120,15 @@ pub(crate) fn considered(
     all
 }
 
-fn values(profile: &CompiledProfile, world: World<'_>) -> Vec<ParameterValue> {
-    let (values, _) = parameters::resolve(profile, world, &mut Vec::new());
-    let pod = Pod::new(world.object);
-    let account = world.looked_up.service_account.known("the service account").ok().flatten();
+fn values(profile: &CompiledProfile, context: EvalContext<'_>) -> Vec<ParameterValue> {
+    let (values, _) = parameters::resolve(profile, context, &mut Vec::new());
+    let pod = Pod::new(context.object);
+    let account = context.looked_up.service_account.known("the service account").ok().flatten();
     let account = account.map(|account| Pod::new(account.root()));
     let sources = Sources {
         pod: &pod,
         service_account: Ok(account.as_ref().map(|account| account as &dyn Metadata)),
-        namespace: world.namespace,
+        namespace: context.namespace,
     };
     let value = |parameter: &Parameter| ParameterValue {
         name: Box::from(&*parameter.name),

@@ -1,7 +1,7 @@
-//! Which profiles are for an object as far as its labels and annotations say, without an expression being evaluated.
+//! Selects profiles by labels and annotations alone, without evaluating expressions.
 //!
-//! What asks for profiles, drops them and selects objects is metadata alone. What is left are conditions, and parameters
-//! that may be set to what is not allowed: a profile that has such is *open*, and what became of it is asked for.
+//! Requests, opt-outs and object selectors read only metadata. Conditions, and parameters that may be invalid, do not.
+//! A profile that has either is *open*, and the caller is asked for its result.
 
 use std::sync::Arc;
 
@@ -11,29 +11,30 @@ use pillion_api::profile::OptOut;
 
 use super::candidates::Candidates;
 use super::pod::Pod;
-use super::request::{self, Asked};
+use super::request::{self, RequestedProfiles};
 use super::{Selected, give_way, group_is_taken, is_stand_in, object_matches};
+use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
 use crate::json::Value;
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::report::{ProfileDecision, ProfileOutcome, Reason};
 
-/// A profile that is asked for.
+/// A requested profile.
 pub(crate) struct Expected {
-    /// What is decided about it; `None` if it is open and nobody knows what became of it. One that is for the object is
-    /// `Unchanged`.
+    /// The decision about it; `None` if it is open and the caller does not know its result. A profile that matches the
+    /// object is `Unchanged`.
     pub(crate) decision: Option<ProfileDecision>,
     pub(crate) profile: Arc<CompiledProfile>,
 }
 
-/// Whether more than metadata says whether a profile is for an object.
+/// Whether a profile is open: metadata is not enough to decide whether it matches.
 pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
     let refuses = |on_invalid: Option<OnInvalid>| on_invalid != Some(OnInvalid::Default);
     !profile.conditions.is_empty() || profile.parameters.iter().any(|parameter| refuses(parameter.on_invalid))
 }
 
-/// What [`super::select`] finds, as far as metadata says. `known` tells of a profile that is open whether it is for the
-/// object. One that `is_unread` stands in for a revision whose text is not here: it is open, whatever it says itself.
+/// Selects like [`super::select`], as far as metadata allows. `known` returns whether an open profile matches the
+/// object. A profile for which `is_unread` is true stands in for a revision whose text is not available, and is open in
+/// any case.
 pub(crate) fn expected(
     candidates: &Candidates,
     level: InjectionLevel,
@@ -45,7 +46,8 @@ pub(crate) fn expected(
         return Vec::new();
     }
     let pod = Pod::new(object);
-    let Asked { places, dropped, .. } = request::asked(candidates, Action::CREATE_POD, level, pod);
+    let RequestedProfiles { places, dropped, .. } =
+        request::requested_profiles(candidates, Action::CREATE_POD, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut selected: Vec<Selected<'_>> = Vec::with_capacity(places.len());
     let mut unknown = Vec::new();
@@ -58,7 +60,7 @@ pub(crate) fn expected(
         } else {
             let is_for = if is_open(profile) || is_unread(profile) { known(profile) } else { Some(true) };
             match is_for {
-                // As long as it is not known of an earlier one of its group, it is not known of this one.
+                // While the result of an earlier profile of its group is open, so is its own.
                 Some(true) if waits_for_group(profile, &selected, &unknown) => {
                     unknown.push(selected.len());
                     Some(Reason::ExclusiveGroup)
@@ -77,10 +79,10 @@ pub(crate) fn expected(
             None => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
         };
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail: None };
-        selected.push(Selected { decision, profile, computation: None, stands_in: false });
+        selected.push(Selected { decision, profile, bindings: None, stands_in: false });
     }
     give_way(&mut selected);
-    // Nor is it of one that may have to give way.
+    // The same holds for a profile that may have to give way.
     for child in unknown.clone() {
         let Some(child) = selected.get(child).map(|child| child.profile) else { continue };
         let parents = selected.iter().enumerate().filter(|(_, parent)| is_stand_in(child, parent.profile));

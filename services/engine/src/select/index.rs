@@ -1,72 +1,105 @@
-//! Profiles by everything that they can be asked for by: made once for the platform's profiles, and once for those of
-//! each namespace that has some.
+//! Indexes profiles by everything that can request them. There is one index of the cluster profiles, and one for each
+//! namespace that has profiles.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use pillion_api::profile::{Activation, OnUnknown};
+use pillion_api::selector::LabelSelector;
 
-use super::candidates::Place;
 use crate::profile::CompiledProfile;
-use crate::profile::set::{Entry, Staging};
 use crate::profile::target::{Action, Phase};
 
-/// Whether a key is a label's or an annotation's.
+/// The place of a profile among the candidates. Lower places are applied first: all of the platform's before the
+/// namespace's own.
+pub(crate) type Place = usize;
+
+/// The rollout of a profile with two active revisions.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Staging {
+    /// The display name of the profile.
+    pub(crate) profile: Box<str>,
+    pub(crate) percent: u8,
+    pub(crate) namespaces: Option<LabelSelector>,
+}
+
+/// An active revision.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) profile: Arc<CompiledProfile>,
+    /// Shared by both revisions of a profile in a rollout.
+    pub(crate) staging: Option<Arc<Staging>>,
+    pub(crate) is_promoted: bool,
+    pub(crate) kept: Arc<[Box<str>]>,
+}
+
+/// Whether a request key is a label or an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KeyKind {
     Label,
     Annotation,
 }
 
-/// The profiles that one key asks for, by the words in its value. All words are in lower case.
+/// The profiles that one request key asks for, by the values of the key in lower case.
 #[derive(Debug, Default)]
 pub(crate) struct KeyGroup {
     /// Names, names with their namespace, and further values.
     pub(crate) words: HashMap<Box<str>, Vec<Place>>,
-    /// Words that ask for the default.
+    /// Values that request the default profile.
     pub(crate) truthy: HashMap<Box<str>, Vec<Place>>,
-    /// Words that ask for none.
+    /// Values that request no profile.
     pub(crate) falsy: Vec<Box<str>>,
-    /// Whether a word that nobody knows is a refusal.
+    /// Whether an unknown value denies the object.
     pub(crate) deny_unknown: bool,
 }
 
 /// The profiles that act on objects of one resource.
 #[derive(Debug, Default)]
 struct Acting {
-    /// The groups of which there is a resource of this name.
+    /// The API groups that have a resource of this name.
     groups: Vec<Box<str>>,
-    /// Those that act on all of them.
+    /// The profiles that act on all of them.
     always: Vec<Place>,
 }
 
-/// Where the two revisions of a profile stand. One that is only there to be extended stands nowhere.
+/// The places of the two active revisions of a profile. A profile that is only extended has none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StagePlaces {
     pub(crate) newest: Option<Place>,
     pub(crate) promoted: Option<Place>,
 }
 
+impl Entry {
+    /// Whether it is equal for lookups.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.profile, &other.profile)
+            && self.staging == other.staging
+            && self.is_promoted == other.is_promoted
+            && self.kept == other.kept
+    }
+}
+
 impl StagePlaces {
-    /// The same among candidates, behind so many others.
+    /// The places after this number of other candidates.
     pub(crate) fn behind(self, others: usize) -> Self {
         Self { newest: self.newest.map(|place| place + others), promoted: self.promoted.map(|place| place + others) }
     }
 }
 
-/// Profiles in the order in which they apply; those that are only there to be extended are left out.
+/// Profiles in the order in which they apply, by everything that can request them. Profiles that are only extended are
+/// left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
-    /// Those that are laid over every new pod.
+    /// Profiles that are applied to every new pod.
     always: Vec<Place>,
-    /// Those that are laid over objects, by resource.
+    /// Profiles with templates, by resource.
     templates: HashMap<Box<str>, Acting>,
-    /// Those that validate objects, by resource.
+    /// Profiles with validations, by resource.
     validations: HashMap<Box<str>, Acting>,
     selective: Vec<Place>,
     names: HashMap<Box<str>, Place>,
-    /// The promoted revisions of those that have two at work.
+    /// The promoted revisions of profiles in a rollout.
     promoted: HashMap<Box<str>, Place>,
     stages: Vec<(Arc<Staging>, StagePlaces)>,
     labels: HashMap<Box<str>, KeyGroup>,
@@ -75,7 +108,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// From profiles in their order.
+    /// Creates an index of profiles in their order.
     pub(crate) fn new<'p>(entries: impl IntoIterator<Item = &'p Entry>) -> Self {
         let mut index = Self::default();
         for entry in entries.into_iter().filter(|entry| entry.profile.activation != Activation::Never) {
@@ -88,7 +121,7 @@ impl Index {
         self.profiles.len()
     }
 
-    /// Whether any of them wants something looked up.
+    /// Whether any profile needs lookups.
     pub(crate) const fn wants_look_ups(&self) -> bool {
         self.wants_look_ups
     }
@@ -97,32 +130,32 @@ impl Index {
         self.profiles.get(place).map(|entry| &entry.profile)
     }
 
-    /// The revisions of a profile that are kept.
+    /// The stored revisions of a profile.
     pub(crate) fn kept(&self, place: Place) -> &[Box<str>] {
         self.profiles.get(place).map_or(&[], |entry| &entry.kept)
     }
 
-    /// Whether any has two revisions at work.
+    /// Whether any profile has two active revisions.
     pub(crate) const fn has_stages(&self) -> bool {
         !self.stages.is_empty()
     }
 
-    /// Those that have two revisions at work.
+    /// The profiles that have two active revisions.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         self.stages.iter().map(|(staging, places)| (&**staging, *places))
     }
 
-    /// Those that act on what a request is about without being asked for.
+    /// The profiles that act on the object without a request.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let is_pod = action.creates_pod();
         let places =
             if is_pod { &*self.always } else { self.by_resource(action).map_or(&[][..], |acting| &acting.always) };
-        // By resource alone they may be of another group, or for another operation.
+        // The resource may belong to another group, or the operation may differ.
         let acts = move |place: &Place| self.profile(*place).is_some_and(|profile| profile.acts_on(action));
         places.iter().copied().filter(move |place| is_pod || acts(place))
     }
 
-    /// Whether any profile may act on objects of the resource that a request is about.
+    /// Whether any profile may act on the resource of a request.
     pub(crate) fn has_resource(&self, action: Action<'_>) -> bool {
         self.by_resource(action).is_some_and(|acting| acting.groups.iter().any(|group| **group == *action.group))
     }
@@ -134,12 +167,13 @@ impl Index {
         }
     }
 
-    /// Those that are for some namespaces only.
+    /// The profiles that are limited to some namespaces.
     pub(crate) fn selective(&self) -> impl Iterator<Item = Place> + '_ {
         self.selective.iter().copied()
     }
 
-    /// By name, or by namespace and name: the newest revision that is at work, and the promoted one if that is another.
+    /// Finds a profile by name, or by namespace and name: the newest active revision, and the promoted one if it
+    /// differs.
     pub(crate) fn by_name(&self, name: &str) -> [Option<Place>; 2] {
         let promoted = if self.promoted.is_empty() { None } else { self.promoted.get(name) };
         [self.names.get(name).copied(), promoted.copied()]

@@ -1,17 +1,17 @@
-//! Which profiles are for an object, and why the others are not.
+//! Selects the profiles for an object, and tells why the others are not selected.
 //!
-//! A profile is a candidate of its namespace by its selector and its target; it is asked for by its activation, by name,
-//! or by a key of its own; and it is dropped by an opt-out, its object selector or its exclusive group. Only profiles that
-//! are asked for are looked at.
+//! The selector and the target of a profile make it a candidate in a namespace. A candidate is requested by its
+//! activation, by its name, or by a key of its own. An opt-out, its object selector or its exclusive group can drop it
+//! again. Only requested profiles are looked at.
 
+pub(crate) mod index;
 pub(crate) mod candidates;
+pub(crate) mod pod;
+mod parameters;
 mod conditions;
+mod request;
 pub mod considered;
 pub(crate) mod expected;
-pub(crate) mod index;
-mod parameters;
-pub(crate) mod pod;
-mod request;
 pub(crate) mod revisions;
 
 use std::sync::Arc;
@@ -19,50 +19,50 @@ use std::sync::Arc;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::profile::{Activation, OptOut};
 
-use crate::compute::{Arena, Computation, World};
+use crate::context::{Arena, EvalContext, ProfileBindings};
+use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::json::Value;
 use crate::lookup::Wanted;
 use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, Limits};
-use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
 
 use candidates::Candidates;
 use pod::Pod;
-use request::Asked;
+use request::RequestedProfiles;
 
-/// A profile that was asked for.
+/// A requested profile.
 pub(crate) struct Selected<'v> {
-    /// What is decided about it. One that is for the object is `Unchanged` until it is applied.
+    /// The decision about it. A profile that matches the object is `Unchanged` until it is applied.
     pub(crate) decision: ProfileDecision,
     pub(crate) profile: &'v CompiledProfile,
-    /// What its expressions stand for, if it is for the object.
-    pub(crate) computation: Option<Computation<'v>>,
-    /// Whether it is a namespace's that is applied in the place of the platform's profile that it extends, which stands
-    /// behind it.
+    /// The bindings of its expressions, if it matches the object.
+    pub(crate) bindings: Option<ProfileBindings<'v>>,
+    /// Whether it is a namespaced profile that is applied instead of the cluster profile that it extends, which stands
+    /// after it.
     pub(crate) stands_in: bool,
 }
 
 impl Selected<'_> {
-    /// Whether what it does is what the platform's profiles do by themselves, with values that they let a namespace set.
+    /// Whether the profile does only what a cluster profile does, with values that the namespace may set.
     pub(crate) fn is_of_platform(&self) -> bool {
         self.profile.name().namespace.is_none() || self.stands_in
     }
 }
 
-/// What selection found.
+/// The result of selection.
 pub(crate) struct Selection<'v> {
-    /// The profiles that were asked for, in their order.
+    /// The requested profiles, in their order.
     pub(crate) profiles: Vec<Selected<'v>>,
     pub(crate) notices: Vec<Notice>,
-    /// Why the object is refused.
+    /// The reason and the detail of a denial.
     pub(crate) denied: Option<(Reason, Box<str>)>,
-    /// Why nothing was asked for, if nothing was.
+    /// Why no profile was requested, if none was.
     pub(crate) reason: Reason,
 }
 
 impl<'v> Selection<'v> {
-    /// The revision of the platform's profile that takes over what a profile did in its place, if that one does not stand there
-    /// now.
+    /// The revision of the cluster profile that takes over the entry of a namespaced profile, if that one no longer
+    /// stands in for it.
     pub(crate) fn heir(&self, name: &str, parent: &str) -> Option<&'v str> {
         let is_heir = |selected: &&Selected<'v>| {
             selected.profile.display_name() == parent && selected.decision.outcome == ProfileOutcome::Unchanged
@@ -71,49 +71,50 @@ impl<'v> Selection<'v> {
         heir.map(|heir| heir.profile.revision())
     }
 
-    /// Whether a profile of this name is applied in the place of the platform's profile that it extends.
+    /// Whether the profile with this name stands in for the cluster profile that it extends.
     pub(crate) fn has_stand_in(&self, name: &str) -> bool {
         self.profiles.iter().any(|selected| selected.stands_in && selected.profile.display_name() == name)
     }
 }
 
-/// Why a profile is not for an object.
+/// Why a profile does not match or is not applied.
 pub(crate) struct Refusal {
     pub(crate) outcome: ProfileOutcome,
     pub(crate) reason: Reason,
     pub(crate) detail: Option<Box<str>>,
 }
 
-/// Selects the profiles that act on what a request is about.
+/// Selects the profiles that act on an object.
 pub(crate) fn select<'v>(
     candidates: &'v Candidates,
     action: Action<'_>,
     level: InjectionLevel,
-    world: World<'v>,
+    context: EvalContext<'v>,
     arena: &'v Arena,
 ) -> Selection<'v> {
-    let pod = Pod::of(world);
+    let pod = Pod::of(context);
     if candidates.is_empty() {
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
-    let Asked { places, dropped, mut notices, denied } = request::asked(candidates, action, level, pod);
+    let RequestedProfiles { places, dropped, mut notices, denied } =
+        request::requested_profiles(candidates, action, level, pod);
     notices.extend(candidates.choice.notices.iter().cloned());
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<Selected<'v>> = Vec::with_capacity(places.len());
     for place in places {
         let Some(profile) = candidates.profile(place) else { continue };
         let not_matched = |reason| Some(Refusal { outcome: ProfileOutcome::NotMatched, reason, detail: None });
-        let mut computation = None;
+        let mut bindings = None;
         let refusal = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
             not_matched(Reason::OptedOut)
         } else if !object_matches(profile, pod) {
             not_matched(Reason::ObjectSelector)
         } else {
-            match conditions::check(profile, world, arena, &mut notices) {
+            match conditions::check(profile, context, arena, &mut notices) {
                 Err(refusal) => Some(refusal),
                 Ok(_) if group_is_taken(profile, &profiles) => not_matched(Reason::ExclusiveGroup),
                 Ok(computed) => {
-                    computation = Some(computed);
+                    bindings = Some(computed);
                     None
                 }
             }
@@ -124,7 +125,7 @@ pub(crate) fn select<'v>(
             detail: None,
         });
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail };
-        profiles.push(Selected { decision, profile, computation, stands_in: false });
+        profiles.push(Selected { decision, profile, bindings, stands_in: false });
     }
     give_way(&mut profiles);
     put_in_place(&mut profiles);
@@ -132,7 +133,7 @@ pub(crate) fn select<'v>(
     Selection { profiles, notices, denied, reason }
 }
 
-/// What the profiles that are asked for want looked up for a pod. Conditions are not looked at: they may want it
+/// Returns the lookups that the requested profiles need for a pod. Conditions are not evaluated: they may need lookups
 /// themselves.
 pub(crate) fn wanted(
     candidates: &Candidates,
@@ -143,7 +144,7 @@ pub(crate) fn wanted(
 ) -> Wanted {
     let mut wanted = Wanted { namespace: namespace.into(), ..Wanted::default() };
     let pod = Pod::new(object);
-    let Asked { places, dropped, .. } = request::asked(candidates, action, level, pod);
+    let RequestedProfiles { places, dropped, .. } = request::requested_profiles(candidates, action, level, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     for place in places {
         let Some(profile) = candidates.profile(place).filter(|profile| !profile.needs().is_empty()) else { continue };
@@ -170,8 +171,7 @@ fn group_is_taken(profile: &CompiledProfile, earlier: &[Selected<'_>]) -> bool {
         })
 }
 
-/// A profile of the platform gives way to the first profile of the namespace that only sets its values: it is the same one,
-/// and would be in its own way.
+/// Drops each cluster profile for which a namespaced profile stands in: the first one that only sets its values.
 fn give_way(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some((earlier, [child, ..])) = profiles.split_at_mut_checked(index) else { continue };
@@ -189,8 +189,8 @@ fn give_way(profiles: &mut [Selected<'_>]) {
     }
 }
 
-/// Puts each profile that stands in for one of the platform's before that one: what the platform applies behind it finds
-/// what it would find without the namespace's profile.
+/// Moves each profile that stands in before its cluster profile, so that later cluster profiles see the same object as
+/// without it.
 fn put_in_place(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some(child) = profiles.get(index).filter(|child| child.stands_in).map(|child| child.profile) else {
@@ -203,8 +203,8 @@ fn put_in_place(profiles: &mut [Selected<'_>]) {
     }
 }
 
-/// Whether a profile is a namespace's that only sets values of this one of the platform's, or of one that extends this one. The
-/// latter may change what it extends, so it stands only for what a pod has to ask for and may leave out.
+/// Whether a namespaced profile only sets values of this cluster profile, or of one that extends it. The latter may
+/// change what it extends, so it only stands in for a profile that must be requested and can be dropped.
 fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
     let is_optional = parent.opt_out == OptOut::Allowed && parent.activation == Activation::Requested;
     let mut ancestors = profile.ancestors().take(if is_optional { usize::MAX } else { 1 });

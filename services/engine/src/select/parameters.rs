@@ -1,4 +1,4 @@
-//! The values that a profile's parameters have for one object: who set them, or their defaults.
+//! Resolves the parameters of a profile for one object: the values that were set, or the defaults.
 
 use std::borrow::Cow;
 
@@ -7,32 +7,33 @@ use pillion_api::profile::OnError;
 
 use super::Refusal;
 use super::pod::Pod;
-use crate::compute::{Computation, Parameters, World};
+use crate::context::{EvalContext, Parameters, ProfileBindings};
+use crate::decision::{Notice, ProfileOutcome, Reason};
 use crate::expression::{EvaluationError, Meter, Purpose};
+use crate::namespace::NamespaceMetadata;
 use crate::parameter::{self, Invalid, Metadata, Parameter, Resolved, Sources};
 use crate::profile::CompiledProfile;
-use crate::report::{Notice, ProfileOutcome, Reason};
-use crate::snapshot::Namespace;
 
-/// The values of a profile's parameters. What their authors are told goes to `notices`.
+/// Resolves the parameters of a profile. Warnings for their authors go to `notices`.
 ///
-/// Defaults that are expressions are evaluated here, in the order of the parameters; one that fails is a fault of what
-/// reads the parameter, so that it costs nothing where nobody does. So is one that was set to something that is not
-/// allowed; all of them are told with what becomes of the profile.
+/// Computed defaults are evaluated here, in the order of the parameters. A default that fails, and an invalid value,
+/// are errors of the expressions that read the parameter, so they cost nothing otherwise. The refusal reports all
+/// invalid values.
 pub(super) fn resolve(
     profile: &CompiledProfile,
-    world: World<'_>,
+    context: EvalContext<'_>,
     notices: &mut Vec<Notice>,
 ) -> (Parameters, Option<Refusal>) {
-    let pod = Pod::new(world.object);
-    // Nobody says what is wrong with it where nobody asks.
+    let pod = Pod::new(context.object);
+    // The service account is only read if a parameter may come from it.
     let is_asked = profile.parameters.iter().any(Parameter::asks_service_account);
-    let account = if is_asked { world.looked_up.service_account.known("the service account") } else { Ok(None) };
+    let account = if is_asked { context.looked_up.service_account.known("the service account") } else { Ok(None) };
     let account = account.map(|object| object.map(|object| Pod::new(object.root())));
     let service_account = account.as_ref().map(|account| account.as_ref().map(|account| account as &dyn Metadata));
-    let sources = Sources { pod: &pod, service_account, namespace: world.namespace };
-    let mut values = Parameters::new(&profile.lookups, world.looked_up, world.namespace_name);
-    let mut meter = world.meter(profile, Purpose::Decide, Meter::EXPRESSION);
+    let sources = Sources { pod: &pod, service_account, namespace: context.namespace };
+    let mut values = Parameters::new(&profile.lookups, context.looked_up, context.namespace_name);
+    let definitions = profile.definitions();
+    let mut meter = context.meter(definitions.owner, Purpose::Decide, Meter::EXPRESSION);
     let mut tell = |message: Box<str>| {
         notices.push(Notice::Parameter { profile: profile.display_name().into(), message });
     };
@@ -64,7 +65,7 @@ pub(super) fn resolve(
             }
         };
         let value = match value {
-            Ok(None) => parameter.default_value(&Computation::new(world, &values, profile), &mut meter),
+            Ok(None) => parameter.default_value(&ProfileBindings::new(context, &values, definitions), &mut meter),
             set => set,
         };
         if let Some(value) = value.transpose() {
@@ -74,7 +75,7 @@ pub(super) fn resolve(
     (values, invalid)
 }
 
-/// The graver of two refusals, or both in one.
+/// Returns the graver of two refusals, or both in one.
 fn graver(first: Refusal, next: Refusal) -> Refusal {
     match (first.outcome == ProfileOutcome::Denied, next.outcome == ProfileOutcome::Denied) {
         (true, false) => first,
@@ -103,7 +104,7 @@ impl Metadata for Pod<'_> {
     }
 }
 
-impl Metadata for Namespace {
+impl Metadata for NamespaceMetadata {
     fn label(&self, key: &str) -> Option<Cow<'_, str>> {
         Self::label(self, key).map(Cow::Borrowed)
     }

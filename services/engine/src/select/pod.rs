@@ -1,8 +1,8 @@
-//! A pod as selection sees it: the labels and annotations that its author wrote.
+//! The labels and annotations that the author of an object wrote.
 
 use std::borrow::Cow;
 
-use crate::compute::World;
+use crate::context::EvalContext;
 use crate::json::{Key, Value};
 
 /// The labels and annotations of an object.
@@ -20,9 +20,9 @@ impl<'p> Pod<'p> {
     }
 
     /// Of the object that a request is about: of one that is deleted there is only what it was.
-    pub(crate) fn of(world: World<'p>) -> Self {
-        let old = || world.request.get("oldObject").unwrap_or(world.object);
-        Self::new(if world.object.is_null() { old() } else { world.object })
+    pub(crate) fn of(context: EvalContext<'p>) -> Self {
+        let old = || context.request.get("oldObject").unwrap_or(context.object);
+        Self::new(if context.object.is_null() { old() } else { context.object })
     }
 
     pub(crate) fn label(self, key: &str) -> Option<Cow<'p, str>> {

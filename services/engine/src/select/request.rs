@@ -1,72 +1,73 @@
-//! How a pod and its namespace ask for profiles: by name, or by a label or annotation of the profile's own.
+//! Finds the profiles that a pod and its namespace request: by name, or by a label or annotation of the profile.
 //!
-//! A value is a comma-separated list of words, case ignored. A truthy word asks for the default profile of the key, a
-//! falsy one for none, any other names a profile or one of its values. Label before annotation, pod before namespace:
-//! the first of the four that is there decides for a profile. One that is empty is not there for a profile that says
-//! `empty: Absent`.
+//! See [`crate::profile::request`] for the values of a key. Labels come before annotations, and the pod before its
+//! namespace: the first of the four that is present decides for a profile. A profile with `empty: Absent` ignores empty
+//! values.
 
 use std::borrow::Cow;
 
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
 
-use super::candidates::{Candidates, Groups, Meaning, Place};
-use super::index::KeyKind;
+use super::candidates::{Candidates, Groups, Meaning};
+use super::index::{KeyKind, Place};
 use super::pod::Pod;
-use crate::profile::Request;
+use crate::decision::{Notice, Reason};
+use crate::profile::request::{names, words};
 use crate::profile::target::Action;
-use crate::report::{Notice, Reason};
 
-/// How many words of one value are read. More are ignored: nobody asks for so many profiles.
-const MAX_WORDS: usize = 64;
-
-/// What is asked for.
-pub(super) struct Asked {
-    /// The profiles, in the order in which they are applied.
+/// The requested profiles.
+pub(super) struct RequestedProfiles {
+    /// Their places, in the order in which they are applied.
     pub(super) places: Vec<Place>,
-    /// Those among them that are asked not to be applied.
+    /// The places among them that were asked to be dropped.
     pub(super) dropped: Vec<Place>,
     pub(super) notices: Vec<Notice>,
     pub(super) denied: Option<(Reason, Box<str>)>,
 }
 
-/// Who asks.
+/// The object that holds a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asker {
     Pod,
     Namespace,
 }
 
-/// Finds what a pod and its namespace ask for.
+/// Finds the profiles that a pod and its namespace request.
 ///
-/// A word that means a profile of the namespace and one of the platform's asks for both: a namespace takes none of the
-/// platform's away by giving one of its own the same name.
-pub(super) fn asked(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> Asked {
-    let mut asked = read(candidates, action, level, pod);
+/// A value that names a cluster profile and a namespaced one requests both: a namespace cannot hide a cluster profile
+/// behind a profile of its own with the same name.
+pub(super) fn requested_profiles(
+    candidates: &Candidates,
+    action: Action<'_>,
+    level: InjectionLevel,
+    pod: Pod<'_>,
+) -> RequestedProfiles {
+    let mut requested = read(candidates, action, level, pod);
     if let Some(platform) = candidates.of_platform() {
         let alone = read(&platform, action, level, pod);
-        asked.places.extend(alone.places);
-        asked.dropped.extend(alone.dropped);
+        requested.places.extend(alone.places);
+        requested.dropped.extend(alone.dropped);
     }
-    // What is bounded by the platform's own text comes before what namespaces say.
+    // Profiles with the platform's text come before those with a text of the namespace.
     let is_limited = |place: Place| candidates.profile(place).is_some_and(|profile| profile.is_limited());
-    asked.places.sort_unstable_by_key(|place| (is_limited(*place), *place));
-    asked.places.dedup();
-    asked
+    requested.places.sort_unstable_by_key(|place| (is_limited(*place), *place));
+    requested.places.dedup();
+    requested
 }
 
-fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> Asked {
+fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> RequestedProfiles {
     let places = candidates.always(action).collect();
     let mut reader = Reader {
         candidates,
         action,
         level,
         pod,
-        asked: Asked { places, dropped: Vec::new(), notices: Vec::new(), denied: None },
+        requested: RequestedProfiles { places, dropped: Vec::new(), notices: Vec::new(), denied: None },
     };
     reader.by_key();
     reader.by_name();
     reader.falsy_for_always();
-    reader.asked
+    reader.requested
 }
 
 struct Reader<'c, 'p> {
@@ -74,7 +75,7 @@ struct Reader<'c, 'p> {
     action: Action<'c>,
     level: InjectionLevel,
     pod: Pod<'p>,
-    asked: Asked,
+    requested: RequestedProfiles,
 }
 
 impl Reader<'_, '_> {
@@ -95,7 +96,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// One value of a key that some profile may know.
+    /// Reads one value of a key.
     fn value(&mut self, asker: Asker, kind: KeyKind, key: &str, value: &str) {
         let Some(groups) = self.candidates.groups(kind, key, self.action) else { return };
         for word in words(value) {
@@ -108,7 +109,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// A truthy word asks for the default; on a pod, for what the namespace names by the same key, if it names any.
+    /// Requests the default profile; on a pod, the profiles that the namespace names by the same key, if it names any.
     fn truthy(&mut self, asker: Asker, kind: KeyKind, key: &str, groups: Groups<'_>, places: &[Place]) {
         if asker == Asker::Pod {
             let named = self.named_by_namespace(kind, key, groups);
@@ -119,7 +120,7 @@ impl Reader<'_, '_> {
                 return;
             }
         }
-        // Which profile is meant may be uncertain among those that the author may leave out; the others are all meant.
+        // Among optional profiles the meaning may be ambiguous. Profiles that cannot be dropped are all requested.
         let (forced, free): (Vec<_>, Vec<_>) =
             places.iter().copied().partition(|place| self.candidates.is_forced(*place));
         for place in forced {
@@ -128,7 +129,7 @@ impl Reader<'_, '_> {
         match free.as_slice() {
             [place] => self.ask(asker, kind, *place),
             [] => {}
-            _ => self.asked.notices.push(Notice::AmbiguousWord { key: key.into() }),
+            _ => self.requested.notices.push(Notice::AmbiguousWord { key: key.into() }),
         }
     }
 
@@ -138,16 +139,16 @@ impl Reader<'_, '_> {
         words.flat_map(|word| groups.named(&word)).collect()
     }
 
-    /// Asks for a profile, unless a place that comes before this one decides for it. Whoever asks for a profile that
-    /// cannot be dropped, nobody can take that back.
+    /// Requests a profile, unless an earlier key decides for it. The request of a profile that cannot be dropped always
+    /// counts.
     fn ask(&mut self, asker: Asker, kind: KeyKind, place: Place) {
         let decides = self.decider(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (asker, kind));
         if decides || self.candidates.is_forced(place) {
-            self.asked.places.push(place);
+            self.requested.places.push(place);
         }
     }
 
-    /// The value that decides for a profile: who says it, where, and what.
+    /// The value that decides for a profile: the object and the kind of key that hold it, and the value.
     fn decider(&self, place: Place) -> Option<(Asker, KeyKind, Cow<'_, str>)> {
         let request = self.candidates.profile(place)?.request.as_ref()?;
         let keys = [(KeyKind::Label, &request.label), (KeyKind::Annotation, &request.annotation)];
@@ -169,7 +170,7 @@ impl Reader<'_, '_> {
         })
     }
 
-    /// By the annotation `pillion.dev/profiles`, on namespace and pod; on a pod, `-name` takes one away.
+    /// Reads the annotation `pillion.dev/profiles` on namespace and pod. On a pod, `-name` drops a profile.
     fn by_name(&mut self) {
         let candidates = self.candidates;
         for name in names(&candidates.namespace_names) {
@@ -179,7 +180,7 @@ impl Reader<'_, '_> {
         for name in names(&on_pod) {
             match name.strip_prefix('-') {
                 Some(name) => match candidates.by_name(without_pin(name), self.action) {
-                    Some(places) => self.asked.dropped.extend(places),
+                    Some(places) => self.requested.dropped.extend(places),
                     None => self.unknown(PROFILES_ANNOTATION, name, false),
                 },
                 None => self.name(name),
@@ -187,11 +188,11 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// One that is pinned (`name@hash`) is asked for only if there is such a revision.
+    /// Requests a profile by name. A pinned one (`name@hash`) is requested only if the revision exists.
     fn name(&mut self, name: &str) {
         let is_known = !self.candidates.choice.unknown.iter().any(|word| **word == *name);
         match self.candidates.by_name(without_pin(name), self.action).filter(|_| is_known) {
-            Some(places) => self.asked.places.extend(places),
+            Some(places) => self.requested.places.extend(places),
             None => self.unknown(PROFILES_ANNOTATION, name, false),
         }
     }
@@ -199,33 +200,26 @@ impl Reader<'_, '_> {
     fn unknown(&mut self, key: &str, word: &str, deny: bool) {
         if deny || self.level == InjectionLevel::Required {
             let detail = format!("{key} asks for {:?}", Shortened(word));
-            self.asked.denied.get_or_insert_with(|| (Reason::UnknownProfile, detail.into()));
+            self.requested.denied.get_or_insert_with(|| (Reason::UnknownProfile, detail.into()));
         } else {
-            self.asked.notices.push(Notice::UnknownWord { key: key.into(), word: Shortened(word).text().into() });
+            self.requested.notices.push(Notice::UnknownWord { key: key.into(), word: Shortened(word).text().into() });
         }
     }
 
-    /// A profile that applies to all is dropped by a falsy word, or an empty value, where its key decides.
+    /// Drops profiles that apply to all objects where their key has a falsy or empty value.
     fn falsy_for_always(&mut self) {
         for place in self.candidates.always(self.action) {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
                 continue;
             };
             if self.decider(place).is_some_and(|(_, _, value)| request.declines(&value)) {
-                self.asked.dropped.push(place);
+                self.requested.dropped.push(place);
             }
         }
     }
 }
 
-impl Request {
-    /// Whether a value asks for none: it is empty, or has only falsy words.
-    pub(crate) fn declines(&self, value: &str) -> bool {
-        words(value).all(|word| self.falsy.iter().any(|falsy| **falsy == *word))
-    }
-}
-
-/// A word of somebody else's, cut to a length that messages can bear.
+/// An untrusted value, cut to a length that fits into messages.
 struct Shortened<'w>(&'w str);
 
 impl Shortened<'_> {
@@ -242,19 +236,7 @@ impl std::fmt::Debug for Shortened<'_> {
     }
 }
 
-/// A name without the revision that it is pinned to.
+/// A name without its pinned revision.
 fn without_pin(name: &str) -> &str {
     name.split_once('@').map_or(name, |(name, _)| name)
-}
-
-/// The words of a value, in lower case.
-fn words(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
-    names(value).map(|word| {
-        let is_lower = !word.chars().any(char::is_uppercase);
-        if is_lower { Cow::Borrowed(word) } else { Cow::Owned(word.to_lowercase()) }
-    })
-}
-
-pub(super) fn names(value: &str) -> impl Iterator<Item = &str> {
-    value.split(',').map(str::trim).filter(|word| !word.is_empty()).take(MAX_WORDS)
 }

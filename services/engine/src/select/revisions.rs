@@ -1,14 +1,15 @@
-//! Which revision of a profile an object gets.
+//! Chooses the revision of each profile that an object gets.
 //!
-//! * What an earlier pass over the same object applied is applied again, also if another one was published between.
-//! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, asks for one that is kept. The first digits are
-//!   enough if they are of one only. A profile whose `optOut` is `Forbidden` is not for the author to choose, and one that
-//!   is bounded by its parent alone neither: an older one is the platform's text as it was once.
-//! * Else a rollout gives the newest to its share of the *workloads*, so that the pods of one are alike, and the promoted
-//!   one to all others. Which ones is a hash of profile, namespace and workload: it is the same at every replica, a larger
-//!   share takes none out, and another profile's rollout meets others.
+//! * A second pass over the same object applies the revisions of the first pass, even if another one was published in
+//!   between.
+//! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, pins a stored revision. A unique prefix of the
+//!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned, nor one that is bounded by its parent alone:
+//!   an old revision of it is an old text of the platform's.
+//! * Else a rollout gives the newest revision to its share of the *workloads*, and the promoted one to all others, so
+//!   that all pods of a workload are alike. A hash of profile, namespace and workload decides. It is the same on every
+//!   replica, a larger share removes no workload, and each rollout selects other workloads.
 //!
-//! Nearly always there is nothing to choose, and then it costs a look at two annotations.
+//! In most cases there is nothing to choose, and then the cost is reading two annotations.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,34 +19,35 @@ use pillion_api::profile::OptOut;
 use pillion_api::revision::object_name;
 use sha2::{Digest, Sha256};
 
-use super::candidates::{Candidates, Choice, Place};
+use super::candidates::{Candidates, Choice};
+use super::index::Place;
 use super::pod::Pod;
-use super::request::names;
-use crate::inject::Record;
+use crate::decision::Notice;
 use crate::json::Value;
 use crate::lookup::{Answer, Query, Which, workload};
+use crate::namespace::NamespaceMetadata;
+use crate::profile::request::names;
 use crate::profile::{CompiledProfile, Limits, ProfileName};
-use crate::report::Notice;
-use crate::snapshot::Namespace;
+use crate::record::Record;
 
-/// Shares are told apart by hundredths of a percent.
+/// The resolution of shares: hundredths of a percent.
 const SHARES: u64 = 10_000;
 
-/// For which object the choice is made.
+/// The object for which revisions are chosen.
 #[derive(Clone, Copy)]
-pub(crate) struct Subject<'s> {
+pub(crate) struct TargetObject<'s> {
     pub(crate) namespace_name: &'s str,
-    pub(crate) namespace: &'s Namespace,
-    /// As its author wrote it.
+    pub(crate) namespace: &'s NamespaceMetadata,
+    /// The object as its author wrote it.
     pub(crate) object: Value<'s>,
-    /// The record of an earlier pass of the same request.
+    /// The record of an earlier pass over the same request.
     pub(crate) record: Option<&'s Record>,
 }
 
-/// Chooses. `fetch` gives a revision that is kept and not at work.
+/// Chooses the revisions. `fetch` returns stored revisions that are not active.
 pub(crate) fn choose(
     candidates: Arc<Candidates>,
-    subject: Subject<'_>,
+    subject: TargetObject<'_>,
     fetch: &mut dyn FnMut(&ProfileName, &str) -> Answer<Arc<CompiledProfile>>,
 ) -> Arc<Candidates> {
     let pods = Pod::new(subject.object).annotation(PROFILES_ANNOTATION).unwrap_or_default();
@@ -55,12 +57,12 @@ pub(crate) fn choose(
     }
     let mut chooser = Chooser { candidates: &candidates, fetch, choice: Choice::default() };
     chooser.shares(subject);
-    // The namespace's first: the pod's own take their place.
+    // The namespace's pins come first, and the pod's own replace them.
     let mut pins: Vec<Pin<'_>> = Vec::new();
     for list in [&*candidates.namespace_names, &*pods] {
         for (word, name, digits) in names(list).filter_map(pin) {
             if let Some(pin) = chooser.pinned(word, name, digits) {
-                // Only the last one of a profile counts, and only that one is worth being fetched and compiled.
+                // Only the last pin of a profile counts, and only that one is worth fetching and compiling.
                 pins.retain(|other| other.places != pin.places);
                 pins.push(pin);
             }
@@ -78,7 +80,7 @@ pub(crate) fn choose(
     if choice == Choice::default() { candidates } else { Arc::new(candidates.with_choice(choice)) }
 }
 
-/// Whether a choice may need what is not at work: only then is there something to fetch.
+/// Whether a choice may need revisions that are not active.
 pub(crate) fn may_fetch(candidates: &Candidates, object: Value<'_>, has_record: bool) -> bool {
     let is_pin = |list: &str| list.contains('@');
     has_record
@@ -86,7 +88,7 @@ pub(crate) fn may_fetch(candidates: &Candidates, object: Value<'_>, has_record: 
         || Pod::new(object).annotation(PROFILES_ANNOTATION).is_some_and(|list| is_pin(&list))
 }
 
-/// The object in the cluster that holds a revision.
+/// The lookup of the object that holds a revision.
 pub(crate) fn query(profile: &ProfileName, revision: &str) -> Query {
     let resource = match profile.namespace {
         Some(_) => pillion_api::kinds::plural::NAMESPACED_REVISION,
@@ -101,13 +103,13 @@ pub(crate) fn query(profile: &ProfileName, revision: &str) -> Query {
     }
 }
 
-/// A word of the form `name@digits`, which may begin with the `-` that drops a profile and then pins none.
+/// Splits a value of the form `name@digits`. A value that begins with `-` drops a profile and pins none.
 fn pin(word: &str) -> Option<(&str, &str, &str)> {
     let (name, digits) = word.split_once('@')?;
     (!name.starts_with('-')).then_some((word, name, digits))
 }
 
-/// Whether a workload is among a share of all.
+/// Whether a workload belongs to a share of all workloads.
 pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &str) -> bool {
     let mut hash = Sha256::new();
     for part in [profile, namespace, workload] {
@@ -119,7 +121,7 @@ pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &s
     number % SHARES < u64::from(percent) * (SHARES / 100)
 }
 
-/// A word of the author's that says which revision, of those that are kept.
+/// A value that pins a revision.
 struct Pin<'c> {
     word: &'c str,
     places: Vec<Place>,
@@ -134,8 +136,8 @@ struct Chooser<'c, 'f> {
 }
 
 impl<'c> Chooser<'c, '_> {
-    /// The newest or the promoted one, by each rollout.
-    fn shares(&mut self, subject: Subject<'_>) {
+    /// Chooses the newest or the promoted revision of each profile in a rollout.
+    fn shares(&mut self, subject: TargetObject<'_>) {
         let mut workload_name: Option<Cow<'_, str>> = None;
         for (staged, places) in self.candidates.stages() {
             let is_selected =
@@ -147,10 +149,10 @@ impl<'c> Chooser<'c, '_> {
         }
     }
 
-    /// A word `name@digits` of the author's, if it says which revision.
+    /// Resolves a value `name@digits` of the author to a pin.
     fn pinned(&mut self, word: &'c str, name: &str, digits: &str) -> Option<Pin<'c>> {
         let mut places = self.candidates.places_of(name).peekable();
-        // Nobody is called so: that is said of the word as of any other.
+        // An unknown name is reported like any other unknown value.
         places.peek()?;
         let places: Vec<_> = places.collect();
         let chosen = places.iter().find(|place| !self.choice.unchosen.contains(place)).or_else(|| places.first());
@@ -180,7 +182,7 @@ impl<'c> Chooser<'c, '_> {
         Some(Pin { word, name: profile.name().clone(), revision, places })
     }
 
-    /// What an earlier pass applied. Where it is not kept any more, what is at work is taken.
+    /// Chooses what an earlier pass applied. If that revision is no longer stored, the active one is used.
     fn recorded(&mut self, profile: &str, revision: &str) {
         let places: Vec<_> = self.candidates.places_called(profile).collect();
         let Some(name) = places.first().and_then(|place| self.candidates.profile(*place)).map(|known| known.name())
@@ -194,13 +196,14 @@ impl<'c> Chooser<'c, '_> {
         }
     }
 
-    /// Chooses a revision of the profile that has these places. Whether it is to be had.
+    /// Chooses a revision of the profile at these places. Returns false if it is not available.
     fn take(&mut self, name: &ProfileName, places: &[Place], revision: &str) -> bool {
         let is_it = |place: &&Place| self.candidates.profile(**place).is_some_and(|known| known.revision() == revision);
         let stands_for = match places.iter().find(is_it) {
             Some(place) => *place,
             None => match (self.fetch)(name, revision) {
-                // Of a time when it was no more than its parent: it would stand in for what the parent is now.
+                // It was stored when the profile only extended its parent, and would stand in for what the parent is
+                // now.
                 Answer::Found(compiled) if compiled.limits() == Limits::Parent => return false,
                 Answer::Found(compiled) => {
                     let Some(place) = places.first() else { return false };
@@ -217,7 +220,7 @@ impl<'c> Chooser<'c, '_> {
         true
     }
 
-    /// Of these places, one.
+    /// Chooses one of these places.
     fn choose(&mut self, places: &[Place], chosen: Place) {
         self.choice.unchosen.retain(|place| !places.contains(place));
         self.choice.unchosen.extend(places.iter().copied().filter(|place| *place != chosen));

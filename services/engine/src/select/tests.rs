@@ -7,14 +7,14 @@ use serde_json::{Value as Json, json};
 
 use super::candidates::Candidates;
 use super::{Selection, select};
-use crate::compute::{Arena, World};
+use crate::context::{Arena, EvalContext};
+use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
 use crate::profile::target::Action;
-use crate::profile::{Library, ProfileName, ProfileSet, compile, compile_with};
-use crate::report::{Notice, ProfileDecision, ProfileOutcome, Reason};
-use crate::snapshot::Namespace;
+use crate::profile::{Library, ProfileName, compile, compile_with};
+use crate::snapshot::{Namespace, ProfileSet};
 
 const KEY: &str = "example.com/inject";
 
@@ -56,10 +56,12 @@ impl Case {
             .profiles
             .iter()
             .map(|(name, spec)| Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap()));
-        let candidates = Candidates::find(&ProfileSet::new(compiled), "team-a", &self.namespace);
+        let set = ProfileSet::new(compiled);
+        let (cluster, own) = set.indexes("team-a");
+        let candidates = Candidates::find(cluster, own, &self.namespace);
         let pod = json!({"metadata": {"labels": labels, "annotations": annotations}});
         let tape = OwnedTape::parse(pod.to_string()).unwrap();
-        let world = World {
+        let context = EvalContext {
             object: tape.root(),
             request: tape.root(),
             namespace_name: "team-a",
@@ -70,7 +72,7 @@ impl Case {
         };
         let arena = Arena::new();
         let Selection { profiles, notices, denied, reason } =
-            select(&candidates, Action::CREATE_POD, self.level, world, &arena);
+            select(&candidates, Action::CREATE_POD, self.level, context, &arena);
         let profiles = profiles.into_iter().map(|selected| selected.decision).collect();
         Found { profiles, notices, denied, reason }
     }
@@ -447,10 +449,12 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
         let read = |text: Json| serde_json::from_value(text).unwrap();
         let compiled = texts.map(|(name, text)| Arc::new(compile_with(&name, &read(text), &library).unwrap()));
         let namespace = Namespace::default();
-        let candidates = Candidates::find(&ProfileSet::new(compiled), "team-a", &namespace);
+        let set = ProfileSet::new(compiled);
+        let (cluster, own) = set.indexes("team-a");
+        let candidates = Candidates::find(cluster, own, &namespace);
         let tape = OwnedTape::parse("{}".to_owned()).unwrap();
         let (object, request) = (tape.root(), tape.root());
-        let world = World {
+        let context = EvalContext {
             object,
             request,
             namespace_name: "team-a",
@@ -460,7 +464,7 @@ fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
             allowances: &Allowances::until(None),
         };
         let arena = Arena::new();
-        let decisions = select(&candidates, Action::CREATE_POD, InjectionLevel::Enabled, world, &arena).profiles;
+        let decisions = select(&candidates, Action::CREATE_POD, InjectionLevel::Enabled, context, &arena).profiles;
         decisions
             .into_iter()
             .map(|selected| (selected.profile.display_name().to_owned(), selected.decision.reason))

@@ -1,136 +1,92 @@
-//! What is known of one namespace.
-//!
-//! A cluster has thousands of them, each with some labels and annotations of a few dozen bytes: kept as maps of texts,
-//! the maps take more than the texts. So all texts of a namespace stand in one buffer, each after its length, and are
-//! read from beginning to end: there are few, and they lie side by side.
+//! A namespace as a snapshot keeps it: the metadata, and a cache of the profiles that may act there.
 
-use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwapWeak;
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+use pillion_api::names::InjectionLevel;
 use pillion_api::opt_in::OptIn;
 
+use crate::namespace::NamespaceMetadata;
 use crate::select::candidates::Candidates;
 
-/// What is known of a namespace: its metadata, as far as selectors, requests and expressions read it.
+/// A namespace: its metadata, and a weak reference to the candidates that were last found for it.
 pub struct Namespace {
-    /// The labels, then the annotations, each sorted by key.
-    text: Box<str>,
-    /// Where in the text the annotations begin.
-    annotations_at: u32,
-    /// How firmly it is opted in.
-    level: Option<InjectionLevel>,
-    /// The profiles that were found to act here the last time that somebody asked. It may be those of an older set.
+    metadata: NamespaceMetadata,
+    /// May belong to an older set of profiles; [`Candidates::is_of`] tells.
     candidates: ArcSwapWeak<Candidates>,
 }
 
-/// Labels or annotations, in the order of their keys.
-#[derive(Clone, Debug)]
-pub struct Pairs<'n> {
-    rest: &'n str,
-}
-
 impl Namespace {
-    /// From labels and annotations in any order. Of two with the same key, the last one counts. It opts in by Pillion's own
-    /// label, unless [`Namespace::opting_in_by`] says otherwise.
+    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's
+    /// own label opts it in, unless [`Namespace::opting_in_by`] sets other labels.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,
         annotations: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
-        let mut text = String::new();
-        write_pairs(&mut text, labels);
-        // Beyond four gigabytes there are no annotations; the API server takes a quarter of a megabyte.
-        let annotations_at = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        write_pairs(&mut text, annotations);
-        let mut namespace = Self { text: text.into(), annotations_at, level: None, candidates: nobody() };
-        namespace.level = namespace.label(INJECTION_LABEL).and_then(InjectionLevel::from_label_value);
-        namespace
+        NamespaceMetadata::new(labels, annotations).into()
     }
 
-    /// The same in a release in which namespaces opt in by these labels.
+    /// Applies the opt-in labels of a release.
     #[must_use]
-    pub fn opting_in_by(mut self, opt_in: &OptIn) -> Self {
-        self.level = opt_in.level(|key| self.label(key));
-        self
+    pub fn opting_in_by(self, opt_in: &OptIn) -> Self {
+        Self { metadata: self.metadata.opting_in_by(opt_in), ..self }
     }
 
-    /// A namespace that is opted in, without anything else.
+    /// Creates a namespace that has only the opt-in label.
     #[must_use]
     pub fn opted_in(level: InjectionLevel) -> Self {
-        Self::new([(INJECTION_LABEL, level.label_value())], [])
+        NamespaceMetadata::opted_in(level).into()
     }
 
-    /// Its labels.
-    #[must_use]
-    pub fn labels(&self) -> Pairs<'_> {
-        Pairs { rest: self.parts().0 }
-    }
-
-    /// Its annotations.
-    #[must_use]
-    pub fn annotations(&self) -> Pairs<'_> {
-        Pairs { rest: self.parts().1 }
-    }
-
-    /// The value of a label.
-    #[must_use]
-    pub fn label(&self, key: &str) -> Option<&str> {
-        find(self.labels(), key)
-    }
-
-    /// The value of an annotation.
-    #[must_use]
-    pub fn annotation(&self, key: &str) -> Option<&str> {
-        find(self.annotations(), key)
-    }
-
-    /// How firmly it is opted in; `None` if it is not.
-    #[must_use]
-    pub const fn level(&self) -> Option<InjectionLevel> {
-        self.level
-    }
-
-    /// Bytes that it takes in memory, about.
+    /// About how many bytes of memory it takes.
     #[must_use]
     pub const fn memory(&self) -> usize {
-        size_of::<Self>() + self.text.len()
+        size_of::<Self>() + self.metadata.text_bytes()
     }
 
-    /// The profiles that were found to act here, if whoever keeps them still does.
-    pub(super) fn remembered(&self) -> Option<Arc<Candidates>> {
+    /// The cached candidates, if a snapshot still holds them.
+    pub(super) fn cached_candidates(&self) -> Option<Arc<Candidates>> {
         self.candidates.load().upgrade()
     }
 
-    /// Remembers the profiles that act here, without keeping them.
-    pub(super) fn remember(&self, candidates: &Arc<Candidates>) {
+    /// Caches the candidates without keeping them alive.
+    pub(super) fn cache_candidates(&self, candidates: &Arc<Candidates>) {
         self.candidates.store(Arc::downgrade(candidates));
     }
+}
 
-    fn parts(&self) -> (&str, &str) {
-        let middle = usize::try_from(self.annotations_at).unwrap_or(usize::MAX);
-        self.text.split_at_checked(middle).unwrap_or((&self.text, ""))
+impl From<NamespaceMetadata> for Namespace {
+    fn from(metadata: NamespaceMetadata) -> Self {
+        Self { metadata, candidates: ArcSwapWeak::new(Weak::new()) }
+    }
+}
+
+impl Deref for Namespace {
+    type Target = NamespaceMetadata;
+
+    fn deref(&self) -> &NamespaceMetadata {
+        &self.metadata
     }
 }
 
 impl Default for Namespace {
     fn default() -> Self {
-        Self { text: Box::default(), annotations_at: 0, level: None, candidates: nobody() }
+        NamespaceMetadata::default().into()
     }
 }
 
 impl Clone for Namespace {
     fn clone(&self) -> Self {
-        let (text, annotations_at) = (self.text.clone(), self.annotations_at);
-        Self { text, annotations_at, level: self.level, candidates: nobody() }
+        self.metadata.clone().into()
     }
 }
 
 impl PartialEq for Namespace {
     fn eq(&self, other: &Self) -> bool {
-        self.annotations_at == other.annotations_at && self.level == other.level && self.text == other.text
+        self.metadata == other.metadata
     }
 }
 
@@ -138,112 +94,6 @@ impl Eq for Namespace {}
 
 impl fmt::Debug for Namespace {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Namespace")
-            .field("labels", &self.labels().collect::<BTreeMap<_, _>>())
-            .field("annotations", &self.annotations().collect::<BTreeMap<_, _>>())
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'n> Iterator for Pairs<'n> {
-    type Item = (&'n str, &'n str);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let (key, rest) = read_text(self.rest)?;
-        let (value, rest) = read_text(rest)?;
-        self.rest = rest;
-        Some((key, value))
-    }
-}
-
-fn nobody() -> ArcSwapWeak<Candidates> {
-    ArcSwapWeak::new(Weak::new())
-}
-
-fn find<'n>(mut pairs: Pairs<'n>, key: &str) -> Option<&'n str> {
-    pairs.find_map(|(candidate, value)| (candidate == key).then_some(value))
-}
-
-fn write_pairs<K: Into<Box<str>>, V: Into<Box<str>>>(text: &mut String, pairs: impl IntoIterator<Item = (K, V)>) {
-    let sorted: BTreeMap<Box<str>, Box<str>> =
-        pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
-    for part in sorted.iter().flat_map(|(key, value)| [key, value]) {
-        write_length(text, part.len());
-        text.push_str(part);
-    }
-}
-
-/// Six bits a byte, the lowest first; bit 6 says that more follow. So each byte is a character of ASCII.
-fn write_length(text: &mut String, mut length: usize) {
-    while length >= 64 {
-        text.push(char::from(u8::try_from(length % 64).unwrap_or_default() | 64));
-        length /= 64;
-    }
-    text.push(char::from(u8::try_from(length).unwrap_or_default()));
-}
-
-/// A text and what follows it; `None` at the end.
-fn read_text(text: &str) -> Option<(&str, &str)> {
-    let (mut length, mut shift) = (0_usize, 0_u32);
-    for (index, byte) in text.bytes().enumerate() {
-        length |= usize::from(byte & 63).checked_shl(shift)?;
-        shift += 6;
-        if byte & 64 == 0 {
-            return text.get(index + 1..)?.split_at_checked(length);
-        }
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_are_found_whatever_their_order() {
-        let namespace = Namespace::new([("b", "2"), ("a", "1"), ("c", "3")], [("x", "y")]);
-        assert_eq!(namespace.label("a"), Some("1"));
-        assert_eq!(namespace.label("c"), Some("3"));
-        assert_eq!(namespace.label("d"), None);
-        assert_eq!(namespace.label("x"), None, "an annotation is no label");
-        assert_eq!(namespace.annotation("x"), Some("y"));
-        assert_eq!(namespace.labels().collect::<Vec<_>>(), [("a", "1"), ("b", "2"), ("c", "3")]);
-        assert_eq!(namespace, Namespace::new([("c", "3"), ("b", "2"), ("a", "0"), ("a", "1")], [("x", "y")]));
-        assert_ne!(namespace, Namespace::new([("a", "1"), ("b", "2"), ("c", "3"), ("x", "y")], []));
-        assert_eq!(Namespace::default(), Namespace::new::<&str, &str>([], []));
-    }
-
-    #[test]
-    fn it_opts_in_by_the_labels_of_the_release() {
-        let opt_in = OptIn::with(["istio-injection=enabled", "istio-injection=strict:required"]).unwrap();
-        let level = |labels: &[(&'static str, &'static str)]| {
-            let namespace = Namespace::new(labels.iter().copied(), []);
-            (namespace.level(), namespace.opting_in_by(&opt_in).level())
-        };
-        let (enabled, required) = (Some(InjectionLevel::Enabled), Some(InjectionLevel::Required));
-        for (labels, own_alone, by_both) in [
-            (&[][..], None, None),
-            (&[(INJECTION_LABEL, "required")], required, required),
-            (&[("istio-injection", "enabled")], None, enabled),
-            (&[("istio-injection", "strict")], None, required),
-            (&[("istio-injection", "disabled")], None, None),
-            (&[("istio-injection", "enabled"), (INJECTION_LABEL, "disabled")], None, None),
-        ] {
-            assert_eq!(level(labels), (own_alone, by_both), "{labels:?}");
-        }
-        assert_eq!(Namespace::opted_in(InjectionLevel::Held).clone().level(), Some(InjectionLevel::Held));
-    }
-
-    #[test]
-    fn texts_of_all_lengths_come_back_as_they_were() {
-        for length in [0, 1, 63, 64, 65, 4095, 4096, 4097, 262_144] {
-            let value = "é@\u{0}"[..3].repeat(length).chars().take(length).collect::<String>();
-            let namespace = Namespace::new([("k", &*value), ("after", "é")], [(&*value, ""), ("", "v")]);
-            assert_eq!(namespace.label("k"), Some(&*value), "{length}");
-            assert_eq!(namespace.label("after"), Some("é"));
-            assert_eq!(namespace.annotation(&value), Some(if length == 0 { "v" } else { "" }));
-            assert_eq!(namespace.annotation(""), Some("v"));
-        }
+        self.metadata.fmt(formatter)
     }
 }

@@ -1,40 +1,40 @@
-//! Validations: what has to be true of an object as it will be stored, with all that was injected in it.
+//! Validations: checks the object as it will be stored, with everything that was injected.
 //!
-//! A profile is asked for, dropped and configured as on the mutating path, by the object as its author wrote it, so that
-//! both paths come to the same profiles. Its validations then see the final object. What became of each that does not hold
-//! is data ([`ValidationDecision`]), from which the refusal, the warnings and the audit annotations are rendered.
+//! Profiles are selected and configured as on the mutating path, by the object as its author wrote it, so that both
+//! paths select the same profiles. Their validations then see the final object. Each failed validation becomes a
+//! [`ValidationDecision`], from which the denial, the warnings and the audit annotations are rendered.
 
 use std::sync::Arc;
 
 use pillion_api::profile::{OnError, ValidationAction};
 
-use crate::compute::{Computation, Parameters, World};
+use crate::context::{EvalContext, Parameters, ProfileBindings};
+use crate::decision::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::expression::{EvaluationError, Meter, Purpose};
 use crate::profile::template::Choice;
 use crate::profile::validations::Validation;
 use crate::profile::{CompiledProfile, one_line};
-use crate::report::{ProfileOutcome, Reason, ValidationDecision, ValidationOutcome};
 use crate::select::Selected;
 
-/// The objects that validations are about.
+/// The objects of a validation.
 #[derive(Clone, Copy)]
 pub(crate) struct Objects<'v> {
-    /// With the object as it will be stored.
-    pub(crate) last: World<'v>,
-    /// Names of the containers that were injected.
+    /// The context, with the object as it will be stored.
+    pub(crate) stored: EvalContext<'v>,
+    /// Names of the injected containers.
     pub(crate) ours: &'v [Box<str>],
 }
 
-/// Evaluates the validations of each profile that selection left `Unchanged`, and says of it what became of them. Gives
-/// those that do not hold.
+/// Evaluates the validations of each profile that selection left `Unchanged`, and updates its decision. Returns the
+/// failed validations.
 pub(crate) fn check(profiles: &mut [Selected<'_>], objects: Objects<'_>) -> Vec<ValidationDecision> {
     let mut failed = Vec::new();
-    for Selected { decision, computation, .. } in profiles {
-        let Some(computation) = computation.as_ref().filter(|_| decision.outcome == ProfileOutcome::Unchanged) else {
+    for Selected { decision, bindings, .. } in profiles {
+        let Some(bindings) = bindings.as_ref().filter(|_| decision.outcome == ProfileOutcome::Unchanged) else {
             continue;
         };
         let before = failed.len();
-        check_profile(&decision.profile, computation.parameters(), objects, &mut failed);
+        check_profile(&decision.profile, bindings.parameters(), objects, &mut failed);
         let own = failed.get(before..).unwrap_or_default();
         let refusing: Vec<_> = own.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied).collect();
         let first = refusing.first().copied().or_else(|| own.first());
@@ -56,13 +56,13 @@ fn check_profile(
     objects: Objects<'_>,
     failed: &mut Vec<ValidationDecision>,
 ) {
-    let computation = Computation::new(objects.last, parameters, profile).with_ours(objects.ours);
-    let mut meter = computation.meter(Purpose::Decide, Meter::PROFILE);
+    let bindings = ProfileBindings::new(objects.stored, parameters, profile.definitions()).with_ours(objects.ours);
+    let mut meter = bindings.meter(Purpose::Decide, Meter::PROFILE);
     for (index, validation) in profile.validations.iter().enumerate() {
-        let (outcome, reason, message) = match validation.expression.evaluate_bool(&computation, &mut meter) {
+        let (outcome, reason, message) = match validation.expression.evaluate_bool(&bindings, &mut meter) {
             Ok(true) => continue,
             Ok(false) => {
-                let message = message(validation, &computation, &mut meter);
+                let message = message(validation, &bindings, &mut meter);
                 (outcome_of(validation.action), Reason::ValidationFailed, message)
             }
             Err(error) => {
@@ -87,7 +87,8 @@ const fn outcome_of(action: ValidationAction) -> ValidationOutcome {
     }
 }
 
-/// A validation that cannot be evaluated refuses what it could have refused, if the profile says that faults refuse.
+/// The outcome of a validation that cannot be evaluated. It denies the object if it could have denied it and `onError`
+/// is `Deny`.
 const fn on_error(on_error: OnError, action: ValidationAction) -> ValidationOutcome {
     match (on_error, action) {
         (OnError::Deny, ValidationAction::Deny) => ValidationOutcome::Denied,
@@ -100,15 +101,14 @@ fn told(index: usize, error: &EvaluationError) -> String {
     format!("validation {index} could not be evaluated: {}", error.message())
 }
 
-/// What is said of an object for which a validation does not hold. A message that cannot be made is no reason to let the
-/// object pass.
-fn message<'v>(validation: &'v Validation, computation: &Computation<'v>, meter: &mut Meter) -> String {
+/// The message for an object that fails a validation. If the message itself fails, the object still does not pass.
+fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {
         None => unsaid(),
         Some(Choice::Known(text)) => text.to_string(),
         Some(Choice::Found(text)) => {
-            let text = text.evaluate(computation, meter);
+            let text = text.evaluate(bindings, meter);
             text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
         }
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
-use crate::profile::{ProfileName, ProfileSet, compile};
-use crate::report::{Outcome, ProfileOutcome, Reason, ValidationOutcome};
+use crate::decision::{Outcome, ProfileOutcome, Reason, ValidationOutcome};
+use crate::profile::{ProfileName, compile};
 use crate::review::{Decided, Endpoint, Facts, RecordTrust, Review};
-use crate::snapshot::{Namespace, Snapshot};
+use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
 const VALIDATE: Endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
 const MUTATE: Endpoint = Endpoint::Level(InjectionLevel::Enabled);

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
 /// The captured review that speed is measured on.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::profile::{CompiledProfile, ProfileSet};
-use pillion_engine::report::{Outcome, ProfileOutcome, Reason};
+use pillion_engine::decision::{Outcome, ProfileOutcome, Reason};
+use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
 use super::{NAMESPACE, compiled, pass};

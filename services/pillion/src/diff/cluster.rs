@@ -15,12 +15,12 @@ use pillion_api::names::{INJECT_LABEL, INJECTED_ANNOTATION, InjectionLevel, SYST
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
 use pillion_control::audit::NOT_ENDED;
 use pillion_control::{Lookups, audit, lists};
+use pillion_engine::decision::{Decision, Reason};
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
-use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSet, compile_with};
-use pillion_engine::report::{Decision, Reason};
+use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, compile_with};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 

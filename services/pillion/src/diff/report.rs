@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::Context;
 use pillion_api::names::INJECTED_ANNOTATION;
-use pillion_engine::report::{Decision, Outcome};
+use pillion_engine::decision::{Decision, Outcome};
 use serde_json::{Value, json};
 
 use crate::difference;

@@ -13,9 +13,9 @@ use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
 use pillion_control::namespaces;
 use pillion_engine::lookup::{KnownObjects, LookedUp};
-use pillion_engine::profile::{CompiledProfile, ProfileSet};
+use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::Value;
 
 use super::facts::{NamespaceFacts, Question, Silences, Surroundings};

@@ -2,8 +2,8 @@
 //! [`super::webhooks`], and why a stored pod is as it is, is what the audit says of such circumstances.
 
 use pillion_api::profile::Activation;
+use pillion_engine::decision::{Decision, Outcome as Decided, ProfileOutcome, Reason};
 use pillion_engine::profile::CompiledProfile;
-use pillion_engine::report::{Decision, Outcome as Decided, ProfileOutcome, Reason};
 use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::select::considered::Considered;
 use serde::Serialize;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pillion_api::names::INJECTION_GATE;
 use pillion_control::audit::{self, Cause, Circumstances, ProfileAge, State};
 use pillion_engine::audit::Injected;
-use pillion_engine::report::ProfileOutcome;
+use pillion_engine::decision::ProfileOutcome;
 use serde_json::Value;
 
 use super::changes::{Change, What};

@@ -8,8 +8,8 @@ use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::profile::{ProfileName, compile};
+use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
 use super::facts::{NamespaceFacts, Question, Silences, Surroundings};

@@ -13,10 +13,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector as Text;
 use pillion_api::names::InjectionLevel;
 use pillion_api::selector::{LabelSelector, Operator, Requirement};
 use pillion_control::Release;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-use pillion_engine::report::{ProfileOutcome, Reason};
+use pillion_engine::decision::{ProfileOutcome, Reason};
+use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde::Serialize;
 use serde_json::{Value, json};
 

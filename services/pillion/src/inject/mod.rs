@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use pillion_engine::report::Outcome;
+use pillion_engine::decision::Outcome;
 use serde_json::Value;
 
 use self::known::KnownObjects;

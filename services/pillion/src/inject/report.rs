@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pillion_engine::report::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome};
+use pillion_engine::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome};
 
 /// A line for the object, one for each profile that came into question, and one for each notice.
 pub(super) fn lines(name: &str, decision: &Decision) -> String {

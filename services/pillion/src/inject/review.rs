@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_engine::decision::{Decision, Reason};
 use pillion_engine::lookup::Answer;
-use pillion_engine::report::{Decision, Reason};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use serde_json::{Value, json};
 

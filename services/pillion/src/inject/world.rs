@@ -9,9 +9,9 @@ use pillion_api::names::InjectionLevel;
 use pillion_api::opt_in::OptIn;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
-use pillion_engine::profile::{CompiledProfile, ProfileSet};
+use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::Endpoint;
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::load::{self, Problem, Source, typed, yaml};

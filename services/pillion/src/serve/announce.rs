@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use pillion_api::names::{MUTATE_PATH, PROFILES_ANNOTATION};
 use pillion_api::profile::Activation;
-use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet};
+use pillion_engine::profile::{CompiledProfile, ProfileName};
+use pillion_engine::snapshot::ProfileSet;
 
 use super::folder::Folder;
 use super::namespaces::Levels;

@@ -5,7 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet};
+use pillion_engine::profile::{CompiledProfile, ProfileName};
+use pillion_engine::snapshot::ProfileSet;
 
 use crate::load::{self, Problem};
 

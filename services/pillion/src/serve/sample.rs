@@ -6,9 +6,9 @@
 use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::Activation;
 use pillion_engine::creation::Creation;
+use pillion_engine::decision::Outcome;
 use pillion_engine::lookup::Answer;
 use pillion_engine::profile::CompiledProfile;
-use pillion_engine::report::Outcome;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::{Value, json};
@@ -83,8 +83,8 @@ mod tests {
     use std::sync::Arc;
 
     use pillion_api::names::InjectionLevel;
-    use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-    use pillion_engine::snapshot::Namespace;
+    use pillion_engine::profile::{ProfileName, compile};
+    use pillion_engine::snapshot::{Namespace, ProfileSet};
 
     use super::*;
 

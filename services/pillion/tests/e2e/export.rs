@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use axum::http::{Method, Request};
 use futures::{StreamExt, TryStreamExt};
 use pillion_api::opt_in::OptIn;
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
+use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_testkit::{ControlPlane, eventually, isolated};
 use serde_json::{Value as Json, json};
 

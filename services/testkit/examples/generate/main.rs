@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use pillion_engine::report::Reason;
+use pillion_engine::decision::Reason;
 use pillion_testkit::dashboards::Source;
 
 /// Writes generated files below the current folder, which is the repository.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pillion_engine::report::{Decision, Notice, Outcome, ProfileOutcome, Reason, ValidationOutcome};
+use pillion_engine::decision::{Decision, Notice, Outcome, ProfileOutcome, Reason, ValidationOutcome};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;

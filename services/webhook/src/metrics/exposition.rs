@@ -142,7 +142,7 @@ mod tests {
 
     use http::HeaderValue;
     use opentelemetry::trace::TraceId;
-    use pillion_engine::report::Outcome;
+    use pillion_engine::decision::Outcome;
     use pillion_engine::review::Endpoint;
 
     use super::*;

@@ -1,6 +1,6 @@
 //! How a request ended: decided once, by the router, and shown as a label, in the log and on the span.
 
-use pillion_engine::report::Outcome;
+use pillion_engine::decision::Outcome;
 
 /// How a request ended, as it stands in metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use opentelemetry::trace::TraceId;
-use pillion_engine::report::Outcome;
+use pillion_engine::decision::Outcome;
 use pillion_engine::review::Endpoint;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;

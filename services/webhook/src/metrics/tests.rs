@@ -1,9 +1,9 @@
 use std::fmt::Write;
 use std::sync::mpsc;
 
-use pillion_engine::profile::{ProfileName, ProfileSet, compile};
-use pillion_engine::report::{Outcome, ProfileDecision, ProfileOutcome, Reason};
-use pillion_engine::snapshot::Namespace;
+use pillion_engine::decision::{Outcome, ProfileDecision, ProfileOutcome, Reason};
+use pillion_engine::profile::{ProfileName, compile};
+use pillion_engine::snapshot::{Namespace, ProfileSet};
 
 use super::exposition::Format;
 use super::slots::OTHER;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
-use pillion_engine::report::Outcome;
+use pillion_engine::decision::Outcome;
+use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
 use crate::bad_inputs::table::{ALONE, Expected, Injected, Row, good, run};

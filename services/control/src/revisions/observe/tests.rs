@@ -146,7 +146,7 @@ fn revision_that_another_build_wrote_is_made_again_under_the_hash_of_this_build(
     let text = json!({"parameters": [], "template": {"metadata": {"labels": {"a": "a"}}}}).to_string();
     let stored = json!({"profile": "proxy", "revision": "0000", "generation": 1, "bounds": "Platform", "text": text});
     let mut stored: RevisionSpec = serde_json::from_value(stored).unwrap();
-    let fault = Whole::from_revision(&name, &stored).unwrap_err();
+    let fault = FlattenedProfile::from_revision(&name, &stored).unwrap_err();
     let hash = fault.message.rsplit(' ').next().unwrap();
     stored.revision = hash.to_owned();
     world.accept(name.clone(), "1".into(), &stored);
@@ -162,5 +162,5 @@ fn revision_that_another_build_wrote_is_made_again_under_the_hash_of_this_build(
     let (_, made) = decide(&mut world, &name, &profile, 10).expect("it is gone");
     let made = made.expect("a revision is to be made");
     assert_ne!(made.revision, hash);
-    assert!(Whole::from_revision(&name, &made).is_ok(), "replicas would refuse it: {made:?}");
+    assert!(FlattenedProfile::from_revision(&name, &made).is_ok(), "replicas would refuse it: {made:?}");
 }

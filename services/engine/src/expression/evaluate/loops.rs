@@ -1,4 +1,4 @@
-//! What goes over the items of a list or the keys of a map, and over the one value that an optional may have.
+//! Evaluates macros over the items of a list, the keys of a map, or the value of an optional.
 
 use super::{Evaluated, Evaluation};
 use crate::expression::error::EvaluationError;

@@ -1,8 +1,9 @@
-//! Makes values of one type into values of another.
+//! Functions that convert values between types.
 
-use super::{Call, Evaluated, Function, duration, global, quantity, shown};
-use crate::expression::operators::{double_text, nearest, whole};
-use crate::expression::value::Value;
+use super::{Call, Evaluated, Function, duration, global, shown};
+use crate::expression::operators::{double_text, nearest};
+use crate::expression::quantity;
+use crate::expression::value::{Value, whole};
 
 pub(super) const FUNCTIONS: &[Function] = &[
     global("int", 1, 1, "int(value)", int),

@@ -1,7 +1,7 @@
-//! The functions of expressions: the table of them, and how they are called.
+//! The table of functions, and how they are called.
 
-mod conversions;
 pub(super) mod duration;
+mod conversions;
 mod encoding;
 pub(super) mod lists;
 mod maps;
@@ -10,12 +10,13 @@ mod names;
 mod optionals;
 mod patch;
 mod pods;
-pub(super) mod quantity;
-pub(super) mod regex;
+mod quantity;
+mod regex;
 mod strings;
 
 use super::error::EvaluationError;
 use super::meter::Meter;
+use super::pattern::Pattern;
 use super::value::{Items, Key, Text, TextBuilder, Value};
 
 /// A function that expressions may call.
@@ -51,7 +52,7 @@ pub(super) struct Call<'a, 'v> {
     pub(super) function: &'static Function,
     pub(super) arguments: &'a [Value<'v>],
     /// The regular expression, if it stood there as a literal.
-    pub(super) pattern: Option<&'a regex::Pattern>,
+    pub(super) pattern: Option<&'a Pattern>,
     pub(super) seed: &'a str,
     pub(super) meter: &'a mut Meter,
 }

@@ -1,4 +1,4 @@
-//! Names: those of images, and those that have to fit somewhere.
+//! Functions on names: image references, and names that must fit a length limit.
 
 use sha2::{Digest, Sha256};
 

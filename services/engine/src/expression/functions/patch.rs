@@ -1,4 +1,4 @@
-//! JSON Patch, for values that users may change in ways nobody thought of.
+//! JSON Patch functions, for changes that a profile does not foresee.
 
 use json_patch::{PatchOperation, patch};
 

@@ -1,4 +1,4 @@
-//! Questions about containers.
+//! Functions on containers.
 
 use super::{Call, Evaluated, Function, global, shown};
 use crate::expression::error::EvaluationError;

@@ -1,4 +1,4 @@
-//! Builds the values that expressions compute. Only this module can make them, and every part of it asks the meter first.
+//! Builds computed values. Only this module can create them, and it charges the meter for every part first.
 
 use std::fmt;
 use std::mem::size_of;

@@ -1,4 +1,4 @@
-//! The edits of a document: members and items added, replaced, moved and removed.
+//! Edits documents: adds, replaces, moves and removes members and items.
 
 use super::{Content, Document, Key, Slot, SlotId, State};
 
@@ -46,8 +46,8 @@ impl<'a> Document<'a> {
         added
     }
 
-    /// Moves an item of a list before another one; behind all if there is none. One that was there from the beginning is
-    /// removed at its place and added at the other. Gives the slot that it is in then.
+    /// Moves an item of a list before another one; behind all if there is none. One that was there from the beginning
+    /// is removed at its place and added at the other. Gives the slot that it is in then.
     pub(crate) fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
         if before == Some(item) {
             return item;

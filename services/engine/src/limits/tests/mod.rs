@@ -7,6 +7,7 @@ mod scope;
 use serde_json::{Value as Json, json};
 
 use super::*;
+use crate::snapshot::Namespace;
 
 /// A pod that fulfils all controls of both levels.
 fn pod() -> Json {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use pillion_api::names::InjectionLevel;
 
 use super::*;
-use crate::profile::{CompiledProfile, ProfileName, ProfileSet, compile};
-use crate::report::{Outcome, ProfileOutcome, Reason};
+use crate::decision::{Outcome, ProfileOutcome, Reason};
+use crate::profile::{CompiledProfile, ProfileName, compile};
 use crate::review::{Decided, Endpoint, Facts, RecordTrust, Review};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ProfileSet, Snapshot};
 
 /// A tenant's profile whose values stand in its text.
 fn tenants(name: &str, spec: &Json) -> Arc<CompiledProfile> {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
+use crate::record::ChangeKind;
 
 const SIDE: &str = "/spec/containers/1";
 
@@ -304,14 +305,14 @@ fn what_the_platform_did_is_not_touched() {
     );
     let case = Case {
         protected: Protected::new([
-            ("/spec/containers/proxy", Done::Added),
-            ("/spec/volumes/data", Done::Added),
-            ("/metadata/annotations/example.com~1a", Done::Added),
-            ("/spec/containers/app/env/A", Done::Added),
-            ("/spec/containers/app/env/PRUNED", Done::Set),
-            ("/spec/containers/app/env/LOST", Done::Added),
-            ("/spec/containers/app/securityContext/runAsNonRoot", Done::Set),
-            ("/spec/containers/app/volumeMounts/~1agent", Done::Added),
+            ("/spec/containers/proxy", ChangeKind::Added),
+            ("/spec/volumes/data", ChangeKind::Added),
+            ("/metadata/annotations/example.com~1a", ChangeKind::Added),
+            ("/spec/containers/app/env/A", ChangeKind::Added),
+            ("/spec/containers/app/env/PRUNED", ChangeKind::Set),
+            ("/spec/containers/app/env/LOST", ChangeKind::Added),
+            ("/spec/containers/app/securityContext/runAsNonRoot", ChangeKind::Set),
+            ("/spec/containers/app/volumeMounts/~1agent", ChangeKind::Added),
         ]),
         ..Case::default()
     };

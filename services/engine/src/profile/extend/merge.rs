@@ -1,8 +1,8 @@
-//! A child's text laid over its parent's: lists of named parts by name, templates by the keys of server-side apply.
+//! Merges a child's text into its parent's: lists of named parts by name, templates by the keys of server-side apply.
 //!
-//! What both have at one place is the child's, unless both have a map there or a list whose elements are told apart: then
-//! each part of it is looked at by itself. An element that no key names (text such as `${params.env}`, and what a
-//! directive makes elements of) is never the same as another one; the parent's come first, then the child's.
+//! The child's value replaces the parent's, unless both are maps or lists of keyed elements, which merge part by part.
+//! An element without a key (text such as `${params.env}`, or elements that a directive creates) never equals another
+//! one. The parent's elements come first, then the child's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,7 +18,8 @@ const MAX_DEPTH: usize = 64;
 const GROUPS: [&str; 4] = ["$value", "$forEach", "$each", "$prune"];
 
 /// Fields that are each profile's own: what is said of a parent is not said of its children, and a parent that is only
-/// there to be extended (`activation: Never`) has children that are applied, whose revisions are rolled out by themselves.
+/// there to be extended (`activation: Never`) has children that are applied, whose revisions are rolled out by
+/// themselves.
 const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
 
 /// Fields of a parameter that say from where it is read, and how.
@@ -55,8 +56,8 @@ pub(super) fn lay_spec(parent: Part, child: Part) -> Part {
     })
 }
 
-/// A parameter of a child has the fields of its parent's that it does not say itself, so that a new value keeps its type
-/// and its bounds. One of another type begins anew. `sources: []` takes the keys away with the sources.
+/// A parameter of a child has the fields of its parent's that it does not say itself, so that a new value keeps its
+/// type and its bounds. One of another type begins anew. `sources: []` takes the keys away with the sources.
 fn lay_parameter(parent: Part, child: Part) -> Part {
     let type_of = |part: &Part| part.json.get("type").cloned();
     if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {

@@ -1,4 +1,4 @@
-//! Where the parts of a merged text were written, so that what is wrong with them can be told to who wrote them.
+//! Tracks where the parts of a merged text were written, so that mistakes are reported for the right profile.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! What a profile of a namespace may say of the platform's profile that it extends.
+//! Checks what a namespaced profile changes of the cluster profile that it extends.
 //!
-//! The platform decides who may set which parameter, who gets the profile and who can drop it. A namespace takes that
-//! over as it is: it may set the value of a parameter whose `sources` have `Namespace`, within its bounds, and narrow
-//! who gets the profile further.
+//! The platform decides who may set which parameter, which pods get the profile, and who can drop it. The namespaced
+//! profile may set parameters whose `sources` have `Namespace`, within their range, and narrow which pods get the
+//! profile.
 
 use pillion_api::parameter::{Parameter, Source};
 use pillion_api::profile::{OptOut, ProfileSpec};
@@ -49,27 +49,27 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
 }
 
 /// Checks a namespace's profile against what it inherits.
-pub(super) fn check(own: &ProfileSpec, inherited: &ProfileSpec, faults: &mut Vec<Diagnostic>) {
+pub(super) fn check(own: &ProfileSpec, inherited: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let only_extends = only_extends(own);
     for (index, parameter) in own.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         match inherited.parameters.iter().find(|other| other.name == parameter.name) {
-            Some(other) => check_parameter(&path, parameter, other, faults),
+            Some(other) => check_parameter(&path, parameter, other, diagnostics),
             // A parameter of its own is for a template of its own.
-            None if only_extends => faults.push(unknown_parameter(&path, &parameter.name, inherited)),
+            None if only_extends => diagnostics.push(unknown_parameter(&path, &parameter.name, inherited)),
             None => {}
         }
     }
     for (index, condition) in own.match_conditions.iter().enumerate() {
         if inherited.match_conditions.iter().any(|other| other.name == condition.name) {
             let message = format!("the condition {:?} is the cluster profile's", condition.name);
-            let fault = Diagnostic::new(format!("spec.matchConditions[{index}].name"), message);
-            faults.push(fault.with_help("a namespaced profile adds conditions; give it another name"));
+            let diagnostic = Diagnostic::new(format!("spec.matchConditions[{index}].name"), message);
+            diagnostics.push(diagnostic.with_help("a namespaced profile adds conditions; give it another name"));
         }
     }
     if own.opt_out == Some(OptOut::Allowed) && inherited.opt_out == Some(OptOut::Forbidden) {
         let message = "the cluster profile cannot be dropped, and one that extends it neither";
-        faults.push(Diagnostic::new("spec.optOut", message).with_help("leave optOut out"));
+        diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("leave optOut out"));
     }
     if !only_extends {
         let said = |what: &str| {
@@ -79,16 +79,16 @@ pub(super) fn check(own: &ProfileSpec, inherited: &ProfileSpec, faults: &mut Vec
             Diagnostic::new("spec.extends.name", message).with_help(help)
         };
         if !inherited.lookups.is_empty() {
-            faults.push(said("look-ups"));
+            diagnostics.push(said("look-ups"));
         }
         if inherited.target.is_some() && own.target.is_none() {
-            faults.push(said("target"));
+            diagnostics.push(said("target"));
         }
     }
 }
 
 /// The value is the namespace's, what may be a value is the platform's.
-fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, faults: &mut Vec<Diagnostic>) {
+fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, diagnostics: &mut Vec<Diagnostic>) {
     let Parameter { name, type_, default, sources, .. } = own;
     let said = serde_json::to_value(own).unwrap_or_default();
     for field in said.as_object().into_iter().flat_map(|fields| fields.keys()) {
@@ -99,38 +99,38 @@ fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, faults: &
         };
         if is_theirs {
             let message = format!("{field} of the parameter {name:?} is the cluster profile's to say");
-            let fault = Diagnostic::new(format!("{path}.{field}"), message);
-            faults.push(fault.with_help(format!("say {{name: {name}, default: ...}}")));
+            let diagnostic = Diagnostic::new(format!("{path}.{field}"), message);
+            diagnostics.push(diagnostic.with_help(format!("say {{name: {name}, default: ...}}")));
         }
     }
     let Some(value) = default else {
         if sources.is_none() {
-            let fault = Diagnostic::new(path, format!("no value is set for the parameter {name:?}"));
-            faults.push(fault.with_help(format!("say {{name: {name}, default: ...}}")));
+            let diagnostic = Diagnostic::new(path, format!("no value is set for the parameter {name:?}"));
+            diagnostics.push(diagnostic.with_help(format!("say {{name: {name}, default: ...}}")));
         }
         return;
     };
     if !inherited.sources.as_deref().unwrap_or_default().contains(&Source::Namespace) {
         let message = format!("the cluster profile does not let a namespace set {name:?}");
-        let fault = Diagnostic::new(format!("{path}.default"), message);
-        faults.push(fault.with_help("its sources would need Namespace"));
+        let diagnostic = Diagnostic::new(format!("{path}.default"), message);
+        diagnostics.push(diagnostic.with_help("its sources would need Namespace"));
     }
     if has_expression(value) {
         let message = "a namespace sets a value and not an expression: it has to be within its bounds";
-        faults.push(Diagnostic::new(format!("{path}.default"), message).with_help("write the value itself"));
+        diagnostics.push(Diagnostic::new(format!("{path}.default"), message).with_help("write the value itself"));
     }
 }
 
 fn unknown_parameter(path: &str, name: &str, inherited: &ProfileSpec) -> Diagnostic {
-    let fault = Diagnostic::new(format!("{path}.name"), format!("the cluster profile has no parameter {name:?}"));
+    let diagnostic = Diagnostic::new(format!("{path}.name"), format!("the cluster profile has no parameter {name:?}"));
     let settable = |parameter: &&Parameter| {
         parameter.sources.as_deref().is_some_and(|sources| sources.contains(&Source::Namespace))
     };
     let names: Vec<_> = inherited.parameters.iter().filter(settable).map(|parameter| &*parameter.name).collect();
     match closest(name, names.iter().copied()) {
-        Some(meant) => fault.with_help(format!("did you mean {meant:?}?")),
-        None if names.is_empty() => fault.with_help("it lets namespaces set none"),
-        None => fault.with_help(format!("a namespace can set {}", names.join(", "))),
+        Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
+        None if names.is_empty() => diagnostic.with_help("it lets namespaces set none"),
+        None => diagnostic.with_help(format!("a namespace can set {}", names.join(", "))),
     }
 }
 

@@ -68,10 +68,10 @@ fn container(parent: Json, child: Json) -> Json {
     container
 }
 
-fn faults(name: &ProfileName, child: Json, library: &Library) -> Vec<String> {
+fn diagnostics(name: &ProfileName, child: Json, library: &Library) -> Vec<String> {
     match compile_with(name, &spec(child), library) {
         Ok(_) => Vec::new(),
-        Err(faults) => faults.iter().map(ToString::to_string).collect(),
+        Err(diagnostics) => diagnostics.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -144,7 +144,7 @@ fn a_parameter_that_loses_its_keys_loses_what_is_said_of_their_values() {
     let mut child = extends("parent");
     child["parameters"] = json!([locked]);
     let library = Library::new([("parent", parent)]);
-    assert_eq!(faults(&ProfileName::cluster("child"), child, &library), Vec::<String>::new());
+    assert_eq!(diagnostics(&ProfileName::cluster("child"), child, &library), Vec::<String>::new());
 }
 
 #[test]
@@ -392,14 +392,15 @@ fn a_chain_that_cannot_be_followed_is_told() {
         ("turn", "a profile cannot extend itself: child -> turn -> round -> turn"),
         ("on-broken", "the cluster profile \"broken\" is broken itself"),
     ] {
-        let faults = faults(&name, link(parent), &library);
-        match faults.as_slice() {
+        let diagnostics = diagnostics(&name, link(parent), &library);
+        match diagnostics.as_slice() {
             [] => assert_eq!(told, "", "{parent}"),
-            [fault] => {
-                let expected = fault.starts_with("spec.extends.name: ") && fault.contains(told) && !told.is_empty();
-                assert!(expected, "{parent}: {fault}");
+            [diagnostic] => {
+                let expected =
+                    diagnostic.starts_with("spec.extends.name: ") && diagnostic.contains(told) && !told.is_empty();
+                assert!(expected, "{parent}: {diagnostic}");
             }
-            faults => panic!("{parent}: {faults:?}"),
+            diagnostics => panic!("{parent}: {diagnostics:?}"),
         }
     }
     assert!(compile_with(&ProfileName::namespaced("team-a", "sdk"), &spec(extends("sdk")), &library).is_ok());
@@ -432,16 +433,19 @@ fn what_is_wrong_is_told_of_the_text_in_which_it_was_written() {
     let mut child = extends("parent");
     child["variables"] = json!([{"name": "x", "expression": "nothing"}, {"name": "b", "expression": "variables.c"}]);
     child["template"] = json!({"spec": {"containers": [{"name": "c"}, {"name": "b", "command": "sh"}]}});
-    let faults = faults(&ProfileName::cluster("child"), child, &library);
+    let diagnostics = diagnostics(&ProfileName::cluster("child"), child, &library);
     for expected in [
         "spec.variables[0].expression: there is no `nothing` here",
         "spec.extends.name: spec.variables[1].expression of parent, which it extends: the variable \"c\" is needed",
         "spec.template.spec.containers[0]: a container that is added needs an image",
         "spec.template.spec.containers[1].command: ",
     ] {
-        assert!(faults.iter().any(|fault| fault.starts_with(expected)), "{expected:?} is not among {faults:#?}");
+        assert!(
+            diagnostics.iter().any(|diagnostic| diagnostic.starts_with(expected)),
+            "{expected:?} is not among {diagnostics:#?}"
+        );
     }
-    assert_eq!(faults.len(), 4, "{faults:#?}");
+    assert_eq!(diagnostics.len(), 4, "{diagnostics:#?}");
 }
 
 #[test]
@@ -455,7 +459,7 @@ fn all_texts_together_are_bounded() {
     child["variables"] = json!(variables("a"));
     let library = Library::new([("parent", parent)]);
     let name = ProfileName::cluster("child");
-    assert_eq!(faults(&name, child.clone(), &library), Vec::<String>::new());
+    assert_eq!(diagnostics(&name, child.clone(), &library), Vec::<String>::new());
     child["variables"] = json!(variables("b"));
-    assert!(faults(&name, child, &library)[0].contains("there are 160 variables; 128 are allowed"));
+    assert!(diagnostics(&name, child, &library)[0].contains("there are 160 variables; 128 are allowed"));
 }

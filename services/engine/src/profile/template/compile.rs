@@ -1,11 +1,11 @@
-//! From the JSON of a template to what is run, and to everything that is wrong with it.
+//! Compiles the JSON of a template into nodes, or into diagnostics.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
 use super::{Changed, Choice, Kind, Node, Piece, Rules, Text};
-use crate::compute::EXISTING;
+use crate::context::EXISTING;
 use crate::expression::{self, Expression, ExpressionError, Scope};
 use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;
@@ -25,9 +25,9 @@ pub(super) enum Place {
     InitContainer,
 }
 
-/// Compiles templates. What is wrong goes to `faults`.
+/// Compiles templates. What is wrong goes to `diagnostics`.
 pub(crate) struct Compiler<'s> {
-    pub(super) faults: &'s mut Vec<Diagnostic>,
+    pub(super) diagnostics: &'s mut Vec<Diagnostic>,
     pub(super) scope: Scope,
     /// Names that are known here and not everywhere.
     pub(super) locals: Vec<String>,
@@ -39,17 +39,23 @@ pub(crate) struct Compiler<'s> {
 }
 
 impl<'s> Compiler<'s> {
-    /// A compiler of templates whose expressions may use the scope, and of the names that are not known everywhere these.
-    pub(crate) fn new(scope: &Scope, locals: &[&str], needs: &'s LocalNames, faults: &'s mut Vec<Diagnostic>) -> Self {
+    /// A compiler of templates whose expressions may use the scope, and of the names that are not known everywhere
+    /// these.
+    pub(crate) fn new(
+        scope: &Scope,
+        locals: &[&str],
+        needs: &'s LocalNames,
+        diagnostics: &'s mut Vec<Diagnostic>,
+    ) -> Self {
         let scope = locals.iter().fold(scope.clone(), |scope, local| scope.with(*local));
         let locals = locals.iter().map(|local| (*local).to_owned()).collect();
         let (path, schema) = (String::new(), PodSchema::new());
-        Self { faults, scope, locals, needs, path, schema, expected: FieldKind::Any }
+        Self { diagnostics, scope, locals, needs, path, schema, expected: FieldKind::Any }
     }
 
     /// Compiles a template of this kind that stands at a field path; `None` if something in it is wrong.
     pub(crate) fn template(&mut self, path: &str, template: &Json, kind: FieldKind) -> Option<Node> {
-        let before = self.faults.len();
+        let before = self.diagnostics.len();
         path.clone_into(&mut self.path);
         self.expected = kind;
         let around = self.scope.clone();
@@ -58,7 +64,7 @@ impl<'s> Compiler<'s> {
         let node = self.node(template, Place::Field);
         self.locals.pop();
         self.scope = around;
-        if self.faults.len() == before { node } else { None }
+        if self.diagnostics.len() == before { node } else { None }
     }
 
     /// Compiles an expression that stands at a field path.
@@ -144,7 +150,7 @@ impl<'s> Compiler<'s> {
                     // Directives of the value itself would stand beside these.
                     if value.rules.is_some() && rules.is_some() {
                         let help = "write all of them into one of the two";
-                        self.fault("directives stand both beside $value and in it", help);
+                        self.report("directives stand both beside $value and in it", help);
                         return None;
                     }
                     let rules = rules.or(value.rules);
@@ -227,7 +233,7 @@ impl<'s> Compiler<'s> {
                 "container" => "`container` is known in the rules of spec.containers",
                 _ => "`item`, `index` and `key` are known where $forEach, $each or $prune stands",
             };
-            self.fault(&message, help);
+            self.report(&message, help);
             return None;
         }
         Some(expression)
@@ -237,18 +243,18 @@ impl<'s> Compiler<'s> {
         match OwnedTape::parse(value.to_string()) {
             Ok(tape) => Some(Node { kind: Kind::Plain(tape), rules: None, uses_existing: false, acts_again: false }),
             Err(error) => {
-                self.fault(&format!("the template cannot be used: {error}"), "make it smaller");
+                self.report(&format!("the template cannot be used: {error}"), "make it smaller");
                 None
             }
         }
     }
 
     pub(super) fn wrong(&mut self, text: &str, error: &ExpressionError) {
-        self.faults.push(Diagnostic::of_expression(self.path.clone(), text, error));
+        self.diagnostics.push(Diagnostic::of_expression(self.path.clone(), text, error));
     }
 
-    pub(super) fn fault(&mut self, message: &str, help: &str) {
-        self.faults.push(Diagnostic::new(self.path.clone(), message).with_help(help));
+    pub(super) fn report(&mut self, message: &str, help: &str) {
+        self.diagnostics.push(Diagnostic::new(self.path.clone(), message).with_help(help));
     }
 
     fn below_kind<T>(&mut self, part: &str, kind: FieldKind, work: impl FnOnce(&mut Self) -> T) -> T {
@@ -267,8 +273,8 @@ impl<'s> Compiler<'s> {
     }
 }
 
-/// A template without its directives, each `$value` in the place of the map that it stands in, with the fields beside it
-/// in it if it is a map.
+/// A template without its directives, each `$value` in the place of the map that it stands in, with the fields beside
+/// it in it if it is a map.
 pub(crate) fn without_directives(template: &Json) -> Json {
     match template {
         Json::Object(fields) => {

@@ -1,10 +1,10 @@
-//! The directives of a template, read and checked: the words that begin with `$` beside a map's fields.
+//! Compiles the directives of a template: the keys that begin with `$` beside the fields of a map.
 
 use serde_json::{Map, Value as Json};
 
 use super::compile::{Compiler, Place};
 use super::{Choice, ConflictRule, End, ForEach, Join, JoinFormat, JoinReference, Position, Rules};
-use crate::compute::EXISTING;
+use crate::context::EXISTING;
 use crate::expression::{self, Expression};
 use crate::profile::typed::unknown_directive;
 
@@ -17,7 +17,7 @@ const BESIDE_ITEM: [&str; 2] = ["index", "key"];
 impl Compiler<'_> {
     /// The directives of a map, `None` if one is wrong. The names that they bring are in scope from then on.
     pub(super) fn rules(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Rules> {
-        let before = self.faults.len();
+        let before = self.diagnostics.len();
         let mut rules = Rules::default();
         if let Some(list) = fields.get("$forEach") {
             rules.for_each = self.below(".$forEach", |compiler| compiler.for_each(list, fields.get("$as"), place));
@@ -31,13 +31,13 @@ impl Compiler<'_> {
             self.below(&format!(".{name}"), |compiler| compiler.rule(&mut rules, name, value, fields, place));
         }
         if rules.join.is_some() && rules.conflict.is_some() {
-            self.fault("$join and $conflict exclude one another", "$join keeps the object's value and adds to it");
+            self.report("$join and $conflict exclude one another", "$join keeps the object's value and adds to it");
         }
         if rules.each.is_some() && (rules.for_each.is_some() || rules.prune.is_some()) {
             let help = "$each changes elements that are there, $forEach adds new ones, $prune removes some";
-            self.fault("$each stands alone, without $forEach and $prune", help);
+            self.report("$each stands alone, without $forEach and $prune", help);
         }
-        (self.faults.len() == before).then_some(rules)
+        (self.diagnostics.len() == before).then_some(rules)
     }
 
     fn rule(&mut self, rules: &mut Rules, name: &str, value: &Json, fields: &Map<String, Json>, place: Place) {
@@ -46,45 +46,45 @@ impl Compiler<'_> {
             "$when" => rules.when = self.source(value),
             "$as" => {
                 if !fields.contains_key("$forEach") {
-                    self.fault("$as names the item of $forEach, and there is none", "add $forEach, or leave $as out");
+                    self.report("$as names the item of $forEach, and there is none", "add $forEach, or leave $as out");
                 }
             }
             "$conflict" => rules.conflict = self.choice(value, ConflictRule::from_word, ConflictRule::WORDS),
             "$position" if place == Place::Field => {
-                self.fault("$position stands on an element of a list", "move it there");
+                self.report("$position stands on an element of a list", "move it there");
             }
             "$position" => rules.position = self.position(value),
             "$join" => rules.join = self.join(value),
             "$each" if place == Place::Field => {
-                self.fault("$each stands in an element of a list", "write it as [{$each: \"...\", ...}]");
+                self.report("$each stands in an element of a list", "write it as [{$each: \"...\", ...}]");
             }
             "$each" => rules.each = self.source(value).and_then(|each| self.without_existing(each)),
             "$prune" => rules.prune = self.source(value).and_then(|prune| self.without_existing(prune)),
             "$sidecar" if place == Place::InitContainer => rules.sidecar = self.source(value),
             "$sidecar" => {
-                self.fault("$sidecar stands on a container in initContainers", "move the container there");
+                self.report("$sidecar stands on a container in initContainers", "move the container there");
             }
-            _ => self.faults.push(unknown_directive(&self.path, name)),
+            _ => self.diagnostics.push(unknown_directive(&self.path, name)),
         }
     }
 
     fn for_each(&mut self, list: &Json, name: Option<&Json>, place: Place) -> Option<ForEach> {
         if place == Place::Field {
-            self.fault("$forEach stands on an element of a list", "move it there");
+            self.report("$forEach stands on an element of a list", "move it there");
             return None;
         }
         let list = self.source(list).and_then(|list| self.without_existing(list));
         let item = match name {
             Some(Json::String(name)) if self.is_taken(name) => {
                 let message = format!("{name} has a meaning of its own, so it cannot be the name of the item");
-                self.fault(&message, "take another word");
+                self.report(&message, "take another word");
                 return None;
             }
             None => ITEM,
             Some(Json::String(name)) if is_name(name) => name,
             Some(other) => {
                 let message = format!("$as is the name of the item, not {other}");
-                self.fault(&message, "write a word of letters, digits and '_'");
+                self.report(&message, "write a word of letters, digits and '_'");
                 return None;
             }
         };
@@ -102,7 +102,7 @@ impl Compiler<'_> {
     /// An expression about several elements, which are at no one place.
     fn without_existing(&mut self, expression: Expression) -> Option<Expression> {
         if expression.uses(EXISTING) {
-            self.fault("`existing` is not known here", "`item` is the element at hand, `object` the object as it was");
+            self.report("`existing` is not known here", "`item` is the element at hand, `object` the object as it was");
             return None;
         }
         Some(expression)
@@ -122,11 +122,11 @@ impl Compiler<'_> {
             Json::String(source) if !source.contains("${") => self.expression(source),
             Json::Bool(value) => self.expression(if *value { "true" } else { "false" }),
             Json::String(_) => {
-                self.fault("the text of this directive is an expression itself", "write it without ${ and }");
+                self.report("the text of this directive is an expression itself", "write it without ${ and }");
                 None
             }
             _ => {
-                self.fault(&format!("expected an expression, found {value}"), "quote it");
+                self.report(&format!("expected an expression, found {value}"), "quote it");
                 None
             }
         }
@@ -143,7 +143,7 @@ impl Compiler<'_> {
             (Some((side, key)), None) if side == "after" => self.choice(key, name, "a name").map(Position::After),
             _ => {
                 let help = "a name is that of another element of the list";
-                self.fault(&format!("expected {}, found {value}", End::WORDS), help);
+                self.report(&format!("expected {}, found {value}", End::WORDS), help);
                 None
             }
         }
@@ -152,7 +152,7 @@ impl Compiler<'_> {
     fn join(&mut self, value: &Json) -> Option<Join> {
         let Json::Object(fields) = value else {
             let help = "for instance {separator: \",\"}, or {} for a list";
-            self.fault(&format!("expected an object, found {value}"), help);
+            self.report(&format!("expected an object, found {value}"), help);
             return None;
         };
         let mut join = Join::default();
@@ -172,7 +172,7 @@ impl Compiler<'_> {
                 _ => {
                     let known =
                         "it has separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
-                    self.fault(&format!("$join has no {name} that is {value}"), known);
+                    self.report(&format!("$join has no {name} that is {value}"), known);
                 }
             }
         }
@@ -194,7 +194,7 @@ impl Compiler<'_> {
                 return Some(Choice::Known(known));
             }
         }
-        self.fault(
+        self.report(
             &format!("expected {expected}, found {value}"),
             "a word is written as it stands, or found by ${...}",
         );

@@ -1,7 +1,7 @@
-//! A template as it is run: the author's partial object with its expressions compiled and its directives taken apart.
+//! Compiled templates: a partial object with compiled expressions and directives.
 //!
-//! Most of a template is plain: no expression and no directive below. Such a part stays the JSON that it is, read once
-//! when the profile is compiled, and costs a request nothing but its being written.
+//! Most of a template is plain, without expressions or directives. A plain part stays parsed JSON, and costs a request
+//! only its bytes in the patch.
 
 mod compile;
 mod directives;
@@ -16,31 +16,30 @@ pub(crate) use compile::{Compiler, LocalNames, without_directives};
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) kind: Kind,
-    /// The directives that stand beside its fields, if there are any.
+    /// The directives beside its fields, if there are any.
     pub(crate) rules: Option<Box<Rules>>,
-    /// Whether an expression of this part itself, not of one below, asks for what the object has at its place.
+    /// Whether an expression of this part itself, not of one below, reads `existing`.
     pub(crate) uses_existing: bool,
-    /// Whether there is something to do in it also where an earlier pass has added it: a `$join` or a written `Replace`,
-    /// here or below.
+    /// Whether it acts again on what an earlier pass added: a `$join` or an explicit `Replace`, here or below.
     pub(crate) acts_again: bool,
 }
 
-/// What a part of a template is.
+/// The kind of a part of a template.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// No expression and no directive below.
+    /// Plain JSON, without expressions and directives below.
     Plain(OwnedTape),
-    /// A string with expressions in it, and what it has to give.
+    /// A string with expressions, and the type that it must have.
     Text(Text, Expected),
     /// An object. Keys are escaped for JSON.
     Map(Box<[(Box<str>, Node)]>),
     /// A list.
     List(Box<[Node]>),
-    /// `$value` with fields beside it: a value with changes.
+    /// `$value` with fields beside it: a changed value.
     Changed(Box<Changed>),
 }
 
-/// A value, and what is laid over it.
+/// A value, and the changes of it.
 #[derive(Debug)]
 pub(crate) struct Changed {
     pub(crate) value: Node,
@@ -53,16 +52,16 @@ pub(crate) struct Changed {
 pub(crate) enum Text {
     /// One expression, whose value keeps its type.
     Whole(Expression),
-    /// Text and expressions side by side.
+    /// Text and expressions.
     Mixed(Box<[Piece]>),
 }
 
 /// A part of a string with expressions.
 #[derive(Debug)]
 pub(crate) enum Piece {
-    /// Text as it is.
+    /// Literal text.
     Literal(Box<str>),
-    /// An expression whose value is put in.
+    /// An expression.
     Expression(Expression),
 }
 
@@ -86,80 +85,80 @@ pub(crate) struct ForEach {
     pub(crate) item: Box<str>,
 }
 
-/// A word that is known when the profile is compiled, or found by an expression.
+/// A constant, or a value that an expression computes.
 #[derive(Debug)]
 pub(crate) enum Choice<T> {
     Known(T),
     Found(Text),
 }
 
-/// What happens where the object has a value that differs.
+/// The rule for values that differ from the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConflictRule {
-    /// Maps go deeper, the object's leaves win.
+    /// Maps merge, and the object's leaves win.
     Merge,
-    /// The object's value stays whole.
+    /// The object's value stays as a whole.
     Keep,
-    /// Maps go deeper, ours wins.
+    /// Maps merge, and the profile's leaves win.
     Replace,
     /// The profile is not applied.
     Fail,
 }
 
-/// Where a new element goes, as it is written.
+/// The position of a new element, as written.
 #[derive(Debug)]
 pub(crate) enum Position {
     End(Choice<End>),
     /// Before the element with this name; last if there is none.
     Before(Choice<Box<str>>),
-    /// Behind the element with this name; last if there is none.
+    /// After the element with this name; last if there is none.
     After(Choice<Box<str>>),
 }
 
-/// An end of a list.
+/// The start or the end of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     First,
     Last,
 }
 
-/// What is joined to the object's value.
+/// The pieces that are joined to the object's value.
 #[derive(Debug, Default)]
 pub(crate) struct Join {
-    /// Between the pieces of a text.
+    /// The separator between pieces.
     pub(crate) separator: Box<str>,
-    /// A piece with the same part before this counts as there.
+    /// The key separator: a piece with the same part before it exists already.
     pub(crate) key: Option<Box<str>>,
-    /// Goes in front of the object's value.
+    /// Text that goes before the object's value.
     pub(crate) prepend: Option<Choice<Box<str>>>,
     pub(crate) format: JoinFormat,
     pub(crate) value_from: JoinReference,
 }
 
-/// How the pieces of a joined value are told apart.
+/// The format of a joined value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum JoinFormat {
     /// Text, split at the separator.
     #[default]
     Text,
-    /// JSON: objects are united, arrays too.
+    /// JSON: objects and arrays are united.
     Json,
-    /// JSON if what is there is JSON, else text.
+    /// JSON if the existing value is JSON, else text.
     Auto,
 }
 
-/// What becomes of an env entry that is a reference and so has no text to join to.
+/// The rule for an environment variable with `valueFrom`, which has no text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum JoinReference {
-    /// It stays as it is, and the author is told.
+    /// It stays as it is, with a warning for the author.
     #[default]
     Skip,
-    /// It gets another name, and the joined entry refers to it.
+    /// It is renamed, and the joined variable refers to it.
     Compose,
 }
 
 impl Node {
-    /// Goes over all its expressions.
+    /// Visits all its expressions.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match &self.kind {
             Kind::Plain(_) => {}
@@ -188,7 +187,7 @@ impl Text {
         }
     }
 
-    /// The text that it stands for.
+    /// Evaluates the text.
     pub(crate) fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -209,7 +208,7 @@ impl Text {
         }
     }
 
-    /// Whether one of its expressions reads something of this name.
+    /// Whether one of its expressions reads a name.
     pub(crate) fn uses(&self, name: &str) -> bool {
         let mut found = false;
         self.each_expression(&mut |expression| found |= expression.uses(name));
@@ -218,7 +217,7 @@ impl Text {
 }
 
 impl<T> Choice<T> {
-    /// Goes over all its expressions.
+    /// Visits all its expressions.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match self {
             Self::Known(_) => {}

@@ -5,15 +5,15 @@ use serde_json::json;
 use super::*;
 
 fn pod(spec: &Json) -> Vec<String> {
-    let mut faults = Vec::new();
-    check_types("spec.template", &json!({"spec": spec}), Root::Pod, &[], &mut faults);
-    faults.iter().map(ToString::to_string).collect()
+    let mut diagnostics = Vec::new();
+    check_types("spec.template", &json!({"spec": spec}), Root::Pod, &[], &mut diagnostics);
+    diagnostics.iter().map(ToString::to_string).collect()
 }
 
 fn container(template: &Json) -> Vec<String> {
-    let mut faults = Vec::new();
-    check_types("t", template, Root::Container, &[], &mut faults);
-    faults.iter().map(ToString::to_string).collect()
+    let mut diagnostics = Vec::new();
+    check_types("t", template, Root::Container, &[], &mut diagnostics);
+    diagnostics.iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn what_the_api_server_would_refuse_or_drop_is_found() {
             "t.ports[0].protocol: expected TCP, UDP or SCTP, found \"HTTP\"",
         ),
     ] {
-        let faults = container(&template);
-        assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?} is not {told:?}");
+        let diagnostics = container(&template);
+        assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
     }
     for (spec, told) in [
         (json!({"hostNetwork": "yes"}), "spec.template.spec.hostNetwork: expected a boolean, found a string"),
@@ -96,8 +96,8 @@ fn what_the_api_server_would_refuse_or_drop_is_found() {
             "spec.template.spec.volumes[0].configMap.defaultMode: expected an integer",
         ),
     ] {
-        let faults = pod(&spec);
-        assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?} is not {told:?}");
+        let diagnostics = pod(&spec);
+        assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
     }
 }
 
@@ -142,8 +142,8 @@ fn what_was_meant_by_an_unknown_field_is_said() {
             "t.colourfulness: Kubernetes has no field \"colourfulness\" in a Container (help: the API server would drop it",
         ),
     ] {
-        let faults = container(&template);
-        assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?} is not {told:?}");
+        let diagnostics = container(&template);
+        assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
     }
     for (spec, told) in [
         (json!({"contaners": []}), "(help: did you mean containers?)"),
@@ -156,8 +156,8 @@ fn what_was_meant_by_an_unknown_field_is_said() {
             "(help: it stands elsewhere: spec.template.spec.securityContext.fsGroup)",
         ),
     ] {
-        let faults = pod(&spec);
-        assert!(faults.len() == 1 && faults[0].ends_with(told), "{faults:?} is not {told:?}");
+        let diagnostics = pod(&spec);
+        assert!(diagnostics.len() == 1 && diagnostics[0].ends_with(told), "{diagnostics:?} is not {told:?}");
     }
 }
 
@@ -235,9 +235,9 @@ fn a_parameter_that_is_all_of_a_value_has_to_be_of_its_type() {
     ]))
     .unwrap();
     let told = |template: &Json| {
-        let mut faults = Vec::new();
-        check_types("t", template, Root::Container, &parameters, &mut faults);
-        faults.iter().map(ToString::to_string).collect::<Vec<_>>()
+        let mut diagnostics = Vec::new();
+        check_types("t", template, Root::Container, &parameters, &mut diagnostics);
+        diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     for (template, expected) in [
         (

@@ -3,12 +3,12 @@ use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
 use super::*;
+use crate::decision::Outcome;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
-use crate::profile::{NoParents, Parent, Parents, ProfileSet, Served, Stage, Whole};
-use crate::report::Outcome;
+use crate::profile::{FlattenedProfile, NoParents, Parent, Parents};
 use crate::review::{Endpoint, Facts, RecordTrust, Review};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ProfileSet, Served, Snapshot, Stage};
 
 /// A library of one profile.
 struct OneParent(ProfileSpec);
@@ -23,10 +23,10 @@ impl Parents for OneParent {
     }
 }
 
-fn whole(name: &ProfileName, more: &Json) -> Whole {
+fn whole(name: &ProfileName, more: &Json) -> FlattenedProfile {
     let mut spec = json!({"activation": "Always"});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    Whole::new(name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap()
+    FlattenedProfile::new(name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap()
 }
 
 fn labelled(label: &str) -> Json {
@@ -215,7 +215,7 @@ fn a_pin_is_a_part_of_a_revision() {
         (first.wanted, inject(&snapshot, &object, level, looked_up))
     };
     let digits = |profile: &CompiledProfile| profile.revision()[..6].to_owned();
-    // What is at work needs no look-up.
+    // What is at work needs no lookup.
     for (pinned, expected) in [(&new, "new"), (&promoted, "promoted")] {
         let (wanted, got) = asked(&format!("proxy@{}", digits(pinned)), InjectionLevel::Enabled);
         assert_eq!((wanted.len(), got.label.as_deref(), got.warnings.len()), (0, Some(expected), 0));
@@ -270,14 +270,14 @@ fn what_is_bounded_by_its_parent_nobody_can_pin() {
     let text = |more: &Json| {
         let mut spec = json!({"extends": {"name": "proxy"}});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        Whole::new(&name, &serde_json::from_value(spec).unwrap(), &parents).unwrap()
+        FlattenedProfile::new(&name, &serde_json::from_value(spec).unwrap(), &parents).unwrap()
     };
-    let compiled = |whole: &Whole| Arc::new(whole.compile(&name).unwrap());
+    let compiled = |whole: &FlattenedProfile| Arc::new(whole.compile(&name).unwrap());
     let value = |value: &str| text(&json!({"parameters": [{"name": "a", "default": value}]}));
     let (old, bounded, own) = (value("old"), value("new"), text(&labelled("own")));
     let old_revision = compiled(&old).revision().to_owned();
     assert_eq!(compiled(&old).limits(), Limits::Parent);
-    let served = |whole: &Whole| {
+    let served = |whole: &FlattenedProfile| {
         snapshot([Served { kept: [Box::from(&*old_revision)].into(), ..Served::from(compiled(whole)) }])
     };
     let object = pod("web", &json!({"pillion.dev/profiles": format!("own@{old_revision}")}));

@@ -7,9 +7,8 @@ use pillion_api::names::InjectionLevel;
 use pillion_api::profile::{Activation, OptOut};
 
 use super::*;
-use crate::profile::ProfileSet;
 use crate::review::{Endpoint, Facts, Review};
-use crate::snapshot::{Namespace, Snapshot};
+use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
 fn own() -> ProfileName {
     ProfileName::namespaced("team-a", "own")
@@ -83,13 +82,13 @@ fn selectors_are_narrowed() {
         assert_eq!(selector.matches(label), selected, "{labels:?}");
     }
     let wrong = child(json!({"objectSelector": {"matchExpressions": [{"key": "x", "operator": "In"}]}}));
-    let wrong = faults(&own(), wrong, &library());
+    let wrong = diagnostics(&own(), wrong, &library());
     assert!(wrong[0].starts_with("spec.objectSelector.matchExpressions[0].values: "), "{wrong:?}");
 }
 
 #[test]
 fn a_namespace_sets_what_it_may_within_its_bounds() {
-    let set = |parameter: Json| faults(&own(), child(json!({"parameters": [parameter]})), &library());
+    let set = |parameter: Json| diagnostics(&own(), child(json!({"parameters": [parameter]})), &library());
     for good in [
         json!({"name": "level", "default": 5}),
         json!({"name": "mode", "default": "b"}),
@@ -119,8 +118,8 @@ fn a_namespace_sets_what_it_may_within_its_bounds() {
         (json!({"name": "level", "default": 3, "annotation": "a/x"}), "spec.parameters[0].annotation: "),
         (json!({"name": "level", "default": "x", "type": "string"}), "spec.parameters[0].type: "),
     ] {
-        let faults = set(parameter.clone());
-        assert!(faults.iter().any(|fault| fault.contains(told)), "{parameter}: {faults:#?}");
+        let diagnostics = set(parameter.clone());
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(told)), "{parameter}: {diagnostics:#?}");
     }
 }
 
@@ -135,8 +134,8 @@ fn a_namespace_does_not_widen_what_it_inherits() {
             "spec.matchConditions[0].name: the condition \"level\" is the cluster profile's",
         ),
     ] {
-        let faults = faults(&own(), child(more.clone()), &library());
-        assert!(faults.iter().any(|fault| fault.starts_with(told)), "{more}: {faults:#?}");
+        let diagnostics = diagnostics(&own(), child(more.clone()), &library());
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.starts_with(told)), "{more}: {diagnostics:#?}");
     }
 }
 
@@ -152,8 +151,8 @@ fn one_that_says_more_is_bounded_as_the_namespaces_own() {
         json!({"onError": "Skip"}),
     ] {
         let mut text = child(more.clone());
-        let privileged = faults(&own(), text.clone(), &library);
-        let told = |text: &str| privileged.iter().any(|fault| fault.contains(text));
+        let privileged = diagnostics(&own(), text.clone(), &library);
+        let told = |text: &str| privileged.iter().any(|diagnostic| diagnostic.contains(text));
         assert!(
             told("agent, which it extends: a namespaced profile cannot set hostNetwork"),
             "{more}: {privileged:#?}"
@@ -170,8 +169,8 @@ fn one_that_says_more_is_bounded_as_the_namespaces_own() {
         "template": {"metadata": {"labels": {"x": "y"}}},
     });
     let text = child(json!({"variables": [{"name": "v", "expression": "1"}]}));
-    let lent = faults(&own(), text, &Library::new([("agent", parent)]));
-    assert_eq!(lent.iter().filter(|fault| fault.contains("says more than values")).count(), 2, "{lent:#?}");
+    let lent = diagnostics(&own(), text, &Library::new([("agent", parent)]));
+    assert_eq!(lent.iter().filter(|diagnostic| diagnostic.contains("says more than values")).count(), 2, "{lent:#?}");
 }
 
 #[test]

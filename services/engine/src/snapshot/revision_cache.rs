@@ -1,7 +1,7 @@
-//! Revisions that are not at work and that somebody asked for, compiled once for all who do.
+//! Caches compiled revisions that are not active but were requested.
 //!
-//! A revision never changes, so what was compiled stays right; few are asked for, so there is room for few. Who comes when
-//! there is no room takes the place of the one that nobody has asked for the longest.
+//! A revision never changes, so entries never become stale. Few revisions are requested, so the cache is small. The
+//! least recently used entry is replaced.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,32 +12,32 @@ use serde::Deserialize;
 use crate::json::OwnedTape;
 use crate::profile::{CompiledProfile, ProfileName, compile_revision};
 
-/// How many are kept.
-const ROOM: usize = 64;
+/// The capacity of the cache.
+const MAX_REVISIONS: usize = 64;
 
-/// By profile and revision.
+/// The profile and the revision.
 type Key = (ProfileName, Box<str>);
 
-/// What was compiled. Copies of a snapshot share it.
+/// The cache. Clones of a snapshot share it.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
-    known: Mutex<Known>,
+pub(super) struct RevisionCache {
+    known: Mutex<Entries>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct Entries {
     compiled: HashMap<Key, (Arc<CompiledProfile>, u64)>,
-    /// Rises each time that somebody asks.
+    /// Counts the requests, as the clock of the cache.
     asked: u64,
 }
 
-/// The part of the object that is read.
+/// The part of the revision object that is read.
 #[derive(Deserialize)]
 struct Object {
     spec: RevisionSpec,
 }
 
-impl Kept {
+impl RevisionCache {
     pub(super) fn get(&self, profile: &ProfileName, revision: &str) -> Option<Arc<CompiledProfile>> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.asked += 1;
@@ -47,7 +47,7 @@ impl Kept {
         Some(Arc::clone(compiled))
     }
 
-    /// Compiles the object that holds a revision; `None` if it is not that revision, or does not compile.
+    /// Compiles a revision object and caches the result; `None` if it is another revision or does not compile.
     pub(super) fn compile(
         &self,
         profile: &ProfileName,
@@ -64,10 +64,10 @@ impl Kept {
     }
 }
 
-impl Known {
+impl Entries {
     fn keep(&mut self, key: Key, compiled: &Arc<CompiledProfile>) {
         self.asked += 1;
-        if self.compiled.len() >= ROOM && !self.compiled.contains_key(&key) {
+        if self.compiled.len() >= MAX_REVISIONS && !self.compiled.contains_key(&key) {
             let longest_ago = self.compiled.iter().min_by_key(|(_, (_, asked))| *asked).map(|(key, _)| key.clone());
             if let Some(longest_ago) = longest_ago {
                 self.compiled.remove(&longest_ago);
@@ -82,30 +82,31 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::profile::{Library, Whole};
+    use crate::profile::{FlattenedProfile, Library};
 
     #[test]
     fn who_comes_takes_the_place_of_what_nobody_has_asked_for_the_longest() {
-        let (kept, name) = (Kept::default(), ProfileName::cluster("proxy"));
+        let (cache, name) = (RevisionCache::default(), ProfileName::cluster("proxy"));
         let spec = |number: usize| {
             let spec = json!({"template": {"metadata": {"labels": {"a": number.to_string()}}}});
-            let whole = Whole::new(&name, &serde_json::from_value(spec).unwrap(), &Library::new([])).unwrap();
+            let whole =
+                FlattenedProfile::new(&name, &serde_json::from_value(spec).unwrap(), &Library::new([])).unwrap();
             whole.to_revision(&name, Some(1), None).unwrap()
         };
         let revision = |number: usize| spec(number).revision;
         let add = |number: usize| {
             let object = OwnedTape::parse(json!({"spec": spec(number)}).to_string()).unwrap();
-            assert!(kept.compile(&name, &revision(number), &object).is_some());
+            assert!(cache.compile(&name, &revision(number), &object).is_some());
         };
-        let is_kept = |number: usize| kept.get(&name, &revision(number)).is_some();
-        (0..ROOM).for_each(add);
+        let is_kept = |number: usize| cache.get(&name, &revision(number)).is_some();
+        (0..MAX_REVISIONS).for_each(add);
         assert!(is_kept(0), "and it was asked for just now");
-        add(ROOM);
+        add(MAX_REVISIONS);
         assert!(!is_kept(1));
         // All others stay.
-        assert!((2..=ROOM).chain([0]).all(is_kept));
+        assert!((2..=MAX_REVISIONS).chain([0]).all(is_kept));
         // One that is there takes nobody's place.
-        add(ROOM);
-        assert!((2..=ROOM).chain([0]).all(is_kept));
+        add(MAX_REVISIONS);
+        assert!((2..=MAX_REVISIONS).chain([0]).all(is_kept));
     }
 }

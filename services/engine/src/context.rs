@@ -1,8 +1,8 @@
-//! What expressions compute with: the object, the request, the namespace, and a profile's variables.
+//! The context of expressions: the object, the request, the namespace, lookups, parameters, and the variables of a
+//! profile.
 //!
-//! Everything is given as a place in what is there already and read only as far as an expression reaches. Variables are
-//! evaluated when they are first used, once for an object; those that are computed from a container or an item, once for
-//! each.
+//! Expressions read the values in place, and only as far as they reach. A variable is evaluated when it is first used,
+//! once per object. A variable that reads a container or an item is evaluated once for each container or item.
 
 use std::cell::{OnceCell, RefCell};
 
@@ -11,97 +11,109 @@ use crate::expression::{
     TextValue, Value,
 };
 use crate::json::{self, OwnedTape};
-use crate::lookup::{self, LookedUp};
-use crate::profile::CompiledProfile;
-use crate::snapshot::Namespace;
+use crate::lookup::{self, Answer, LookedUp, OwnerChain};
+use crate::namespace::NamespaceMetadata;
 
-/// The names that every expression of a profile may use, beside its variables.
+/// Names that every expression of a profile may use, besides its variables.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
 
-/// The names that are known in some places only. A variable may use them, and can then be used in those places.
+/// Names that are bound in some places only. A variable may read them, and is then usable only there.
 pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 
-/// What the object has at the place at hand. No variable is computed from it.
+/// The existing value of the field that a template writes. Variables cannot read it.
 pub(crate) const EXISTING: &str = "existing";
 
-/// Those that only a pod has.
+/// Names that stand for the results of lookups.
+const LOOKED_UP_NAMES: [&str; 4] = ["serviceAccount", "owner", "owners", "cluster"];
+
+/// Names that are defined for pods only.
 const POD_NAMES: [&str; 3] = ["containers", "primary", "overlays"];
 
-/// The annotation that says which container people mean when they mean the pod.
+/// The annotation that names the main container of a pod.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// The lists of a pod's containers.
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// Bytes that looking at one container is charged as.
+/// The charge for reading one container, in bytes.
 const CONTAINER_COST: usize = 16;
 
-/// An expression with a name.
+/// A variable of a profile: a named expression.
 #[derive(Debug)]
 pub(crate) struct Variable {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
-    /// Whether it is computed from a container or an item, also by way of another variable.
+    /// Whether it reads a container or an item, directly or through another variable.
     pub(crate) is_local: bool,
 }
 
-/// What is the same for all profiles of one request.
+/// The part of the context that all profiles of one request share.
 #[derive(Clone, Copy)]
-pub(crate) struct World<'v> {
-    /// The object as its author wrote it.
+pub(crate) struct EvalContext<'v> {
+    /// The object as its author wrote it, without what was injected.
     pub(crate) object: json::Value<'v>,
     pub(crate) request: json::Value<'v>,
     pub(crate) namespace_name: &'v str,
-    pub(crate) namespace: &'v Namespace,
+    pub(crate) namespace: &'v NamespaceMetadata,
     pub(crate) uid: &'v str,
     pub(crate) looked_up: &'v LookedUp,
-    /// What the profiles may use together.
+    /// The budget that the profiles share.
     pub(crate) allowances: &'v Allowances,
 }
 
-/// What is made while a request is answered and is borrowed until it is.
+/// What a profile defines for its expressions.
+#[derive(Clone, Copy)]
+pub(crate) struct Definitions<'v> {
+    /// The owner whose budget its expressions use.
+    pub(crate) owner: Owner,
+    pub(crate) variables: &'v [Variable],
+    /// The names of the containers that it adds.
+    pub(crate) own_containers: &'v [Box<str>],
+}
+
+/// Owns values that are created while a request is decided and borrowed until the end.
 pub(crate) struct Arena {
-    // Most requests need neither, and each asks for memory when it is made.
+    // Most requests need neither, and creating an arena allocates.
     tapes: OnceCell<typed_arena::Arena<OwnedTape>>,
     parameters: OnceCell<typed_arena::Arena<Parameters>>,
 }
 
-/// The values of a profile's parameters by their names, and what its look-ups brought.
+/// The values of a profile's parameters, and the results of its declared lookups.
 pub(crate) use crate::parameter::Values as Parameters;
 
-/// What the names in one profile's expressions stand for.
-pub(crate) struct Computation<'v> {
-    world: World<'v>,
+/// The bindings of one profile: resolves the names in its expressions.
+pub(crate) struct ProfileBindings<'v> {
+    context: EvalContext<'v>,
     parameters: &'v Parameters,
-    profile: &'v CompiledProfile,
-    /// Names of the containers that were injected; `None` where the object is without them.
+    definitions: Definitions<'v>,
+    /// Names of the injected containers; `None` if the object is the original, without them.
     ours: Option<&'v [Box<str>]>,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
-    /// The lists of containers that the pod has, in the order of [`LISTS`], once somebody has asked for one.
+    /// The lists of containers of the pod, in the order of [`LISTS`]. Filled on first use.
     lists: OnceCell<[Option<json::Value<'v>>; LISTS.len()]>,
-    /// All containers, once somebody has asked for them.
+    /// The value of `containers`. Filled on first use.
     containers: OnceCell<Value<'v>>,
-    /// Names that are known at the place at hand, the innermost last.
+    /// Names that are bound at the current place, the innermost last.
     locals: RefCell<Vec<(&'v str, Value<'v>)>>,
 }
 
-/// The scope of a profile's expressions.
+/// Builds the scope against which a profile's expressions are compiled.
 pub(crate) fn scope<'n>(
     parameters: impl IntoIterator<Item = &'n str>,
     variables: impl IntoIterator<Item = &'n str>,
 ) -> Scope {
-    let scope = NAMES.into_iter().chain(lookup::NAMES).fold(Scope::new(), Scope::with);
+    let scope = NAMES.into_iter().chain(LOOKED_UP_NAMES).fold(Scope::new(), Scope::with);
     scope.with_members("params", parameters).with_members("variables", variables)
 }
 
-/// The scope without what only a pod has.
+/// Removes the names that are defined for pods only.
 pub(crate) fn without_pod(scope: Scope) -> Scope {
     POD_NAMES
         .into_iter()
         .fold(scope, |scope, name| scope.without(name, "only a pod has it, and the target is not pods"))
 }
 
-/// A container as expressions see it.
+/// The value of a container: its fields, and its `type`.
 pub(crate) fn container<'v>(
     container: json::Value<'v>,
     kind: &'static str,
@@ -110,15 +122,14 @@ pub(crate) fn container<'v>(
     Value::extended(Value::read(container, meter)?, [Some(("type", Value::text(kind))), None], meter)
 }
 
-/// What kind of container one of `initContainers` is.
+/// The type of an init container: `Sidecar` if it restarts always, else `Init`.
 pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
     if container.get("restartPolicy").is_some_and(|policy| policy.is("Always")) { "Sidecar" } else { "Init" }
 }
 
-impl World<'_> {
-    /// A meter for a profile, which grants no more than is left for the profiles of its owner.
-    pub(crate) fn meter(&self, profile: &CompiledProfile, purpose: Purpose, steps: usize) -> Meter {
-        let owner = if profile.name().namespace.is_none() { Owner::Platform } else { Owner::Namespace };
+impl EvalContext<'_> {
+    /// Returns a meter that grants at most the rest of the owner's budget.
+    pub(crate) fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         self.allowances.meter(owner, purpose, steps)
     }
 }
@@ -128,34 +139,34 @@ impl Arena {
         Self { tapes: OnceCell::new(), parameters: OnceCell::new() }
     }
 
-    /// Keeps a JSON text.
+    /// Stores a parsed JSON text.
     pub(crate) fn keep(&self, tape: OwnedTape) -> json::Value<'_> {
         let kept: &OwnedTape = self.tapes.get_or_init(typed_arena::Arena::new).alloc(tape);
         kept.root()
     }
 
-    /// Keeps the values of a profile's parameters.
+    /// Stores the values of a profile's parameters.
     pub(crate) fn keep_parameters(&self, parameters: Parameters) -> &Parameters {
         self.parameters.get_or_init(typed_arena::Arena::new).alloc(parameters)
     }
 }
 
-impl<'v> Computation<'v> {
-    pub(crate) fn new(world: World<'v>, parameters: &'v Parameters, profile: &'v CompiledProfile) -> Self {
-        let values = RefCell::new(vec![None; profile.variables.len()]);
+impl<'v> ProfileBindings<'v> {
+    pub(crate) fn new(context: EvalContext<'v>, parameters: &'v Parameters, definitions: Definitions<'v>) -> Self {
+        let values = RefCell::new(vec![None; definitions.variables.len()]);
         let (lists, containers) = (OnceCell::new(), OnceCell::new());
-        Self { world, parameters, profile, ours: None, values, lists, containers, locals: RefCell::default() }
+        Self { context, parameters, definitions, ours: None, values, lists, containers, locals: RefCell::default() }
     }
 
-    /// The same for an object as it is, in which these containers were injected.
+    /// Binds `containers` for an object that still holds these injected containers.
     pub(crate) fn with_ours(mut self, names: &'v [Box<str>]) -> Self {
         self.ours = Some(names);
         self
     }
 
-    /// A meter for its profile.
+    /// Returns a meter for the profile.
     pub(crate) fn meter(&self, purpose: Purpose, steps: usize) -> Meter {
-        self.world.meter(self.profile, purpose, steps)
+        self.context.meter(self.definitions.owner, purpose, steps)
     }
 
     /// The values of the profile's parameters.
@@ -163,12 +174,12 @@ impl<'v> Computation<'v> {
         self.parameters
     }
 
-    /// Whether its profile adds a container of this name.
+    /// Whether the profile adds a container with this name.
     pub(crate) fn adds(&self, container: &str) -> bool {
-        self.profile.own_containers.iter().any(|own| **own == *container)
+        self.definitions.own_containers.iter().any(|own| **own == *container)
     }
 
-    /// Brings a name into scope until [`Computation::forget`].
+    /// Binds a name until [`ProfileBindings::forget`].
     pub(crate) fn know(&self, name: &'v str, value: Value<'v>) {
         self.locals.borrow_mut().push((name, value));
         if name != EXISTING {
@@ -176,12 +187,12 @@ impl<'v> Computation<'v> {
         }
     }
 
-    /// How many names are known at the place at hand.
+    /// The number of names that are bound at the current place.
     pub(crate) fn known(&self) -> usize {
         self.locals.borrow().len()
     }
 
-    /// Forgets the names that came into scope since there were so many. Nearly always none did.
+    /// Unbinds all names above this number. In most cases there are none.
     #[inline]
     pub(crate) fn forget(&self, known: usize) {
         if self.known() > known {
@@ -201,25 +212,25 @@ impl<'v> Computation<'v> {
 
     fn forget_local_values(&self) {
         let mut values = self.values.borrow_mut();
-        for (variable, value) in self.profile.variables.iter().zip(values.iter_mut()) {
+        for (variable, value) in self.definitions.variables.iter().zip(values.iter_mut()) {
             if variable.is_local {
                 *value = None;
             }
         }
     }
 
-    /// The items of the lists of containers, in the order of [`LISTS`].
+    /// The containers of each list, in the order of [`LISTS`].
     fn lists(&self) -> [impl Iterator<Item = json::Value<'v>> + use<'v>; LISTS.len()] {
         let lists = self.lists.get_or_init(|| {
-            let spec = self.world.object.get("spec");
+            let spec = self.context.object.get("spec");
             LISTS.map(|list| spec.and_then(|spec| spec.get(list)))
         });
         lists.map(|list| list.into_iter().flat_map(json::Value::items))
     }
 
-    /// Whether a container has the name of one that the profile adds: then its author says how that one should be.
+    /// Whether a container of the pod overlays one that the profile adds: it has the same name and configures it.
     fn is_overlay(&self, container: json::Value<'_>) -> bool {
-        let own = &self.profile.own_containers;
+        let own = self.definitions.own_containers;
         self.ours.is_none()
             && !own.is_empty()
             && container.get("name").is_some_and(|name| own.iter().any(|own| name.is(own)))
@@ -233,7 +244,7 @@ impl<'v> Computation<'v> {
         let mut containers = ListBuilder::new();
         for (value, kind) in init.chain(app).chain(ephemeral).filter(|(container, _)| !self.is_overlay(*container)) {
             let ours = self.ours.map(|ours| {
-                // Nobody injects an ephemeral container, whatever it is called.
+                // Ephemeral containers are never injected, whatever their names are.
                 let is_ours = kind != "Ephemeral"
                     && value.get("name").is_some_and(|name| ours.iter().any(|injected| name.is(injected)));
                 ("ours", Value::Bool(is_ours))
@@ -256,9 +267,9 @@ impl<'v> Computation<'v> {
         overlays.finish(meter)
     }
 
-    /// The container that people mean: the one that the pod names, else the first.
+    /// The main container: the one that the annotation names, else the first.
     fn primary(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
-        let annotation = self.world.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
+        let annotation = self.context.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);
         let items = || {
             let [_, app, _] = self.lists();
@@ -275,9 +286,9 @@ impl<'v> Computation<'v> {
     fn namespace(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let text = |text: &'v str| Key::String(TextValue::Borrowed(text));
         let entry = |(key, value): (&'v str, &'v str)| (text(key), Value::text(value));
-        let labels = Value::map(self.world.namespace.labels().map(entry), meter)?;
-        let annotations = Value::map(self.world.namespace.annotations().map(entry), meter)?;
-        let name = Value::text(self.world.namespace_name);
+        let labels = Value::map(self.context.namespace.labels().map(entry), meter)?;
+        let annotations = Value::map(self.context.namespace.annotations().map(entry), meter)?;
+        let name = Value::text(self.context.namespace_name);
         let metadata = [(text("name"), name), (text("labels"), labels), (text("annotations"), annotations)];
         let metadata = Value::map(metadata, meter)?;
         Value::map([(text("metadata"), metadata)], meter)
@@ -288,18 +299,18 @@ impl<'v> Computation<'v> {
     }
 }
 
-impl<'v> Bindings<'v> for Computation<'v> {
+impl<'v> Bindings<'v> for ProfileBindings<'v> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         if let "containers" | "primary" | "overlays" = name {
-            // What is made of them takes time in proportion to the pod, and is mostly made anew each time.
+            // Building these values takes time in proportion to the pod, and most of them are built on every use.
             meter.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
         }
         match name {
-            "object" => Value::read(self.world.object, meter),
+            "object" => Value::read(self.context.object, meter),
             "oldObject" => {
-                self.world.request.get("oldObject").map_or(Ok(Value::Null), |object| Value::read(object, meter))
+                self.context.request.get("oldObject").map_or(Ok(Value::Null), |object| Value::read(object, meter))
             }
-            "request" => Value::read(self.world.request, meter),
+            "request" => Value::read(self.context.request, meter),
             "namespaceObject" => self.namespace(meter),
             "containers" => {
                 if let Some(containers) = self.containers.get() {
@@ -312,7 +323,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
             "overlays" => self.overlays(meter),
             _ => match self.local(name) {
                 Some(value) => Ok(value),
-                None => lookup::value(&self.world, name, meter)
+                None => looked_up_value(&self.context, name, meter)
                     .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not known here")))),
             },
         }
@@ -322,7 +333,7 @@ impl<'v> Bindings<'v> for Computation<'v> {
         if let Some(found) = self.parameters.member(name, member, meter) {
             return found;
         }
-        let variables = &self.profile.variables;
+        let variables = self.definitions.variables;
         let Some(place) = variables.iter().position(|variable| *variable.name == *member) else { return Ok(None) };
         if let Some(value) = self.values.borrow().get(place).cloned().flatten() {
             return value.map(Some);
@@ -336,6 +347,89 @@ impl<'v> Bindings<'v> for Computation<'v> {
     }
 
     fn seed(&self) -> &str {
-        self.world.uid
+        self.context.uid
     }
+}
+
+/// Returns the value of one of [`LOOKED_UP_NAMES`]; `None` for any other name.
+fn looked_up_value<'v>(
+    context: &EvalContext<'v>,
+    name: &str,
+    meter: &mut Meter,
+) -> Option<Result<Value<'v>, EvaluationError>> {
+    Some(match name {
+        "serviceAccount" => service_account(context, meter),
+        "owner" => owners(context, meter).and_then(|mut owners| Value::optional(owners.pop(), meter)),
+        "owners" => owners(context, meter).and_then(|owners| Value::list(owners, meter)),
+        "cluster" => match &context.looked_up.cluster {
+            Some(facts) if facts.root().is_null() => {
+                return Some(Err(EvaluationError::new("what the platform says of the cluster is not known here")));
+            }
+            Some(facts) => Value::read(facts.root(), meter),
+            None => Value::map([], meter),
+        },
+        _ => return None,
+    })
+}
+
+/// The service account's metadata; an empty optional if there is no such account.
+fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+    let object = context.looked_up.service_account.known("the service account")?;
+    let metadata = object.and_then(|object| object.root().get("metadata"));
+    let metadata = metadata.map(|metadata| Value::read(metadata, meter)).transpose()?;
+    Value::optional(metadata, meter)
+}
+
+/// The owners, the nearest first. Owners that are known from the pod alone need no lookup.
+fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
+    let what = "the owner";
+    if let Some(chain) = known_from_pod(context) {
+        // No object was looked up for this chain, so nothing of it is borrowed.
+        return chain.owners().iter().map(|owner| owner_value(owner, None, meter)).collect();
+    }
+    let chain = context.looked_up.owners.known(what)?;
+    let owners = chain.map(OwnerChain::owners).unwrap_or_default();
+    owners.iter().map(|owner| owner_value(owner, owner.object.as_ref().map(|object| object.root()), meter)).collect()
+}
+
+/// The owners, if the names of all of them are known without a lookup.
+fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
+    if !matches!(context.looked_up.owners, Answer::NotAsked) {
+        return None;
+    }
+    Some(OwnerChain::of_pod(context.object, false)).filter(|chain| !chain.is_open())
+}
+
+/// `{apiVersion, kind, name}`, with `uid`, `labels` and `annotations` if they are known.
+fn owner_value<'v>(
+    owner: &lookup::Owner,
+    object: Option<json::Value<'v>>,
+    meter: &mut Meter,
+) -> Result<Value<'v>, EvaluationError> {
+    let key = |name: &'static str| Key::String(TextValue::Borrowed(name));
+    let reference = &owner.reference;
+    let texts = [
+        ("apiVersion", Some(&*reference.api_version)),
+        ("kind", Some(&*reference.kind)),
+        ("name", Some(&*reference.name)),
+        ("uid", reference.uid.as_deref()),
+    ];
+    let mut fields = MapBuilder::new();
+    for (name, text) in texts {
+        if let Some(text) = text {
+            fields.insert(key(name), Value::owned(text, meter)?, meter)?;
+        }
+    }
+    for name in ["labels", "annotations"] {
+        let part = object.map(|object| object.at(&["metadata", name]));
+        // A looked-up object without labels or annotations has empty ones.
+        if let Some(part) = part {
+            let part = match part {
+                Some(part) => Value::read(part, meter)?,
+                None => Value::map([], meter)?,
+            };
+            fields.insert(key(name), part, meter)?;
+        }
+    }
+    fields.finish(meter)
 }

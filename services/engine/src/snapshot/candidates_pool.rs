@@ -1,31 +1,32 @@
-//! What namespaces get, kept once for all that get the same.
+//! Stores the candidates of namespaces, each distinct set once.
 //!
-//! With thousands of profiles that are for some namespaces only, what one namespace gets is a list of hundreds of bytes,
-//! and ten thousand namespaces have a few hundred different ones among them.
+//! With thousands of profiles for some namespaces only, the candidates of one namespace take hundreds of bytes, and ten
+//! thousand namespaces share a few hundred distinct sets.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::select::candidates::Candidates;
 
-/// With fewer than so many it is not worth looking for those that nobody needs any more.
+/// Below this size, unused entries are not searched for.
 const FEW: usize = 64;
 
-/// The candidates of one set of profiles. Namespaces remember theirs without keeping them, so that a set that is not
-/// served any more goes away with its pool, whoever asked for it last.
+/// The candidates of one set of profiles. Namespaces hold weak references, so a set of profiles that is no longer
+/// served is freed with its pool.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct CandidatesPool {
     known: Mutex<HashSet<Arc<Candidates>>>,
 }
 
-impl Pool {
-    /// The same, kept once.
+impl CandidatesPool {
+    /// Returns the stored candidates that are equal, or stores these.
     pub(super) fn share(&self, candidates: Candidates) -> Arc<Candidates> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.get(&candidates) {
             return Arc::clone(known);
         }
-        // Before the table grows: what no namespace remembers and no request uses is of namespaces that have changed.
+        // Before the table grows: entries that no namespace caches and no request uses belong to namespaces that
+        // changed.
         if known.len() >= FEW && known.len() == known.capacity() {
             known.retain(|candidates| Arc::weak_count(candidates) > 0 || Arc::strong_count(candidates) > 1);
         }

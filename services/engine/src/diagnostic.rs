@@ -1,17 +1,17 @@
-//! What is wrong with a profile, said so that its author can mend it: which field, what is there, what was expected.
+//! Diagnostics: what is wrong with a profile, in which field, what was expected, and how to correct it.
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::expression::ExpressionError;
 
-/// How long a piece of an expression may be that is said again, in bytes: a longer one is shown in its text only.
+/// The maximum length, in bytes, of a piece of an expression that a message repeats.
 const LONGEST_PIECE: usize = 60;
 
-/// How long each text of a mistake may be, in bytes: what it says again of a profile may be as long as the profile.
+/// The maximum length of each text of a diagnostic, in bytes: it may repeat text of the profile.
 const LONGEST_TEXT: usize = 1_000;
 
-/// One mistake in a profile.
+/// A mistake in a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     /// The field: `spec.template.spec.containers[0].image`.
@@ -20,19 +20,19 @@ pub struct Diagnostic {
     pub message: String,
     /// What to do about it.
     pub help: Option<String>,
-    /// Which part of the field it is about.
+    /// The part of the field.
     pub part: Part,
 }
 
-/// Which part of a field a mistake is about.
+/// The part of a field that a mistake is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Part {
     /// Its value.
     #[default]
     Value,
-    /// Its name: such a field does not belong there.
+    /// Its name: the field does not belong there.
     Name,
-    /// These bytes of its text: a piece of an expression.
+    /// A byte range of its text: a piece of an expression.
     Bytes(Range<usize>),
 }
 
@@ -45,12 +45,12 @@ impl Diagnostic {
         Self { help: Some(shortened(help.into())), ..self }
     }
 
-    /// Says that it is about the field's name and not about its value.
+    /// Marks the name of the field instead of its value.
     pub(crate) fn of_name(self) -> Self {
         Self { part: Part::Name, ..self }
     }
 
-    /// An expression's mistake, in a field whose text is or holds the expression: `error` counts from that text's begin.
+    /// Creates the diagnostic of an expression's error. The range of `error` is relative to the text of the field.
     pub(crate) fn of_expression(path: impl Into<String>, text: &str, error: &ExpressionError) -> Self {
         let said = |piece: &str| error.message.contains(&format!("`{piece}`"));
         let piece = text
@@ -61,7 +61,7 @@ impl Diagnostic {
     }
 }
 
-/// A text that is not longer than people read: of a longer one, its begin and its end.
+/// Shortens a long text to its start and its end.
 fn shortened(text: String) -> String {
     if text.len() <= LONGEST_TEXT {
         return text;

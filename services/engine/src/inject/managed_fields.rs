@@ -1,28 +1,29 @@
-//! What the author of the request wrote, by `metadata.managedFields`.
+//! The fields that the author of the request wrote, by `metadata.managedFields`.
 //!
-//! In a CREATE review they name what the author wrote and nothing that admission added; the API server computes them. So what
-//! a `LimitRange` put into an author's overlay is told apart from the author's own.
+//! In a CREATE review, managedFields name what the author wrote and nothing that admission added; the API server
+//! computes them. So defaults that a `LimitRange` put into an overlay container are told apart from the author's
+//! values.
 
 use crate::json::Value;
 
-/// The fields that the author wrote.
+/// The fields that the author of the request wrote.
 #[derive(Clone, Copy)]
-pub(super) struct Authors<'a> {
+pub(super) struct ManagedFields<'a> {
     managed: Option<Value<'a>>,
 }
 
-impl<'a> Authors<'a> {
+impl<'a> ManagedFields<'a> {
     pub(super) fn of(object: Value<'a>) -> Self {
         let managed = object.at(&["metadata", "managedFields"]);
         Self { managed: managed.filter(|managed| managed.items().next().is_some()) }
     }
 
-    /// How many bytes are read to know what the author wrote at one place.
+    /// The bytes that are read to answer for one place.
     pub(super) fn size(self) -> usize {
         self.managed.map_or(0, |managed| managed.raw().len())
     }
 
-    /// Whether the author wrote what stands at a place; so it is taken to be where nobody knows.
+    /// Whether the author wrote the value at a place. Without managedFields the answer is yes.
     pub(super) fn wrote(self, pointer: &str) -> bool {
         let Some(managed) = self.managed else { return true };
         managed.items().any(|entry| {
@@ -32,7 +33,7 @@ impl<'a> Authors<'a> {
     }
 }
 
-/// Whether a set of fields names a place, or all that is around it.
+/// Whether a set of fields names a place, or a value around it.
 fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bool {
     let Some(token) = tokens.next() else { return true };
     let name = token.replace("~1", "/").replace("~0", "~");
@@ -46,22 +47,22 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
         is_named.then_some(value)
     });
     match below {
-        // A set with nothing in it is a field that is owned as a whole, or a map that the author left empty: the API server
-        // says `f:resources: {}` of every container.
+        // An empty set is a field that is owned as a whole, or a map that the author left empty: the API server writes
+        // `f:resources: {}` for every container.
         Some(below) if below.members().next().is_none() => tokens.next().is_none() || is_whole(&name),
         Some(below) => names(below, tokens),
         None => false,
     }
 }
 
-/// Whether a map is one value, which somebody owns as a whole: `x-kubernetes-map-type: atomic`.
+/// Whether a map is owned as a whole: `x-kubernetes-map-type: atomic`.
 pub(crate) fn is_whole(field: &str) -> bool {
     matches!(field, "nodeSelector" | "labelSelector" | "resourceClaimTemplate") || field.ends_with("Ref")
 }
 
-/// Whether the keys of an element, as JSON, are those that a pointer names it by.
+/// Whether the keys of an element, as JSON, are those of a token.
 fn is_key(keys: &str, name: &str) -> bool {
-    // Nearly all keys are others, and need not be read.
+    // Most keys differ, and need not be parsed.
     if !keys.contains('\\') && !name.split(',').all(|part| keys.contains(part)) {
         return false;
     }
@@ -87,7 +88,7 @@ mod tests {
             },
         }}}}]}});
         let tape = OwnedTape::parse(object.to_string()).unwrap();
-        let authors = Authors::of(tape.root());
+        let managed = ManagedFields::of(tape.root());
         for (pointer, wrote) in [
             ("/spec/containers/proxy/image", true),
             ("/spec/containers/proxy/env/A/value", true),
@@ -98,9 +99,9 @@ mod tests {
             ("/spec/nodeSelector/disk", true),
             ("/spec/containers/other/image", false),
         ] {
-            assert_eq!(authors.wrote(pointer), wrote, "{pointer}");
+            assert_eq!(managed.wrote(pointer), wrote, "{pointer}");
         }
         let unknown = OwnedTape::parse("{}").unwrap();
-        assert!(Authors::of(unknown.root()).wrote("/spec/x"), "without managedFields all is the author's");
+        assert!(ManagedFields::of(unknown.root()).wrote("/spec/x"), "without managedFields all is the author's");
     }
 }

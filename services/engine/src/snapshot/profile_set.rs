@@ -1,4 +1,4 @@
-//! All compiled profiles, in the order in which they apply.
+//! The set of all compiled profiles, in the order in which they apply.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -6,116 +6,89 @@ use std::sync::Arc;
 
 use pillion_api::selector::LabelSelector;
 
-use super::CompiledProfile;
-use super::target::Action;
-use crate::select::index::Index;
+use crate::profile::CompiledProfile;
+use crate::profile::target::Action;
+use crate::select::index::{Entry, Index, Staging};
 
-/// A profile with what is served of it.
+/// A profile as it is served.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// The revision that is published.
+    /// The published revision.
     pub profile: Arc<CompiledProfile>,
-    /// Who gets it, if not everybody.
+    /// The rollout, unless all workloads get the published revision.
     pub stage: Option<Stage>,
-    /// The revisions that are kept, which can be asked for by `name@hash`.
+    /// The stored revisions, which `name@hash` can request.
     pub kept: Arc<[Box<str>]>,
 }
 
-/// A rollout that is not complete.
+/// An incomplete rollout.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The revision of all others; without it they get none.
+    /// The revision for all other workloads; without it they get none.
     pub promoted: Option<Arc<CompiledProfile>>,
     /// Share of the workloads, in percent.
     pub percent: u8,
-    /// Only workloads in these namespaces.
+    /// The namespaces whose workloads take part.
     pub namespaces: Option<LabelSelector>,
 }
 
-impl From<Arc<CompiledProfile>> for Served {
-    /// Everybody gets it, and no other one is kept.
-    fn from(profile: Arc<CompiledProfile>) -> Self {
-        Self { profile, stage: None, kept: Arc::default() }
-    }
-}
-
-/// Who gets the newest revision of a profile that has two at work.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Staging {
-    /// The profile, as it is displayed.
-    pub(crate) profile: Box<str>,
-    pub(crate) percent: u8,
-    pub(crate) namespaces: Option<LabelSelector>,
-}
-
-/// A revision that is at work.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) profile: Arc<CompiledProfile>,
-    /// One for both revisions of a profile that has two.
-    pub(crate) staging: Option<Arc<Staging>>,
-    pub(crate) is_promoted: bool,
-    pub(crate) kept: Arc<[Box<str>]>,
-}
-
-/// All compiled profiles of a cluster. All of the platform's stand before all of the tenants'; among them the lower
-/// `order` comes first, then the name.
-#[derive(Clone, Debug, Default)]
-pub struct ProfileSet {
-    all: Vec<Entry>,
-    /// How many of them are promoted revisions beside newer ones.
-    promoted: usize,
-    cluster: Arc<Index>,
-    namespaced: HashMap<Box<str>, Arc<Index>>,
-}
-
-impl Entry {
-    fn of(served: Served) -> impl Iterator<Item = Self> {
-        let Served { profile, stage, kept } = served;
+impl Served {
+    /// The entries of its active revisions: the newest, then the promoted.
+    fn entries(self) -> impl Iterator<Item = Entry> {
+        let Self { profile, stage, kept } = self;
         let staging = stage.as_ref().map(|stage| {
             let (percent, namespaces) = (stage.percent, stage.namespaces.clone());
             Arc::new(Staging { profile: profile.display_name().into(), percent, namespaces })
         });
-        let promoted = stage.and_then(|stage| stage.promoted).map(|promoted| Self {
+        let promoted = stage.and_then(|stage| stage.promoted).map(|promoted| Entry {
             profile: promoted,
             staging: staging.clone(),
             is_promoted: true,
             kept: Arc::clone(&kept),
         });
-        std::iter::once(Self { profile, staging, is_promoted: false, kept }).chain(promoted)
-    }
-
-    /// Whether it is the same for those who look it up.
-    fn is_as(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.profile, &other.profile)
-            && self.staging == other.staging
-            && self.is_promoted == other.is_promoted
-            && self.kept == other.kept
+        std::iter::once(Entry { profile, staging, is_promoted: false, kept }).chain(promoted)
     }
 }
 
+impl From<Arc<CompiledProfile>> for Served {
+    /// Serves the profile to all workloads, without other revisions.
+    fn from(profile: Arc<CompiledProfile>) -> Self {
+        Self { profile, stage: None, kept: Arc::default() }
+    }
+}
+
+/// All compiled profiles of a cluster: the platform's before the tenants', ordered by `order`, then by name.
+#[derive(Clone, Debug, Default)]
+pub struct ProfileSet {
+    all: Vec<Entry>,
+    /// The number of promoted revisions besides newer ones.
+    promoted: usize,
+    cluster: Arc<Index>,
+    namespaced: HashMap<Box<str>, Arc<Index>>,
+}
+
 impl ProfileSet {
-    /// A set of profiles. Of two with the same name, the last one counts.
+    /// Creates a set. Of two profiles with the same name, the last one counts.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::after(&Self::default(), profiles)
     }
 
-    /// A set of profiles of which most are those of another set: what is as it was there is not arranged anew.
+    /// Creates a set of which most profiles stand in another set. Indexes of unchanged profiles are shared.
     #[must_use]
     pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::serving(before, profiles.into_iter().map(Served::from))
     }
 
-    /// The same of profiles that may have two revisions at work.
+    /// Like [`Self::after`], for profiles that may have two active revisions.
     #[must_use]
     pub fn serving(before: &Self, profiles: impl IntoIterator<Item = Served>) -> Self {
         let mut sorted: Vec<_> = profiles.into_iter().enumerate().collect();
         let name = |served: &Served| served.profile.name().clone();
         sorted.sort_by_cached_key(|(place, served)| (name(served), Reverse(*place)));
         sorted.dedup_by(|(_, later), (_, kept)| later.profile.name() == kept.profile.name());
-        let mut all: Vec<_> = sorted.into_iter().flat_map(|(_, served)| Entry::of(served)).collect();
-        // By namespace, of which none is the first, then by order, then by name.
+        let mut all: Vec<_> = sorted.into_iter().flat_map(|(_, served)| served.entries()).collect();
+        // By namespace (cluster profiles first), then by order, then by name.
         all.sort_by(|a, b| {
             let (a, b, a_promoted, b_promoted) = (&a.profile, &b.profile, a.is_promoted, b.is_promoted);
             (&a.name().namespace, a.order, a.name(), a_promoted).cmp(&(
@@ -140,7 +113,7 @@ impl ProfileSet {
         set
     }
 
-    /// The index of the platform's profiles or a namespace's, if those are just these.
+    /// The index of the platform or of a namespace, if it holds exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();
         let begin = self.all.partition_point(|known| known.profile.name().namespace.as_deref() < namespace);
@@ -155,41 +128,40 @@ impl ProfileSet {
         same.then(|| Arc::clone(index))
     }
 
-    /// How many profiles there are.
+    /// The number of profiles.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len() - self.promoted
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// All profiles: the platform's, then each namespace's, each in the order in which they apply. Of those that are rolled
-    /// out the newest revision.
+    /// All profiles: the platform's, then each namespace's, in the order in which they apply. Of a profile in a
+    /// rollout, the newest revision.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }
 
-    /// All revisions that are at work: those of [`Self::iter`], and of profiles that are rolled out the promoted ones.
+    /// All active revisions: those of [`Self::iter`], and the promoted revisions of profiles in a rollout.
     pub fn at_work(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().map(|entry| &entry.profile)
     }
 
-    /// Whether any profile may act, in a namespace, on objects of the resource that a request is about.
+    /// Whether any profile may act on the resource of a request in a namespace.
     pub(crate) fn has_resource(&self, namespace: &str, action: Action<'_>) -> bool {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }
 
-    /// The platform's profiles.
-    pub(crate) const fn cluster(&self) -> &Arc<Index> {
-        &self.cluster
+    /// The index of the cluster profiles, and that of the namespace's own profiles, if it has any.
+    pub(crate) fn indexes(&self, namespace: &str) -> (&Arc<Index>, Option<&Arc<Index>>) {
+        (&self.cluster, self.of_namespace(namespace))
     }
 
-    /// A namespace's own profiles, if it has any.
-    pub(crate) fn of_namespace(&self, namespace: &str) -> Option<&Arc<Index>> {
+    fn of_namespace(&self, namespace: &str) -> Option<&Arc<Index>> {
         self.namespaced.get(namespace)
     }
 }
@@ -225,12 +197,12 @@ mod tests {
         let own = |set: &ProfileSet, namespace: &str| set.of_namespace(namespace).cloned().unwrap();
 
         let after = ProfileSet::after(&before, [platforms.clone(), one, of("team-b", "y")]);
-        assert!(Arc::ptr_eq(before.cluster(), after.cluster()));
+        assert!(Arc::ptr_eq(&before.cluster, &after.cluster));
         assert!(Arc::ptr_eq(&own(&before, "team-a"), &own(&after, "team-a")));
         assert!(!Arc::ptr_eq(&own(&before, "team-b"), &own(&after, "team-b")));
 
         let after = ProfileSet::after(&before, [cluster("y"), two]);
-        assert!(!Arc::ptr_eq(before.cluster(), after.cluster()));
+        assert!(!Arc::ptr_eq(&before.cluster, &after.cluster));
         assert!(Arc::ptr_eq(&own(&before, "team-b"), &own(&after, "team-b")));
         assert!(after.of_namespace("team-a").is_none());
         assert_eq!(ProfileSet::after(&before, []).len(), 0);

@@ -1,38 +1,39 @@
-//! Writing the record of a pass, with what earlier ones left of it.
+//! Writes the record of a pass, with the entries that earlier passes left.
 
 use crate::json::{OwnedTape, Value, is_plain, write_escaped, write_string};
 
 use super::{EXTENDS, MAX_MOVE_BYTES, MAX_RECORD_BYTES, Move, Record, VERSION};
 
-/// Writes the record of this pass, profile by profile: at once as the string of JSON that the annotation's value is, so
+/// Writes the record of this pass, profile by profile. It writes the JSON string of the annotation's value directly, so
 /// that nothing is escaped twice.
 #[derive(Debug)]
 pub(crate) struct RecordWriter {
-    /// From the first quote on.
+    /// The JSON string, from its first quote on.
     out: String,
-    /// How many bytes of it are there only because it is a string in JSON.
+    /// The number of bytes that only escape JSON in the string.
     escapes: usize,
-    /// Whether a profile has an entry.
+    /// Whether any profile has an entry.
     has_entries: bool,
     /// Whether it has entries of profiles that are not applied this time.
     has_kept: bool,
-    /// Whether the profile at hand has an element.
+    /// Whether the current entry has an addition.
     has_elements: bool,
-    /// The cluster profile that the namespaced profile at hand only extends, if it does.
+    /// The cluster profile that the current namespaced profile only extends, if it does.
     extends: Option<Box<str>>,
-    /// What the profile at hand replaced, as lists of a pointer and what stood there, and how much of that is escapes.
+    /// The replacements of the current profile, as lists of a pointer and the original, and the number of bytes of
+    /// escapes in them.
     replaced: String,
     replaced_escapes: usize,
-    /// How many places those are.
+    /// The number of replacements.
     replaced_places: usize,
-    /// What the profile at hand moved, and how much of that is escapes.
+    /// The moves of the current profile, and the number of bytes of escapes in them.
     moves: String,
     moves_escapes: usize,
-    /// How many bytes of the entries before say what was moved. Escapes do not count.
+    /// The size of all moves so far in bytes, without escapes.
     move_bytes: usize,
 }
 
-/// A moment of a record that it may go back to.
+/// A mark to which the record can return.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
     length: usize,
@@ -42,16 +43,16 @@ pub(crate) struct Mark {
 }
 
 impl RecordWriter {
-    /// What it begins with, around the version, and what it ends with.
+    /// The start of the record, around the version, and its end.
     const OPEN: [&str; 3] = ["\"{\\\"version\\\":", VERSION, ",\\\"profiles\\\":["];
     const CLOSE: &str = "]}\"";
-    /// The escapes in it, and the quote that it begins with.
+    /// The escapes in the start, and the first quote.
     const OPEN_ESCAPES: usize = 5;
-    /// What moves are called in an entry, and the bytes around them that are no escapes.
+    /// The key of moves in an entry, and the bytes around them without escapes.
     const MOVES: &str = "],\\\"order\\\":[";
     const MOVES_AROUND: usize = 11;
 
-    /// The record of a pass in which nothing was done, as a JSON string.
+    /// An empty record, as a JSON string.
     pub(crate) fn empty() -> String {
         Self::OPEN.concat() + Self::CLOSE
     }
@@ -75,7 +76,7 @@ impl RecordWriter {
         }
     }
 
-    /// Begins the entry of a profile, with what it added in an earlier pass. Gives a mark to come back to.
+    /// Begins the entry of a profile with what it added in an earlier pass. Returns a mark.
     pub(crate) fn begin(&mut self, profile: &str, revision: &str, earlier: Option<&Record>) -> Mark {
         let mark = self.mark();
         self.separate();
@@ -101,19 +102,19 @@ impl RecordWriter {
         mark
     }
 
-    /// Notes that the namespaced profile at hand only extends one of the platform's. What it did in an earlier pass, when it was
-    /// another text, stays the namespace's.
+    /// Notes that the current namespaced profile only extends a cluster profile. What it did in an earlier pass with
+    /// another text stays the namespace's.
     pub(crate) fn extends(&mut self, profile: &str, parent: &str, earlier: Option<&Record>) {
         let entry = earlier.and_then(|record| record.entry(profile));
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());
     }
 
-    /// How many bytes the record has so far, as it stands in JSON.
+    /// The size of the record so far in bytes, as JSON.
     pub(crate) const fn len(&self) -> usize {
         self.out.len() + Self::CLOSE.len()
     }
 
-    /// Notes an element that was added.
+    /// Notes an addition.
     pub(crate) fn add(&mut self, pointer: &str) {
         if self.has_elements {
             self.out.push(',');
@@ -122,8 +123,7 @@ impl RecordWriter {
         self.escapes += push_text(&mut self.out, pointer);
     }
 
-    /// Notes a place whose value was replaced, and what stood there as JSON; of an element that was removed, also the key
-    /// of the one that it stood behind.
+    /// Notes a replaced value with its original as JSON; for a removed element also the key of the element before it.
     pub(crate) fn replace(&mut self, pointer: &str, original: &str, behind: Option<&str>) {
         self.replaced.reserve(pointer.len() + original.len() + 32);
         self.replaced.push_str(if self.replaced.is_empty() { "[" } else { ",[" });
@@ -138,19 +138,19 @@ impl RecordWriter {
         self.replaced_places += 1;
     }
 
-    /// Notes an element that is about to be moved within its list.
+    /// Notes an element before it is moved within its list.
     pub(crate) fn moves(&mut self, moved: &Move<'_>) {
         self.push_move(moved, self.replaced_places);
     }
 
-    /// Whether there may be room for another move, so that it is worth while to find out about it.
+    /// Whether there may be room for another move, so that computing it is worthwhile.
     pub(crate) fn has_room_for_moves(&self) -> bool {
-        /// A move with nearly nothing in it.
+        /// The size of the smallest move.
         const LEAST: usize = 16;
         self.move_bytes + Self::MOVES_AROUND + self.moves.len() + LEAST <= MAX_MOVE_BYTES + self.moves_escapes
     }
 
-    /// Notes a move before which so many places had been replaced, if there is room for it.
+    /// Notes a move after this number of replacements, if there is room for it.
     fn push_move(&mut self, Move { pointer, behind, same }: &Move<'_>, at: usize) {
         let (length, escapes) = (self.moves.len(), self.moves_escapes);
         self.moves.push_str(if length == 0 { "[" } else { ",[" });
@@ -170,13 +170,13 @@ impl RecordWriter {
         }
     }
 
-    /// Whether there is more in it already than it may have.
+    /// Whether the record exceeds its limit.
     pub(crate) fn is_full(&self) -> bool {
         let most = MAX_RECORD_BYTES + self.escapes + self.replaced_escapes + self.move_bytes;
         self.out.len() + self.replaced.len() > most
     }
 
-    /// Ends the entry. Whether the record is not too large.
+    /// Ends the entry. Returns false if the record is too large.
     pub(crate) fn end(&mut self) -> bool {
         if !self.replaced.is_empty() {
             self.out.push_str("],\\\"replaced\\\":[");
@@ -200,33 +200,33 @@ impl RecordWriter {
         self.out.len() + 2 <= MAX_RECORD_BYTES + self.escapes + self.move_bytes
     }
 
-    /// The record of the entries that have ended.
+    /// The record of the finished entries.
     pub(crate) fn so_far(&self) -> Option<Record> {
         self.at(self.mark())
     }
 
-    /// The record as it was at the mark.
+    /// The record at a mark.
     fn at(&self, mark: Mark) -> Option<Record> {
         let quoted = format!("{}{}", self.out.get(..mark.length)?, Self::CLOSE);
         Record::read(&OwnedTape::parse(quoted).ok()?.root().as_str()?)
     }
 
-    /// Forgets all since the mark.
+    /// Drops everything since the mark.
     pub(crate) fn take_back(&mut self, mark: Mark) {
         self.out.truncate(mark.length);
         (self.escapes, self.move_bytes, self.has_entries) = (mark.escapes, mark.move_bytes, mark.has_entries);
         self.forget_replaced();
     }
 
-    /// Forgets all since the mark, and keeps the entry that a profile had before, with its revision: this pass changed
+    /// Drops everything since the mark, and keeps the earlier entry of the profile with its revision: this pass changed
     /// nothing.
     pub(crate) fn keep(&mut self, mark: Mark, earlier: Option<&Record>, profile: &str) {
         self.take_back(mark);
         self.keep_of(earlier, profile);
     }
 
-    /// Keeps the entries of an earlier record whose profiles were not applied this time: what they added is there still.
-    /// They come first, until the record ends, so that a new profile for which there is no room any more is the one that is left out.
+    /// Keeps the entries of profiles that are not applied this time: their additions still exist. They come first until
+    /// the record ends, so that a new profile is left out if there is no room.
     pub(crate) fn keep_others<'p>(&mut self, earlier: &Record, mut is_applied: impl FnMut(&str) -> bool + 'p) {
         for entry in earlier.profiles() {
             if entry.get("profile").and_then(Value::as_str).is_some_and(|name| !is_applied(&name)) {
@@ -236,8 +236,8 @@ impl RecordWriter {
         }
     }
 
-    /// The record as a JSON string, ready to be the annotation's value; `None` if nothing was ever added. What was kept of an
-    /// earlier record goes back to its place among those that are in both, as what was done is undone from the last.
+    /// Returns the record as a JSON string; `None` if nothing was ever added. Kept entries return to their places among
+    /// those that both records have, because changes are undone from the last.
     pub(crate) fn finish(mut self, earlier: Option<&Record>) -> Option<String> {
         if !self.has_entries {
             return None;
@@ -247,7 +247,7 @@ impl RecordWriter {
         Some(ordered.unwrap_or(self.out))
     }
 
-    /// A record with its entries in the order of an earlier one, and new ones behind what was kept: it was there before.
+    /// Orders the entries as in an earlier record, new ones after kept ones.
     fn in_order(quoted: &str, earlier: &Record) -> Option<String> {
         let tape = OwnedTape::parse(quoted.to_owned()).ok()?;
         let record = Record::read(&tape.root().as_str()?)?;
@@ -270,13 +270,13 @@ impl RecordWriter {
         Some(ordered.out)
     }
 
-    /// Where it is now.
+    /// Its current index.
     fn mark(&self) -> Mark {
         let Self { escapes, move_bytes, has_entries, .. } = *self;
         Mark { length: self.out.len(), escapes, move_bytes, has_entries }
     }
 
-    /// Keeps the entry that a profile had before.
+    /// Keeps the earlier entry of a profile.
     pub(crate) fn keep_of(&mut self, earlier: Option<&Record>, profile: &str) {
         if let Some(entry) = earlier.and_then(|record| record.entry(profile)) {
             self.keep_entry(entry);
@@ -304,9 +304,9 @@ impl RecordWriter {
     }
 }
 
-/// Writes a text as a string of JSON that stands within a string of JSON. Gives how many bytes the outer string adds.
+/// Writes a text as a JSON string within a JSON string. Returns the number of bytes that the outer string adds.
 fn push_text(out: &mut String, text: &str) -> usize {
-    // No name and nearly no pointer needs an escape.
+    // Names and most pointers need no escapes.
     if is_plain(text) {
         out.push_str("\\\"");
         out.push_str(text);
@@ -318,7 +318,7 @@ fn push_text(out: &mut String, text: &str) -> usize {
     push_json(out, &quoted)
 }
 
-/// Writes JSON as it stands within a string of JSON. Gives how many bytes that adds.
+/// Writes JSON within a JSON string. Returns the number of bytes that this adds.
 fn push_json(out: &mut String, json: &str) -> usize {
     let before = out.len();
     write_escaped(out, json);

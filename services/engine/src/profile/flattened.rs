@@ -1,26 +1,22 @@
-//! The whole text of a profile: what its author wrote with all that it inherits, as a revision keeps it.
+//! The flattened text of a profile: what its author wrote, merged with what it inherits, as a revision stores it.
 //!
-//! What is served is made from a revision alone. Neither the profile as it stands now nor the profiles that it extends
-//! are looked at, so every replica makes the same of it, whenever it starts.
+//! The webhook serves what it compiles from revisions alone. It reads neither the current profile nor the profiles that
+//! it extends, so every replica compiles the same, whenever it starts.
 
 use pillion_api::profile::ProfileSpec;
 use pillion_api::revision::{MAX_TEXT_BYTES, RevisionBounds, RevisionSpec};
-use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::compile::{compile_text, refuse_cluster_only};
-use super::extend::{self, Limits, Parents};
-use super::{CompiledProfile, Diagnostic, ProfileName};
+use super::extend::{self, Effective, NoParents, Parents};
+use super::revision::hash;
+use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 
-/// How many hexadecimal digits a revision has: forty bits tell the few texts of one profile apart.
-const REVISION_LENGTH: usize = 10;
-
-/// The text of a profile with what it inherits, and what bounds it.
+/// The text of a profile with what it inherits, and its limits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Whole {
+pub struct FlattenedProfile {
     /// The text. It extends nothing.
     pub spec: ProfileSpec,
-    /// What bounds it.
+    /// The limits of the profile.
     pub limits: Limits,
     /// The cluster profiles that it extends, the nearest first.
     pub ancestors: Vec<Box<str>>,
@@ -28,34 +24,34 @@ pub struct Whole {
     pub set_by_namespace: Vec<String>,
 }
 
-impl Whole {
-    /// Makes a text and those that it extends into one.
+impl FlattenedProfile {
+    /// Flattens a text with those that it extends.
     ///
     /// # Errors
-    /// What is wrong with the chain. That it can be merged does not mean that it compiles.
+    /// The mistakes in the chain. A flattened text need not compile.
     pub fn new(name: &ProfileName, spec: &ProfileSpec, parents: &dyn Parents) -> Result<Self, Vec<Diagnostic>> {
-        let mut faults = Vec::new();
-        refuse_cluster_only(name, spec, &mut faults);
-        if !faults.is_empty() {
-            return Err(faults);
+        let mut diagnostics = Vec::new();
+        refuse_cluster_only(name, spec, &mut diagnostics);
+        if !diagnostics.is_empty() {
+            return Err(diagnostics);
         }
         if spec.extends.is_some() {
-            return extend::resolve(name, spec, parents).map(extend::Effective::into_whole);
+            return extend::resolve(name, spec, parents).map(Self::from);
         }
         let limits = Limits::of(name);
         Ok(Self { spec: spec.clone(), limits, ancestors: Vec::new(), set_by_namespace: Vec::new() })
     }
 
-    /// Which text it is: a hash of all of it except `rollout`, which says who gets it and not what they get.
+    /// The revision: a hash of everything but `rollout`, which says who gets the profile and not what they get.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
     }
 
-    /// As it is kept in the cluster. `source` is the author's own text, where it extends another one.
+    /// Returns the revision object to store. `source` is the author's own text, if it extends another one.
     ///
     /// # Errors
-    /// It is too large to be kept.
+    /// The text is too large.
     pub fn to_revision(
         &self,
         name: &ProfileName,
@@ -86,10 +82,10 @@ impl Whole {
         })
     }
 
-    /// From what is kept in the cluster.
+    /// Reads a stored revision.
     ///
     /// # Errors
-    /// This build does not understand it, it is not of this profile, or its hash is not that of its content.
+    /// This build does not understand it, it belongs to another profile, or its hash does not match.
     pub fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
         if *revision.profile != *name.name {
             return Err(Diagnostic::new("spec.profile", format!("the revision is of {:?}", revision.profile)));
@@ -105,7 +101,7 @@ impl Whole {
                 .with_help("it may be written for a newer version of Pillion: upgrade this one")
         })?;
         let ancestors: Vec<_> = revision.ancestors.iter().map(|name| name.as_str().into()).collect();
-        // Of the text as it is stored: another build may write the same profile otherwise.
+        // The hash of the stored text: another build may write the same profile differently.
         let hash = hash(&revision.text, limits, &ancestors, &revision.set_by_namespace);
         if hash.as_deref() != Some(&*revision.revision) {
             let hash = hash.as_deref().unwrap_or("none");
@@ -118,10 +114,10 @@ impl Whole {
         Ok(Self { spec, limits, ancestors, set_by_namespace: revision.set_by_namespace.clone() })
     }
 
-    /// Compiles it.
+    /// Compiles the text.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All diagnostics.
     pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let mut compiled = compile_text(name, &self.spec, self.limits)?;
         compiled.complete(&self.ancestors, &self.set_by_namespace);
@@ -129,30 +125,69 @@ impl Whole {
     }
 }
 
-/// Compiles a revision as it is kept in the cluster. It is called as it says: this build may write its text otherwise.
-///
-/// # Errors
-/// This build does not understand it, or it does not compile any more.
-pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let whole = Whole::from_revision(name, revision).map_err(|fault| vec![fault])?;
-    let compiled = whole.compile(name)?;
-    Ok(CompiledProfile { revision: revision.revision.as_str().into(), ..compiled })
+impl From<Effective> for FlattenedProfile {
+    fn from(effective: Effective) -> Self {
+        let Effective { spec, limits, ancestors, set, .. } = effective;
+        Self { spec, limits, ancestors, set_by_namespace: set }
+    }
 }
 
-/// A hash of a text and of what bounds it, with the keys of all objects in order.
-pub(super) fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    // It is read as a stored revision is: a number may be another one when it is read again.
-    let mut json: Value = serde_json::from_str(text).ok()?;
-    json.as_object_mut()?.remove("rollout");
-    if !ancestors.is_empty() {
-        let bounds = format!("{limits:?}");
-        json = serde_json::json!({"text": json, "bounds": bounds, "ancestors": ancestors, "set": set});
+/// Compiles a profile that extends none.
+///
+/// # Errors
+/// All diagnostics.
+pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    compile_with(name, spec, &NoParents)
+}
+
+/// Compiles a profile that may extend one of `parents`.
+///
+/// # Errors
+/// All diagnostics, including those of inherited parts.
+pub fn compile_with(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    parents: &dyn Parents,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    // Only its own text is checked: a namespaced profile may inherit fields that it must not set.
+    let mut diagnostics = Vec::new();
+    refuse_cluster_only(name, spec, &mut diagnostics);
+    let compiled = match spec.extends {
+        Some(_) => compile_extending(name, spec, parents),
+        None => compile_text(name, spec, Limits::of(name)),
+    };
+    match compiled {
+        Ok(compiled) if diagnostics.is_empty() => Ok(compiled),
+        Ok(_) => Err(diagnostics),
+        Err(more) => Err(diagnostics.into_iter().chain(more).collect()),
     }
-    json.sort_all_objects();
-    let hash = Sha256::digest(json.to_string());
-    let mut hex = format!("{hash:x}");
-    hex.truncate(REVISION_LENGTH);
-    Some(hex.into())
+}
+
+/// Compiles a profile that extends another one.
+fn compile_extending(
+    name: &ProfileName,
+    spec: &ProfileSpec,
+    parents: &dyn Parents,
+) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    let effective = extend::resolve(name, spec, parents)?;
+    match compile_text(name, &effective.spec, effective.limits) {
+        Ok(mut compiled) => {
+            compiled.complete(&effective.ancestors, &effective.set);
+            let revision = FlattenedProfile::from(effective).revision().unwrap_or_default();
+            Ok(CompiledProfile { revision, ..compiled })
+        }
+        Err(diagnostics) => Err(diagnostics.into_iter().map(|diagnostic| effective.relocate(diagnostic)).collect()),
+    }
+}
+
+/// Compiles a stored revision. It keeps its stored name: this build may write its text differently.
+///
+/// # Errors
+/// This build does not understand it, or it no longer compiles.
+pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    let flattened = FlattenedProfile::from_revision(name, revision).map_err(|diagnostic| vec![diagnostic])?;
+    let compiled = flattened.compile(name)?;
+    Ok(CompiledProfile { revision: revision.revision.as_str().into(), ..compiled })
 }
 
 #[cfg(test)]
@@ -183,9 +218,9 @@ mod tests {
     fn what_is_kept_compiles_to_what_was_accepted() {
         for name in [ProfileName::cluster("child"), ProfileName::namespaced("shop", "child")] {
             let accepted = compile_with(&name, &child("debug"), &library()).unwrap();
-            let whole = Whole::new(&name, &child("debug"), &library()).unwrap();
-            assert_eq!(whole.revision().as_deref(), Some(accepted.revision()));
-            let kept = whole.to_revision(&name, Some(3), Some("{}")).unwrap();
+            let flattened = FlattenedProfile::new(&name, &child("debug"), &library()).unwrap();
+            assert_eq!(flattened.revision().as_deref(), Some(accepted.revision()));
+            let kept = flattened.to_revision(&name, Some(3), Some("{}")).unwrap();
             assert!(!kept.text.contains("extends") && !kept.text.contains("rollout"), "{}", kept.text);
             assert_eq!((kept.source.as_deref(), kept.ancestors.as_slice()), (Some("{}"), &["parent".to_owned()][..]));
             let served = compile_revision(&name, &kept).unwrap();
@@ -202,7 +237,8 @@ mod tests {
     #[test]
     fn revision_of_tenants_child_has_the_text_of_its_parent() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept =
+            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
         let text: Json = serde_json::from_str(&kept.text).unwrap();
         assert_eq!(text["template"]["metadata"]["labels"]["level"], "${params.level}");
         let page = include_str!("../../../../docs/tenancy.md").split_whitespace().collect::<Vec<_>>().join(" ");
@@ -214,14 +250,14 @@ mod tests {
         let name = ProfileName::cluster("p");
         let text =
             |percent| spec(json!({"rollout": {"percent": percent}, "template": {"metadata": {"labels": {"a": "b"}}}}));
-        let revision = |spec: &ProfileSpec| Whole::new(&name, spec, &library()).unwrap().revision();
+        let revision = |spec: &ProfileSpec| FlattenedProfile::new(&name, spec, &library()).unwrap().revision();
         assert_eq!(revision(&text(1)), revision(&text(100)));
         assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
 
         // The same text by itself is a tenant's, and not what its parent may do.
         let name = ProfileName::namespaced("shop", "child");
-        let inherited = Whole::new(&name, &child("debug"), &library()).unwrap();
-        let own = Whole::new(&name, &inherited.spec, &library()).unwrap();
+        let inherited = FlattenedProfile::new(&name, &child("debug"), &library()).unwrap();
+        let own = FlattenedProfile::new(&name, &inherited.spec, &library()).unwrap();
         assert_eq!((inherited.limits, own.limits), (Limits::Parent, Limits::Tenant));
         assert_ne!(inherited.revision(), own.revision());
     }
@@ -229,7 +265,8 @@ mod tests {
     #[test]
     fn revision_with_another_content_than_its_name_says_is_refused() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept =
+            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
         let forged = [
             RevisionSpec { text: kept.text.replace("debug", "trace"), ..kept.clone() },
             RevisionSpec { ancestors: vec!["privileged".to_owned()], ..kept.clone() },
@@ -238,8 +275,8 @@ mod tests {
             RevisionSpec { revision: "0123456789".to_owned(), ..kept.clone() },
         ];
         for forged in forged {
-            let [fault] = compile_revision(&name, &forged).unwrap_err().try_into().unwrap();
-            assert!(fault.message.contains("the hash of its content is"), "{fault}");
+            let [diagnostic] = compile_revision(&name, &forged).unwrap_err().try_into().unwrap();
+            assert!(diagnostic.message.contains("the hash of its content is"), "{diagnostic}");
         }
         // A newer build writes the same text with another order of fields, and it stays the same.
         let Json::Object(fields) = serde_json::from_str(&kept.text).unwrap() else { panic!() };
@@ -255,12 +292,12 @@ mod tests {
         let template = json!({"metadata": {"labels": {"a": "${lookups.?others.?data.?a.orValue('')}"}}});
         for limits in [Limits::Tenant, Limits::Platform] {
             let spec = spec(json!({"lookups": lookups, "template": template}));
-            let forged = Whole { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new() };
+            let forged = FlattenedProfile { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new() };
             let forged = forged.to_revision(&name, None, None).unwrap();
-            let faults = compile_revision(&name, &forged).unwrap_err();
+            let diagnostics = compile_revision(&name, &forged).unwrap_err();
             let expected =
                 if limits == Limits::Tenant { "lookups are for cluster profiles" } else { "cannot have Platform" };
-            assert!(faults.iter().any(|fault| fault.message.contains(expected)), "{faults:?}");
+            assert!(diagnostics.iter().any(|diagnostic| diagnostic.message.contains(expected)), "{diagnostics:?}");
         }
     }
 
@@ -270,16 +307,22 @@ mod tests {
         for number in 1..2_000_u32 {
             let number = f64::from(number).sqrt() * 1e-7;
             let spec = spec(json!({"template": {"spec": {"x": number}}}));
-            let whole = Whole { spec, limits: Limits::Platform, ancestors: Vec::new(), set_by_namespace: Vec::new() };
-            let kept = whole.to_revision(&name, None, None).unwrap();
-            assert!(Whole::from_revision(&name, &kept).is_ok(), "{number}");
+            let flattened = FlattenedProfile {
+                spec,
+                limits: Limits::Platform,
+                ancestors: Vec::new(),
+                set_by_namespace: Vec::new(),
+            };
+            let kept = flattened.to_revision(&name, None, None).unwrap();
+            assert!(FlattenedProfile::from_revision(&name, &kept).is_ok(), "{number}");
         }
     }
 
     #[test]
     fn a_revision_is_of_its_profile_and_bounded_as_that_may_be() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = Whole::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept =
+            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
         let other = ProfileName::namespaced("shop", "other");
         assert!(compile_revision(&other, &kept).unwrap_err()[0].message.contains("child"));
         let platforms = RevisionSpec { bounds: RevisionBounds::Platform, ..kept.clone() };

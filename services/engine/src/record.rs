@@ -1,58 +1,57 @@
-//! The record of what was injected: the annotation `pillion.dev/injected`.
+//! The injection record: the annotation `pillion.dev/injected`.
 //!
-//! It lists, for each profile, its revision, the elements that it added, and what stood at every place whose value it
-//! replaced. A place is named by a pointer in which the elements of keyed lists stand by their keys, because places in
-//! lists change: `/spec/containers/logger`. The entry of a namespace's profile whose text is the platform's, because it only
-//! extends a cluster profile, names that one: `extends: agent`.
+//! For each profile, the record lists the revision, the elements that the profile added, and the original of every
+//! value that it replaced. Pointers name elements of keyed lists by their keys, because indexes change:
+//! `/spec/containers/logger`. The entry of a namespaced profile that only extends a cluster profile names that one:
+//! `extends: agent`.
 //!
-//! A record is trusted only if it is genuine. In a CREATE review, `metadata.managedFields` names what the author of the
-//! request wrote and nothing that admission added, and the API server computes it; so a record that managedFields name
-//! was written by somebody else than us.
+//! Only a genuine record is trusted. In a CREATE review, `metadata.managedFields` names the fields that the author of
+//! the request wrote, and nothing that admission added. The API server computes it. So if managedFields name the
+//! record, it was not written by Pillion.
 
 use std::borrow::Cow;
 
 use pillion_api::names::INJECTED_ANNOTATION;
 
 use crate::json::{OwnedTape, Value};
-use crate::limits::Done;
 
 mod write;
 
 pub(crate) use write::RecordWriter;
 
-/// How large the record may be, in bytes, beside what it says of moves. All annotations of an object together may be 256 KiB.
+/// The maximum size of the record in bytes, without its moves. All annotations of an object together may have 256 KiB.
 const MAX_RECORD_BYTES: usize = 16 * 1024;
 
-/// How much more it may say of moves. Those that it has no room for are left out: a profile does not fail for them.
+/// The maximum size of its moves in bytes. Moves that do not fit are left out, and no profile fails for them.
 const MAX_MOVE_BYTES: usize = 4 * 1024;
 
-/// The version of the record's form.
+/// The version of the format.
 const VERSION: &str = "1";
 
-/// What names the cluster profile that a namespace's profile only extends.
+/// The key that names the cluster profile that a namespaced profile only extends.
 const EXTENDS: &str = "extends";
 
-/// The record of an earlier pass, as it was found.
+/// A record that an earlier pass left.
 #[derive(Debug)]
 pub(crate) struct Record {
     tape: OwnedTape,
 }
 
-/// A place whose value was replaced, and what stood there; of an element that was removed, also the key of the one that it
-/// stood behind: `/web`, or nothing if it was the first.
+/// The pointer of a replaced value and its original; for a removed element also the key of the element before it:
+/// `/web`, or empty if it was the first.
 pub(crate) type Replacement<'r> = (Cow<'r, str>, Value<'r>, Option<Cow<'r, str>>);
 
-/// An element of a keyed list that was moved within it.
+/// An element that was moved within its keyed list.
 #[derive(Clone, Debug)]
 pub(crate) struct Move<'r> {
     pub(crate) pointer: Cow<'r, str>,
-    /// The key of the element that it stood behind: `/web`, or nothing if it was the first.
+    /// The key of the element before it: `/web`, or empty if it was the first.
     pub(crate) behind: Cow<'r, str>,
-    /// How many elements with that key came behind that one, as an author may write a name twice.
+    /// The number of later elements with the same key, because an author may write a name twice.
     pub(crate) same: usize,
 }
 
-/// One thing that was done to an object.
+/// A change of an object.
 #[derive(Clone, Debug)]
 pub(crate) enum Change<'r> {
     Added(Cow<'r, str>),
@@ -61,14 +60,14 @@ pub(crate) enum Change<'r> {
 }
 
 impl Change<'_> {
-    /// Where.
+    /// The pointer of the change.
     pub(crate) fn pointer(&self) -> &str {
         match self {
             Self::Added(pointer) | Self::Replaced((pointer, ..)) | Self::Moved(Move { pointer, .. }) => pointer,
         }
     }
 
-    /// The same as a change of what stands at a place; `None` if it was not below it.
+    /// The change relative to a place; `None` if it is not below the place.
     pub(crate) fn below(&self, place: &str) -> Option<Self> {
         let rest = self.pointer().strip_prefix(place).filter(|rest| rest.starts_with('/'))?;
         let pointer = Cow::Owned(rest.to_owned());
@@ -80,23 +79,38 @@ impl Change<'_> {
     }
 }
 
-/// What one profile did in an earlier pass, by pointers.
+/// What a profile did at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChangeKind {
+    /// It added something. If that was removed since, there is nothing to protect.
+    Added,
+    /// It replaced or removed the value, or the value already was as it should be. An absent value may be what was
+    /// wanted.
+    Set,
+    /// It moved an existing element within its list.
+    Moved,
+    /// It put an element first, or before another element.
+    PutInFront,
+}
+
+/// The changes of one profile in an earlier pass, by pointers.
 #[derive(Debug, Default)]
-pub(crate) struct Earlier<'r> {
-    /// Whether there was such a pass. It may have done nothing but move what was there.
+pub(crate) struct EarlierPass<'r> {
+    /// Whether there was an earlier pass. It may have moved elements only.
     pub(crate) is_there: bool,
     pub(crate) added: Vec<Cow<'r, str>>,
-    /// With what stood there.
+    /// Replaced values with their originals.
     pub(crate) replaced: Vec<(Cow<'r, str>, Value<'r>)>,
-    /// Where containers stand now that it moved from one list to the other: `added` has them too, but they are not its own.
+    /// Pointers of containers that it moved from one list to the other. `added` has them too, but they belong to the
+    /// author.
     pub(crate) moved: Vec<String>,
-    /// All that it did, in an order in which it can be undone from the last.
+    /// All its changes, in an order in which they can be undone from the last.
     pub(crate) changes: Vec<Change<'r>>,
-    /// What profiles that come behind it did: this one did not see it then, and does not now.
+    /// The changes of later profiles, which this one did not see then and must not see now.
     pub(crate) later: Vec<Change<'r>>,
 }
 
-/// Whether the annotation of an object that has one is genuine: managedFields are there and do not name it.
+/// Whether the record of an object is genuine: managedFields are present and do not name it.
 pub(crate) fn is_genuine(object: Value<'_>) -> bool {
     let Some(managed) = object.at(&["metadata", "managedFields"]) else { return false };
     let mut entries = managed.items().peekable();
@@ -109,7 +123,7 @@ pub(crate) fn is_genuine(object: Value<'_>) -> bool {
 }
 
 impl Record {
-    /// Reads a record; `None` if it is not one that this build understands.
+    /// Parses a record; `None` if this build does not understand it.
     pub(crate) fn read(text: &str) -> Option<Self> {
         if text.len() > MAX_RECORD_BYTES + MAX_MOVE_BYTES {
             return None;
@@ -118,7 +132,7 @@ impl Record {
         (tape.root().get("version")?.raw() == VERSION).then_some(Self { tape })
     }
 
-    /// The profiles that were applied, each with its revision.
+    /// The applied profiles, each with its revision.
     pub(crate) fn revisions(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
         self.profiles().filter_map(|entry| {
             Some((entry.get("profile").and_then(Value::as_str)?, entry.get("revision").and_then(Value::as_str)?))
@@ -135,30 +149,30 @@ impl Record {
         self.profiles().filter(Self::is_of_platform).flat_map(Self::added)
     }
 
-    /// All that any profile did, in an order in which it can be undone from the last: of one profile, what it took away,
+    /// The changes of all profiles, in an order in which they can be undone from the last. What a profile removed,
     /// replaced or moved comes before what it added, which may stand in the same place.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         self.profiles().flat_map(Self::changes_of)
     }
 
-    /// Where containers stand now that a profile moved from one list to the other. They are not its own: their authors had
-    /// a part in them.
+    /// Pointers of containers that a profile moved from one list to the other. They belong to the author, who wrote a
+    /// part of them.
     pub(crate) fn moved(&self) -> impl Iterator<Item = String> {
         self.profiles().flat_map(Self::moved_by)
     }
 
     /// The places that the platform's profiles added, replaced or moved.
-    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, Done)> {
+    pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, ChangeKind)> {
         let places = |entry| {
-            let added = Self::added(entry).map(|pointer| (pointer, Done::Added));
-            let moved = Self::moves(entry).map(|(_, moved)| (moved.pointer, Done::Moved));
-            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, Done::Set))).chain(moved)
+            let added = Self::added(entry).map(|pointer| (pointer, ChangeKind::Added));
+            let moved = Self::moves(entry).map(|(_, moved)| (moved.pointer, ChangeKind::Moved));
+            added.chain(Self::replaced(entry).map(|(pointer, _)| (pointer, ChangeKind::Set))).chain(moved)
         };
         self.profiles().filter(Self::is_of_platform).flat_map(places)
     }
 
-    /// What the profiles of a namespace did, except for those that stand in for the platform's, in an order in which it can be
-    /// undone from the last; and the record without it. `None` if they did nothing.
+    /// Splits off the changes of namespaced profiles, except those that stand in for cluster profiles, in an order in
+    /// which they can be undone from the last. Returns them and the remaining record; `None` if there are none.
     pub(crate) fn split(&self, stands_in: impl Fn(&str) -> bool) -> Option<(Vec<Change<'_>>, Self)> {
         let is_platform = |entry: &Value<'_>| {
             let name = entry.get("profile").and_then(Value::as_str);
@@ -170,8 +184,8 @@ impl Record {
         (!changes.is_empty()).then_some((changes, others))
     }
 
-    /// The record in which cluster profiles have taken over what profiles did in their places that do not stand there any more.
-    /// `revision` is that of the cluster profile that takes over from a profile, if it does. `None` if none takes over.
+    /// Lets cluster profiles take over the entries of namespaced profiles that no longer stand in for them. `revision`
+    /// returns the revision of the cluster profile that takes over. `None` if none does.
     pub(crate) fn taken_over<'r>(&self, revision: impl Fn(&str, &str) -> Option<&'r str>) -> Option<Self> {
         let mut heirs = Vec::new();
         let entries: Vec<_> = self
@@ -205,7 +219,7 @@ impl Record {
         Self::read(&format!("{{\"version\":{VERSION},\"profiles\":[{}]}}", entries.join(",")))
     }
 
-    /// The places whose values a profile replaced or took away.
+    /// The places whose values a profile replaced or removed.
     pub(crate) fn replaced_by(&self, profile: &str) -> impl Iterator<Item = Cow<'_, str>> {
         self.entry(profile).into_iter().flat_map(Self::replaced).map(|(pointer, _)| pointer)
     }
@@ -215,16 +229,16 @@ impl Record {
         self.entry(profile).is_some()
     }
 
-    /// Whether an entry is of a cluster profile, or of one that only extends one. A namespaced profile is called by its namespace
-    /// too.
+    /// Whether an entry belongs to a cluster profile, or to a namespaced one that only extends one. The name of a
+    /// namespaced profile includes its namespace.
     fn is_of_platform(entry: &Value<'_>) -> bool {
         let name = entry.get("profile").and_then(Value::as_str);
         name.is_some_and(|name| !name.contains('/')) || entry.get(EXTENDS).is_some()
     }
 
-    /// What a profile did, and what was done behind it. `is_before` tells the profiles that come before it.
-    pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> Earlier<'_> {
-        let mut earlier = Earlier::default();
+    /// The changes of a profile, and those of later profiles. `is_before` tells which profiles come before it.
+    pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> EarlierPass<'_> {
+        let mut earlier = EarlierPass::default();
         for entry in self.profiles() {
             let name = entry.get("profile").and_then(Value::as_str).unwrap_or_default();
             if name == profile {
@@ -265,7 +279,7 @@ impl Record {
         in_turn.chain(Self::added(entry).map(Change::Added))
     }
 
-    /// A whole container that was replaced, and not removed, stands in the other list.
+    /// A whole container that was replaced, and not removed, moved to the other list.
     fn moved_by(entry: Value<'_>) -> impl Iterator<Item = String> {
         Self::replacements(entry).filter(|(.., behind)| behind.is_none()).filter_map(|(pointer, ..)| {
             let (other, name) = match pointer.strip_prefix("/spec/containers/") {
@@ -280,7 +294,7 @@ impl Record {
         Self::replacements(entry).map(|(pointer, original, _)| (pointer, original))
     }
 
-    /// What was moved, each with how much had been replaced before.
+    /// The moves, each with the number of replacements before it.
     fn moves(entry: Value<'_>) -> impl Iterator<Item = (usize, Move<'_>)> {
         entry.get("order").into_iter().flat_map(Value::items).filter_map(|items| {
             let mut items = items.items();

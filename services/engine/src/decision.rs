@@ -1,0 +1,263 @@
+//! The decision about a request, as data.
+//!
+//! A [`Decision`] is made once per request. Warnings, metric labels, the log line, the span and the explanation are all
+//! rendered from it. A [`Reason`] is one of a closed set, so that it can be a metric label. Details of one request
+//! stand beside the reason and are for people only.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pillion_api::names::INJECTED_ANNOTATION;
+
+use crate::profile::CompiledProfile;
+use crate::profile::validations::Validation;
+
+pub use crate::reason::Reason;
+
+/// The outcome of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Allowed, with a patch.
+    Injected,
+    /// Allowed, without a patch: the object already holds everything that the profiles add.
+    Unchanged,
+    /// Allowed, without a patch: no profile applies.
+    Skipped,
+    /// Allowed: no validation denies the object. Failed validations may warn or be audited.
+    Validated,
+    /// Denied.
+    Denied,
+}
+
+impl Outcome {
+    /// All outcomes.
+    pub const ALL: [Self; 5] = [Self::Injected, Self::Unchanged, Self::Skipped, Self::Validated, Self::Denied];
+
+    /// The value of the metric label, the log field and the span attribute.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Injected => "injected",
+            Self::Unchanged => "unchanged",
+            Self::Skipped => "skipped",
+            Self::Validated => "validated",
+            Self::Denied => "denied",
+        }
+    }
+}
+
+/// The outcome of one profile for one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProfileOutcome {
+    /// The profile changed the object.
+    Applied,
+    /// The profile matches, and the object already holds everything that it adds.
+    Unchanged,
+    /// The profile does not match. The author gets no message.
+    NotMatched,
+    /// The profile was left out, and the author gets a warning.
+    Skipped,
+    /// The validations of the profile were evaluated, and none denies the object.
+    Validated,
+    /// The profile denies the object.
+    Denied,
+}
+
+impl ProfileOutcome {
+    /// The value of the metric label, the log field and the span attribute.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Unchanged => "unchanged",
+            Self::NotMatched => "not_matched",
+            Self::Skipped => "skipped",
+            Self::Validated => "validated",
+            Self::Denied => "denied",
+        }
+    }
+}
+
+/// The decision about one profile.
+#[derive(Clone, Debug)]
+pub struct ProfileDecision {
+    /// The profile.
+    pub profile: Arc<CompiledProfile>,
+    /// The outcome.
+    pub outcome: ProfileOutcome,
+    /// The reason.
+    pub reason: Reason,
+    /// Details of this request, such as the name that is taken or the unknown value. For people only.
+    pub detail: Option<Box<str>>,
+}
+
+/// The consequence of a failed validation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ValidationOutcome {
+    /// The object is denied.
+    Denied,
+    /// The author is warned.
+    Warned,
+    /// The failure is written to the audit log.
+    Audited,
+}
+
+impl ValidationOutcome {
+    /// The value of the log field and the span attribute.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::Warned => "warned",
+            Self::Audited => "audited",
+        }
+    }
+}
+
+/// A validation that failed or could not be evaluated.
+#[derive(Clone, Debug)]
+pub struct ValidationDecision {
+    /// The profile of the validation.
+    pub profile: Arc<CompiledProfile>,
+    /// Its index in the profile's `validations`.
+    pub index: usize,
+    /// The consequence.
+    pub outcome: ValidationOutcome,
+    /// The reason: the validation failed, or could not be evaluated.
+    pub reason: Reason,
+    /// The message for the author of the object.
+    pub message: Box<str>,
+}
+
+impl ValidationDecision {
+    /// The HTTP status code of the denial.
+    #[must_use]
+    pub fn code(&self) -> u16 {
+        self.validation().map_or(422, |validation| validation.code)
+    }
+
+    /// The Kubernetes status reason of the denial, if the profile sets one.
+    #[must_use]
+    pub fn status_reason(&self) -> Option<&str> {
+        self.validation().map(|validation| &*validation.reason).filter(|reason| !reason.is_empty())
+    }
+
+    /// The invalid field, if the profile names it: `spec.ports`.
+    #[must_use]
+    pub fn field_path(&self) -> Option<&str> {
+        self.validation().and_then(|validation| validation.field_path.as_deref())
+    }
+
+    fn validation(&self) -> Option<&Validation> {
+        self.profile.validations.get(self.index)
+    }
+}
+
+/// A warning for the author of the object, besides the decisions about profiles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The annotation `pillion.dev/injected` was written by the author, not by Pillion, and was dropped.
+    RecordDropped,
+    /// A value in a request key that no profile knows.
+    UnknownWord {
+        /// The label or annotation that holds it.
+        key: Box<str>,
+        /// The value.
+        word: Box<str>,
+    },
+    /// A truthy value that could mean several profiles.
+    AmbiguousWord {
+        /// The label or annotation that holds it.
+        key: Box<str>,
+    },
+    /// A part that an applied profile left out.
+    OfProfile {
+        /// The display name of the profile.
+        profile: Box<str>,
+        /// What was left out, where and why.
+        text: Box<str>,
+    },
+    /// A parameter value that was replaced by the default, or moved into its range.
+    Parameter {
+        /// The display name of the profile.
+        profile: Box<str>,
+        /// What was wrong with the value, and which value is used.
+        message: Box<str>,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RecordDropped => write!(
+                formatter,
+                "the annotation {INJECTED_ANNOTATION} was not written by Pillion and was dropped; was the pod copied?"
+            ),
+            Self::UnknownWord { key, word } => write!(formatter, "{key} asks for {word:?}, which no profile is called"),
+            Self::AmbiguousWord { key } => {
+                write!(formatter, "{key} could mean more than one profile; say which one by its name")
+            }
+            Self::OfProfile { profile, text } => write!(formatter, "profile {profile}: {text}"),
+            Self::Parameter { profile, message } => write!(formatter, "profile {profile}: {message}"),
+        }
+    }
+}
+
+/// The decision about a request.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The outcome.
+    pub outcome: Outcome,
+    /// The reason.
+    pub reason: Reason,
+    /// Details of this request. For people only.
+    pub detail: Option<Box<str>>,
+    /// The requested profiles, in the order in which they are applied. Profiles that nobody requested are not listed,
+    /// so a decision costs nothing for them.
+    pub profiles: Vec<ProfileDecision>,
+    /// The failed validations, in the order of the profiles. Empty on the mutating path.
+    pub validations: Vec<ValidationDecision>,
+    /// Further warnings for the author.
+    pub notices: Vec<Notice>,
+}
+
+impl Decision {
+    /// Creates a decision without any requested profile.
+    #[must_use]
+    pub const fn skipped(reason: Reason) -> Self {
+        Self {
+            outcome: Outcome::Skipped,
+            reason,
+            detail: None,
+            profiles: Vec::new(),
+            validations: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// Creates a denial.
+    #[must_use]
+    pub fn denied(reason: Reason, detail: impl Into<Box<str>>) -> Self {
+        Self {
+            outcome: Outcome::Denied,
+            reason,
+            detail: Some(detail.into()),
+            profiles: Vec::new(),
+            validations: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// The validations that deny the object.
+    pub fn refusals(&self) -> impl Iterator<Item = &ValidationDecision> {
+        self.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied)
+    }
+
+    /// The message of the denial, which the API server shows to the author.
+    #[must_use]
+    pub fn denial_message(&self) -> String {
+        self.detail
+            .as_deref()
+            .map_or_else(|| self.reason.sentence().to_owned(), |detail| format!("{}: {detail}", self.reason.sentence()))
+    }
+}

@@ -1,0 +1,225 @@
+//! Quantities of Kubernetes, with arithmetic that is exact to a billionth.
+
+/// An amount of CPU, memory and the like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quantity {
+    /// In billionths.
+    worth: i128,
+    format: Format,
+}
+
+/// How it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Format {
+    /// `500m`, `2G`.
+    #[default]
+    Decimal,
+    /// `64Mi`.
+    Binary,
+    /// `1e6`.
+    Exponent,
+}
+
+/// Bytes that a quantity may have: thirty digits with a sign, a point and a suffix have fewer.
+const LONGEST: usize = 64;
+
+const BILLION: i128 = 1_000_000_000;
+
+/// Of suffixes, those that are worth most come first.
+const DECIMAL: [(&str, i128); 10] = [
+    ("E", BILLION * 1_000_000_000_000_000_000),
+    ("P", BILLION * 1_000_000_000_000_000),
+    ("T", BILLION * 1_000_000_000_000),
+    ("G", BILLION * 1_000_000_000),
+    ("M", BILLION * 1_000_000),
+    ("k", BILLION * 1_000),
+    ("", BILLION),
+    ("m", BILLION / 1_000),
+    ("u", BILLION / 1_000_000),
+    ("n", 1),
+];
+
+const BINARY: [(&str, i128); 6] = [
+    ("Ei", BILLION << 60),
+    ("Pi", BILLION << 50),
+    ("Ti", BILLION << 40),
+    ("Gi", BILLION << 30),
+    ("Mi", BILLION << 20),
+    ("Ki", BILLION << 10),
+];
+
+/// As large as Kubernetes lets a quantity become.
+const LARGEST: i128 = i64::MAX as i128 * BILLION;
+
+impl Quantity {
+    pub(super) fn of(number: i64) -> Self {
+        Self { worth: i128::from(number) * BILLION, format: Format::Decimal }
+    }
+
+    pub(super) fn worth(self) -> i128 {
+        self.worth
+    }
+
+    /// Reads a quantity; `None` if the text is none.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        parse(text)
+    }
+
+    /// Both together, in the format of the first.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { worth: (self.worth + other.worth).min(LARGEST), ..self }
+    }
+
+    /// What it is more than another; zero if it is less.
+    pub(crate) fn above(self, other: Self) -> Self {
+        Self { worth: (self.worth - other.worth).max(0), ..self }
+    }
+
+    /// The larger of both; the first if they are equal.
+    pub(crate) fn larger(self, other: Self) -> Self {
+        if other.is_more_than(self) { other } else { self }
+    }
+
+    pub(crate) fn is_more_than(self, other: Self) -> bool {
+        self.worth > other.worth
+    }
+
+    /// Whether a text is a quantity.
+    pub(crate) fn is_written(text: &str) -> bool {
+        parse(text).is_some()
+    }
+
+    /// About how much a text is worth; `None` if it is no quantity.
+    pub(crate) fn size(text: &str) -> Option<f64> {
+        parse(text).map(Self::approximately)
+    }
+
+    /// The whole number that it is.
+    pub(super) fn whole(self) -> Option<i64> {
+        (self.worth % BILLION == 0).then(|| i64::try_from(self.worth / BILLION).ok()).flatten()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "it says that it is approximate")]
+    pub(super) fn approximately(self) -> f64 {
+        (self.worth / BILLION) as f64 + (self.worth % BILLION) as f64 / 1e9
+    }
+
+    /// The sum, in the format of the first.
+    pub(super) fn checked_add(self, other: Self) -> Option<Self> {
+        self.with_worth(self.worth.checked_add(other.worth))
+    }
+
+    /// The difference, in the format of the first.
+    pub(super) fn checked_sub(self, other: Self) -> Option<Self> {
+        self.with_worth(self.worth.checked_sub(other.worth))
+    }
+
+    /// The product with a whole number.
+    pub(super) fn checked_mul(self, factor: i64) -> Option<Self> {
+        self.with_worth(self.worth.checked_mul(i128::from(factor)))
+    }
+
+    /// The product with any number, to a millionth of it.
+    pub(super) fn scaled(self, factor: f64) -> Option<Self> {
+        self.with_worth(times(self.worth, factor))
+    }
+
+    /// The quotient by a whole number.
+    pub(super) fn checked_div(self, divisor: i64) -> Option<Self> {
+        self.with_worth(self.worth.checked_div(i128::from(divisor)))
+    }
+
+    /// Of the smallest number of all there is no positive one.
+    fn with_worth(self, worth: Option<i128>) -> Option<Self> {
+        let worth = worth.filter(|worth| worth.unsigned_abs() <= LARGEST.unsigned_abs())?;
+        Some(Self { worth, ..self })
+    }
+}
+
+impl std::fmt::Display for Quantity {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&to_text(self))
+    }
+}
+
+pub(super) fn parse(text: &str) -> Option<Quantity> {
+    if text.len() > LONGEST {
+        return None;
+    }
+    let (sign, unsigned) = match text.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let length = unsigned.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let (number, suffix) = unsigned.split_at_checked(length)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if number.len() > 30 || (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        return None;
+    }
+    let (scale, format) = scale(suffix)?;
+    let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
+    let worth = digits(whole)?.checked_mul(scale);
+    // From the last digit on. What is smaller than a billionth is rounded up, as Kubernetes does.
+    let (mut part, mut lost) = (0, false);
+    for digit in fraction.bytes().rev() {
+        part += i128::from(digit - b'0') * scale;
+        lost |= part % 10 != 0;
+        part /= 10;
+    }
+    let worth = worth.and_then(|worth| worth.checked_add(part)?.checked_add(i128::from(lost)));
+    // What is larger is taken for the largest there is, as Kubernetes does: a range can still bound it.
+    let worth = worth.map_or(LARGEST, |worth| worth.min(LARGEST));
+    Some(Quantity { worth: worth * sign, format })
+}
+
+/// A number as Kubernetes reads it: by its digits, of which a double has the fewest that tell it from all others.
+pub(super) fn of_double(number: f64) -> Option<Quantity> {
+    // What is smaller than a billionth is a billionth, and may have hundreds of digits.
+    if number != 0.0 && number.abs() < 1e-9 {
+        return Some(Quantity { worth: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
+    }
+    parse(&number.to_string())
+}
+
+fn scale(suffix: &str) -> Option<(i128, Format)> {
+    let find = |table: &[(&str, i128)]| table.iter().find(|(name, _)| *name == suffix).map(|(_, scale)| *scale);
+    if let Some(scale) = find(&BINARY) {
+        return Some((scale, Format::Binary));
+    }
+    if let Some(scale) = find(&DECIMAL) {
+        return Some((scale, Format::Decimal));
+    }
+    let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+    let power = u32::try_from(exponent.checked_add(9)?).ok().filter(|power| *power <= 27)?;
+    Some((10_i128.pow(power), Format::Exponent))
+}
+
+/// As Kubernetes writes it: with the largest suffix that needs no fraction.
+pub(super) fn to_text(quantity: &Quantity) -> String {
+    let Quantity { worth, format } = *quantity;
+    if worth == 0 {
+        return "0".to_owned();
+    }
+    let fitting = |table: &[(&'static str, i128)]| table.iter().find(|(_, scale)| worth % scale == 0).copied();
+    if format == Format::Binary
+        && worth.unsigned_abs() >= 1024 * BILLION.unsigned_abs()
+        && let Some((suffix, scale)) = fitting(&BINARY)
+    {
+        return format!("{}{suffix}", worth / scale);
+    }
+    let (suffix, scale) = fitting(&DECIMAL).unwrap_or(("n", 1));
+    if format == Format::Exponent && !suffix.is_empty() {
+        let power = scale.ilog10().cast_signed() - 9;
+        return format!("{}e{power}", worth / scale);
+    }
+    format!("{}{suffix}", worth / scale)
+}
+
+/// A share of a quantity, to a millionth of it.
+#[expect(clippy::cast_possible_truncation, reason = "the factor is checked to be small")]
+fn times(worth: i128, factor: f64) -> Option<i128> {
+    (factor.abs() < 1e9)
+        .then(|| (factor * 1e6).round() as i128)
+        .and_then(|millionths| worth.checked_mul(millionths))
+        .map(|worth| worth / 1_000_000)
+}

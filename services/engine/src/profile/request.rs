@@ -1,0 +1,90 @@
+//! The request key of a profile: a label or annotation by which a pod or its namespace asks for the profile.
+//!
+//! The value of a key is a comma-separated list of words, case ignored. A truthy word asks for the default profile of
+//! the key, a falsy word for none, any other word names a profile or one of its values.
+
+use std::borrow::Cow;
+
+use pillion_api::profile::{EmptyValue, OnUnknown, RequestKey};
+
+use super::Diagnostic;
+use super::check::check_key;
+
+/// How many words of one value are read; more are ignored.
+const MAX_WORDS: usize = 64;
+
+/// The truthy words of a profile that sets none.
+const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
+
+/// The falsy words of a profile that sets none.
+const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
+
+/// A compiled request key. All words are in lower case.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) label: Option<Box<str>>,
+    pub(crate) annotation: Option<Box<str>>,
+    pub(crate) values: Box<[Box<str>]>,
+    pub(crate) truthy: Box<[Box<str>]>,
+    pub(crate) falsy: Box<[Box<str>]>,
+    pub(crate) empty: EmptyValue,
+    pub(crate) on_unknown: OnUnknown,
+}
+
+impl Request {
+    /// Whether a value asks for no profile: it is empty, or has only falsy words.
+    pub(crate) fn declines(&self, value: &str) -> bool {
+        words(value).all(|word| self.falsy.iter().any(|falsy| **falsy == *word))
+    }
+}
+
+/// Compiles a request key. Mistakes go to `diagnostics`.
+pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -> Request {
+    if request.annotation.is_none() && request.label.is_none() {
+        diagnostics.push(Diagnostic::new("spec.request", "request needs an annotation or a label"));
+    }
+    for (field, key) in [("annotation", &request.annotation), ("label", &request.label)] {
+        if let Some(sentence) = key.as_deref().and_then(check_key) {
+            diagnostics.push(Diagnostic::new(format!("spec.request.{field}"), sentence));
+        }
+    }
+    let lower = |words: &[String]| words.iter().map(|word| word.trim().to_lowercase().into()).collect();
+    let or = |words: &Option<Vec<String>>, default: &[&str]| match words {
+        Some(words) => lower(words),
+        None => default.iter().map(|word| Box::from(*word)).collect(),
+    };
+    let compiled = Request {
+        label: request.label.as_deref().map(Box::from),
+        annotation: request.annotation.as_deref().map(Box::from),
+        values: lower(&request.values),
+        truthy: or(&request.truthy, &TRUTHY),
+        falsy: or(&request.falsy, &FALSY),
+        empty: request.empty.unwrap_or_default(),
+        on_unknown: request.on_unknown.unwrap_or(OnUnknown::Ignore),
+    };
+    for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
+        for (index, _) in words.iter().enumerate().filter(|(_, word)| word.is_empty() || word.contains(',')) {
+            diagnostics.push(
+                Diagnostic::new(format!("spec.request.{field}[{index}]"), "a word is not empty and has no comma")
+                    .with_help("a comma separates the words of a request"),
+            );
+        }
+    }
+    if let Some(word) = compiled.truthy.iter().find(|word| compiled.falsy.contains(word)) {
+        diagnostics.push(Diagnostic::new("spec.request", format!("the word {word:?} is both truthy and falsy")));
+    }
+    compiled
+}
+
+/// The words of a value, in lower case.
+pub(crate) fn words(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    names(value).map(|word| {
+        let is_lower = !word.chars().any(char::is_uppercase);
+        if is_lower { Cow::Borrowed(word) } else { Cow::Owned(word.to_lowercase()) }
+    })
+}
+
+/// The words of a value as they are written.
+pub(crate) fn names(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').map(str::trim).filter(|word| !word.is_empty()).take(MAX_WORDS)
+}
