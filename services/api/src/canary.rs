@@ -7,13 +7,12 @@
 use std::borrow::Cow;
 
 use k8s_openapi::ClusterResourceScope;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::{crd, names};
+use crate::names;
 
 /// The plural name, as it stands in URLs, roles and the rule of the entry.
 pub const PLURAL: &str = "injectioncanaries";
@@ -127,19 +126,4 @@ impl Resource for InjectionCanary {
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.metadata
     }
-}
-
-/// The definition: an object with a name and nothing else.
-pub(crate) fn definition() -> Result<CustomResourceDefinition, serde_json::Error> {
-    let names = json!({
-        "kind": InjectionCanary::KIND,
-        "listKind": "InjectionCanaryList",
-        "plural": PLURAL,
-        "singular": "injectioncanary",
-    });
-    let schema = json!({
-        "type": "object",
-        "description": "Created by dry run only, by the controller, to see whom an API server trusts.",
-    });
-    crd::definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
 }

@@ -8,6 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
+use crate::canary::{self, InjectionCanary};
 use crate::kinds::{
     ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision, ProfileStatus, plural,
 };
@@ -70,7 +71,7 @@ const IMMUTABLE: &str = "a revision does not change; edit the profile, and the c
 /// # Errors
 /// If the generated schema is not one that Kubernetes' own type can hold: a mistake in this crate, which its tests find.
 pub fn definitions() -> Result<[CustomResourceDefinition; 5], serde_json::Error> {
-    Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, crate::canary::definition()?])
+    Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, injection_canary()?])
 }
 
 fn cluster() -> Result<CustomResourceDefinition, serde_json::Error> {
@@ -168,8 +169,23 @@ fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     schema
 }
 
+/// The definition: an object with a name and nothing else.
+fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
+    let names = json!({
+        "kind": InjectionCanary::KIND,
+        "listKind": "InjectionCanaryList",
+        "plural": canary::PLURAL,
+        "singular": "injectioncanary",
+    });
+    let schema = json!({
+        "type": "object",
+        "description": "Created by dry run only, by the controller, to see whom an API server trusts.",
+    });
+    definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
+}
+
 /// A definition in the API's one group and version. `version` is what is special about the version: its schema, at least.
-pub(crate) fn definition(
+fn definition(
     names: &Value,
     scope: &str,
     mut version: Value,

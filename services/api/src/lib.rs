@@ -15,16 +15,16 @@
 //! * [`held`]: the policies by which pods of `held` namespaces wait in the API server until they are decided about.
 //! * [`webhook_configuration`]: what the API server has to be told to call the webhook.
 
-pub mod canary;
-pub mod crd;
-pub mod held;
-pub mod kinds;
 pub mod names;
-pub mod opt_in;
+pub mod selector;
 pub mod parameter;
 pub mod profile;
 pub mod revision;
-pub mod selector;
+pub mod kinds;
+pub mod canary;
+pub mod crd;
+pub mod opt_in;
+pub mod held;
 pub mod webhook_configuration;
 
 pub use kinds::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use clap::{Command, CommandFactory};
 
-use crate::args::Arguments;
+use crate::cli::Arguments;
 
 /// What a command's exit codes say beside success.
 type Exits = &'static [(u8, &'static str)];

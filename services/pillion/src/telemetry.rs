@@ -25,12 +25,9 @@ use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
-use self::logs::LogLevel;
+use self::logs::{DEFAULT_LEVEL, LogArgs, LogLevel, Logs};
 use self::queue::SpanMetrics;
-use self::traces::Sampling;
-use crate::args::{LogArgs, TraceArgs};
-use crate::config::WebhookPolicy;
-use crate::config::policy::DEFAULT_LEVEL;
+use self::traces::{Sampling, TraceArgs, Traces};
 
 /// How long the last spans may take to be sent.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -53,10 +50,10 @@ pub(crate) struct Controls {
 }
 
 impl Controls {
-    /// Takes over what a policy says.
-    pub(crate) fn apply(&self, policy: &WebhookPolicy) {
-        self.level.set(&policy.logs.level);
-        self.sampling.set(&policy.traces);
+    /// Applies the settings of a policy.
+    pub(crate) fn apply(&self, logs: &Logs, traces: &Traces) {
+        self.level.set(&logs.level);
+        self.sampling.set(traces);
     }
 
     /// Shows what is counted of the spans.
@@ -88,13 +85,14 @@ impl Telemetry {
         Ok(level)
     }
 
-    /// Log lines and, if an endpoint is given, traces, as a policy says.
+    /// Log lines and, if an endpoint is given, traces, by the arguments and the settings of a policy.
     ///
     /// # Errors
     /// The level is none, or the endpoint cannot be used.
-    pub(crate) fn start(logs: &LogArgs, traces: &TraceArgs, policy: &WebhookPolicy) -> anyhow::Result<Self> {
-        let (filter, level) = LogLevel::new(&policy.logs.level)?;
-        let sampling = Sampling::new(&policy.traces);
+    pub(crate) fn start(args: (&LogArgs, &TraceArgs), settings: (&Logs, &Traces)) -> anyhow::Result<Self> {
+        let ((logs, traces), (levels, shares)) = (args, settings);
+        let (filter, level) = LogLevel::new(&levels.level)?;
+        let sampling = Sampling::new(shares);
         let spans = SpanMetrics::default();
         let collector = traces.collector()?;
         let provider = collector.map(|collector| traces::provider(&collector, &sampling, spans.clone())).transpose()?;

@@ -15,12 +15,12 @@
 //!
 //! This crate is for building and testing only; nothing of it is in the product.
 
+pub mod source;
 pub mod archive;
 pub mod binary;
-pub mod build;
 pub mod image;
-pub mod licences;
+pub mod build;
 pub mod linked;
-pub mod release;
 pub mod sbom;
-pub mod source;
+pub mod licences;
+pub mod release;

@@ -75,7 +75,7 @@ impl Sender {
     pub(crate) fn of(request: &Request) -> Self {
         let waits = request.headers().contains_key(EXPECT);
         let needs_draining = !waits && request.version() < Version::HTTP_2;
-        Self { address: crate::connection::client_address(request.extensions()), needs_draining }
+        Self { address: crate::transport::client_address(request.extensions()), needs_draining }
     }
 }
 

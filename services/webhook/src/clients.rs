@@ -28,7 +28,7 @@ use rustls_pki_types::pem::{self, PemObject};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::refusal::{Bounded, LOGGED_BYTES};
+use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::tls::{PemText, provider};
 use crate::transport::{TransportMetrics, Unauthorized};
 

@@ -7,22 +7,21 @@
 //! In the order in which a process wires it: [`metrics::Metrics`], [`tls::ServingCertificate`], [`health::Readiness`],
 //! [`router::router`], [`serve::Server`].
 
-mod body;
+mod client_text;
+mod histogram;
 mod budget;
-mod canary;
-pub mod clients;
-mod connection;
-mod decision;
-pub mod first;
-pub mod health;
-pub mod metrics;
-pub mod overload;
+pub mod switch;
 pub mod policy;
-mod profiles;
+pub mod transport;
+pub mod tls;
+pub mod overload;
+pub mod metrics;
+pub mod clients;
+mod body;
 mod refusal;
+pub mod health;
+pub mod first;
+pub mod trace;
+pub mod admission;
 pub mod router;
 pub mod serve;
-pub mod switch;
-pub mod tls;
-pub mod trace;
-pub mod transport;

@@ -9,12 +9,11 @@
 //! - `tenants`: requests by namespace, for who wants them. `slots`: how a name gets a series, and loses it.
 //! - `tls`: connections, and the certificate that they are answered with.
 //! - `cluster`, `process`: what is known of the cluster, and what the system says of this process.
-//! - `histogram`: histograms without a lock; `exposition`: what `/metrics` answers.
+//! - `exposition`: what `/metrics` answers.
 
 mod cluster;
 mod decisions;
 pub(crate) mod exposition;
-mod histogram;
 mod outcome;
 mod process;
 mod profiles;
@@ -39,12 +38,12 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 pub use exposition::Exposition;
-pub use histogram::Histogram;
 pub use outcome::RequestOutcome;
 pub use profiles::MAX_PROFILES;
 pub use tenants::{Tenant, TenantSettings, Tenants};
 pub use tls::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
 
+use crate::histogram::Histogram;
 use crate::overload::OverloadMetrics;
 
 use cluster::Cluster;

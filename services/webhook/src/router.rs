@@ -4,132 +4,43 @@
 //! A decision about a small pod takes some 30 us of computing, less than handing it to another thread would: it is made
 //! where the request was read, when it is its turn. One about a large object is made on a thread of its own.
 
+mod canary;
+mod profiles;
+
 use std::fmt;
-use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::routing::post;
 use bytes::Bytes;
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use pillion_api::names::VALIDATE_PROFILES_PATH;
-use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Endpoint, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use crate::body::{self, Limits, Sender, Shared, Whole};
 use crate::budget::Budget;
-use crate::connection::client_address;
-use crate::decision::{Answered, Case, Known, LookUpTerms};
-use crate::metrics::{Metrics, Tenant};
+use crate::transport::client_address;
+use crate::admission::{Admission, Answered, Case, Known, LookUpTerms};
+use crate::metrics::Tenant;
 use crate::overload::{
-    self, Deadline, Overload, OverloadSettings, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds,
+    self, Deadline, Overload, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds,
 };
-use crate::policy::Policy;
-use crate::refusal::{ANSWERED_BYTES, Bounded, LOGGED_BYTES, Refusal};
-use crate::switch::Switch;
+use crate::client_text::{Bounded, LOGGED_BYTES};
+use crate::refusal::{ANSWERED_BYTES, Refusal};
 use crate::trace::RequestSpan;
-
-/// The look-up of one namespace.
-#[derive(Clone, Copy, Debug)]
-pub struct NamespaceLookup<'n> {
-    /// Whatever a client wrote, of any length.
-    pub name: &'n str,
-    /// The client that sent the review.
-    pub client: IpAddr,
-    /// An answer that was given before this moment will not do: it contradicts what the API server calls.
-    pub after: Option<Instant>,
-}
-
-/// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
-/// Missing: it is not known there either. Failed: it cannot be looked up now.
-///
-/// The router bounds the time of one look-up. The function has to make sure that the name can be one, and to bound the
-/// look-ups' number, in all and for each client.
-pub type LiveNamespace =
-    Arc<dyn for<'n> Fn(NamespaceLookup<'n>) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
-
-/// Looks up what a review of this client wants besides its namespace: service accounts, owners, objects that profiles declare.
-///
-/// The router bounds the time of it, and asks only where something is wanted, which is seldom. The function remembers answers,
-/// takes calls for the same object together, bounds the requests in all and for each client, and says of what could not be
-/// had that it failed.
-pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
-
-/// The limits of one request.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct RequestSettings {
-    /// Bytes of a body. A review of an update holds two objects of up to 3 MiB.
-    pub body_limit: usize,
-    /// Bytes that the bodies of all requests may take together; what would be more is answered with 503. Large bodies
-    /// leave a quarter of it to small ones.
-    pub body_budget: usize,
-    /// From the end of a request's head to the end of its body.
-    pub body_timeout: Duration,
-    /// How long the look-up of a namespace may take, and all that a review wants besides.
-    pub live_timeout: Duration,
-    /// How many requests there may be at one time, and how long they may take.
-    pub overload: OverloadSettings,
-}
-
-impl Default for RequestSettings {
-    fn default() -> Self {
-        Self {
-            body_limit: 7 * 1024 * 1024,
-            body_budget: 64 * 1024 * 1024,
-            body_timeout: Duration::from_secs(5),
-            live_timeout: Duration::from_millis(300),
-            overload: OverloadSettings::default(),
-        }
-    }
-}
-
-/// What requests are answered with.
-#[derive(Clone)]
-pub struct Admission {
-    /// Profiles and namespaces, replaced as a whole by whoever watches the cluster.
-    pub snapshot: Arc<ArcSwap<Snapshot>>,
-    /// The look-up of namespaces that the snapshot does not know, if there is one.
-    pub live_namespace: Option<LiveNamespace>,
-    /// The look-ups that reviews want. Without it nothing is found.
-    pub look_ups: Option<LookUps>,
-    /// What the platform says, replaced as a whole by whoever reads its file.
-    pub policy: Arc<ArcSwap<Policy>>,
-    /// Whether anything is decided at all.
-    pub switch: Switch,
-    /// Where requests are counted.
-    pub metrics: Arc<Metrics>,
-    /// The limits.
-    pub settings: RequestSettings,
-}
 
 /// [`Admission`], and what all requests share besides.
 pub(crate) struct Service {
     admission: Admission,
     bodies: Shared,
     overload: Overload,
-}
-
-impl fmt::Debug for Admission {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Admission")
-            .field("live_namespace", &self.live_namespace.is_some())
-            .field("look_ups", &self.look_ups.is_some())
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The routes: POST to `/mutate`, to `/validate`, and to the paths of each injection level below them.

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use rustls::server::Acceptor;
+use rustls::ServerConfig;
+use rustls::server::{Acceptor, NoServerSessionStorage};
+use rustls_pki_types::CertificateDer;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -23,16 +25,18 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+mod connection;
 mod drain;
 mod places;
 
 use self::drain::Drain;
-pub(crate) use self::drain::Retire;
+use self::drain::Retire;
 use self::places::{Left, Place, Places, Standing};
-use crate::clients::Caller;
-use crate::connection::{self, Builders, Ended, Protocol, Terms};
+use crate::clients::{Caller, ClientCertificates};
+use self::connection::{Builders, Ended, Protocol, Terms};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
-use crate::tls::Tls;
+use crate::tls::{ServingCertificate, provider};
+use crate::transport::TransportMetrics;
 
 /// How long to wait after `accept` failed: most likely for a file descriptor.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
@@ -120,6 +124,48 @@ impl ServerSettings {
             drain_deadline: Duration::from_secs(1),
             ..Self::default()
         }
+    }
+}
+
+/// How a server speaks TLS: with which certificate, and to whom.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    clients: Option<Arc<ClientCertificates>>,
+}
+
+impl Tls {
+    /// Serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1 offered. With `clients`,
+    /// only those are answered that have shown a certificate of theirs, whatever they are at the time.
+    ///
+    /// # Errors
+    /// The cryptography library does not support these versions of TLS, which would be a fault of the build.
+    pub fn new(
+        certificate: Arc<ServingCertificate>,
+        clients: Option<Arc<ClientCertificates>>,
+    ) -> Result<Self, rustls::Error> {
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+        let builder = match &clients {
+            Some(clients) => builder.with_client_cert_verifier(Arc::<ClientCertificates>::clone(clients)),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(certificate);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // The API server keeps no sessions. Without resumption every handshake shows the present certificate, and the
+        // client's is looked at each time.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self { config: Arc::new(config), clients })
+    }
+
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config)
+    }
+
+    /// Who has connected, by the certificates that were shown and found to be good.
+    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
+        self.clients.as_ref().map_or_else(Caller::anybody, |clients| clients.caller(shown, metrics))
     }
 }
 

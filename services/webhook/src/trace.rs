@@ -21,7 +21,8 @@ use tracing::{Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::metrics::RequestOutcome;
-use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
+use crate::client_text::{Bounded, LOGGED_BYTES};
+use crate::refusal::Refusal;
 
 /// The target of all spans of requests, and of nothing else.
 pub const TARGET: &str = "pillion_trace";

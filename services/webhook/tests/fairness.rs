@@ -25,7 +25,7 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{ProfileName, ProfileSet, compile};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::overload::OverloadSettings;
-use pillion_webhook::router::RequestSettings;
+use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;

@@ -17,7 +17,7 @@ use axum::body::Body;
 use futures::FutureExt;
 use http::Request;
 use pillion_engine::lookup::Answer::Missing;
-use pillion_webhook::router::{LiveNamespace, RequestSettings};
+use pillion_webhook::admission::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;

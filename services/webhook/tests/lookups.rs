@@ -16,7 +16,7 @@ use http_body_util::BodyExt;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::Answer;
 use pillion_webhook::clients::ClientCertificates;
-use pillion_webhook::router::LookUps;
+use pillion_webhook::admission::LookUps;
 use pillion_webhook::serve::ServerSettings;
 use pillion_webhook::tls::PemText;
 use serde_json::{Value, json};

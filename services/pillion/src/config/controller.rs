@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use pillion_api::held;
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel, is_dns_label};
+use pillion_api::names::{InjectionLevel, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::authority::Lifetimes;
@@ -14,12 +14,12 @@ use pillion_control::{Release, canary, configuration, lease, probe, rotation, ro
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::policy::{ApiVersion, Logs};
+use super::policy::ApiVersion;
 use super::read::{Overrides, PolicyFile};
-use super::rules::{Contradiction, at_most};
+use super::rules::{Contradiction, at_most, opt_in_fault};
 use super::settings::{Setting, Type, fixed};
 use super::units::{Size, Time};
-use crate::telemetry::logs;
+use crate::telemetry::logs::{self, Logs};
 
 /// What the file is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -324,20 +324,6 @@ impl ControllerPolicy {
             excluded_namespaces: self.webhooks.excluded_namespaces.clone(),
             ..ReleaseSettings::default()
         }
-    }
-}
-
-/// What is wrong with labels to opt in by, also such as say what they cannot.
-pub(super) fn opt_in_fault(labels: &Result<OptIn, OptInError>) -> Option<String> {
-    match labels {
-        Err(error) => Some(error.to_string()),
-        // The policies that have pods wait know no other label.
-        Ok(labels) => labels.held_by_others().map(|(key, value)| {
-            format!(
-                "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \
-                 here, and that label on namespaces whose pods shall wait"
-            )
-        }),
     }
 }
 

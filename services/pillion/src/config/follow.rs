@@ -24,8 +24,8 @@ use super::read::{self, Overrides};
 use super::settings::{self, Setting};
 use crate::causes;
 use crate::load::Problem;
-use crate::serve::ticks::Ticks;
 use crate::telemetry::Controls;
+use crate::ticks::Ticks;
 
 /// How often the file is read. The kubelet takes up to a minute to bring a ConfigMap anyway.
 pub(crate) const POLL: Duration = Duration::from_secs(5);
@@ -80,7 +80,7 @@ impl Takers {
     fn apply(&self, policy: &WebhookPolicy) -> anyhow::Result<()> {
         let decided_by = policy.decided_by()?;
         self.policy.store(Arc::new(decided_by));
-        self.controls.apply(policy);
+        self.controls.apply(&policy.logs, &policy.traces);
         Ok(())
     }
 }

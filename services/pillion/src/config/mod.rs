@@ -12,9 +12,7 @@
 //! * [`units`]: durations and sizes.
 //! * [`read`]: from a file to a policy, with flags that win over it.
 //! * [`follow`]: the file while the program runs.
-//! * [`check`]: what is checked, and printed, without starting anything.
 
-pub(crate) mod check;
 pub(crate) mod controller;
 pub(crate) mod follow;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use clap::{Command, CommandFactory};
 
 use super::read::{Overrides, from_text, lines};
 use super::{ControllerPolicy, WebhookPolicy, settings};
-use crate::args::Arguments;
+use crate::cli::Arguments;
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")

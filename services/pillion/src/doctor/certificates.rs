@@ -8,8 +8,7 @@ use pillion_control::probe::judge::certificates;
 use pillion_control::probe::{Probed, Unfit, Verdict};
 use rustls_pki_types::CertificateDer;
 
-use super::facts::{Canary, Facts, NotRead};
-use super::judge::{is_ours, service};
+use super::facts::{Canary, Facts, NotRead, is_ours, service};
 use crate::finding::{Code, Finding, ObjectRef};
 
 /// A leaf that ends within this was not renewed in time.

@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use super::facts::{Canary, Facts, NotRead};
-use super::judge::is_ours;
+use super::facts::is_ours;
 use crate::explain::changes::{self, What};
 use crate::installation::{self, Part, Unread, kept};
 use crate::trial;

@@ -14,7 +14,6 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-pub(crate) use self::judge::{NO, misspelt};
 use crate::args::ClusterArgs;
 use crate::blocking::block_on;
 use crate::explain::NOT_ANSWERED;

@@ -6,7 +6,7 @@
 //!   [`changes`] are parts of it.
 //! * [`render`]: the explanation for people.
 
-mod calling;
+pub(crate) mod calling;
 pub(crate) mod changes;
 mod cluster;
 mod facts;

@@ -22,7 +22,7 @@ use pillion_webhook::tls::{PemText, ServingCertificate};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::ticks::Ticks;
+use crate::ticks::Ticks;
 use crate::causes;
 
 /// How often the files are read.

@@ -11,7 +11,7 @@ use pillion_webhook::tls::PemText;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::ticks::Ticks;
+use crate::ticks::Ticks;
 use crate::causes;
 
 /// Arguments that say who may send reviews.

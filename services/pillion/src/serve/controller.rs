@@ -22,11 +22,11 @@ use tracing::info;
 use super::operations::{self, Operations};
 use super::signals::Signals;
 use super::term::{Failures, LeaderMetrics, Term};
-use crate::args::{LogArgs, ReleaseArgs};
+use crate::args::ReleaseArgs;
 use crate::config::{ConfigArg, ControllerPolicy, Overrides};
 use crate::output;
 use crate::telemetry::Telemetry;
-use crate::telemetry::logs::LogLevel;
+use crate::telemetry::logs::{LogArgs, LogLevel};
 
 /// Of `--config`, which is another file than the one of replicas.
 const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \

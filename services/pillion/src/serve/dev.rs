@@ -31,11 +31,11 @@ use super::sample::Sample;
 use super::self_made;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
-use crate::args::{LogArgs, TraceArgs};
 use crate::config::follow::{self, ConfigFile};
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::telemetry::Controls;
-use crate::telemetry::logs::LogLevel;
+use crate::telemetry::logs::{LogArgs, LogLevel};
+use crate::telemetry::traces::TraceArgs;
 use crate::{causes, output};
 
 /// Where profiles are if nobody says where.

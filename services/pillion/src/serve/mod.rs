@@ -4,7 +4,7 @@
 //!
 //! * [`servers`]: a replica's two ports and what stands behind them; [`operations`]: the second of them.
 //! * [`controller`]: a replica of the controller; [`term`]: what it does while it leads.
-//! * [`signals`]: how a process is asked to end; [`ticks`]: looking at something every so often until then.
+//! * [`signals`]: how a process is asked to end.
 //! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
 //! * [`client_authority`]: who may call, from a file that changes.
 //! * [`descriptors`]: as many connections as are allowed.
@@ -31,7 +31,6 @@ mod self_made;
 mod servers;
 mod signals;
 mod term;
-pub(crate) mod ticks;
 pub(crate) mod webhook;
 
 use std::future::Future;
@@ -39,8 +38,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::args::{LogArgs, TraceArgs};
 use crate::config::WebhookPolicy;
+use crate::telemetry::logs::LogArgs;
+use crate::telemetry::traces::TraceArgs;
 use crate::telemetry::{Controls, Telemetry};
 
 /// Runs a service to its end, then sends what is left of its traces.
@@ -52,7 +52,7 @@ fn run_service<S: Future<Output = anyhow::Result<()>>>(
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
-        let telemetry = Telemetry::start(logs, traces, policy)?;
+        let telemetry = Telemetry::start((logs, traces), (&policy.logs, &policy.traces))?;
         let ended = service(telemetry.controls()).await;
         telemetry.shutdown().await;
         ended.map(|()| ExitCode::SUCCESS)

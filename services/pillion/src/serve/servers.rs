@@ -12,10 +12,11 @@ use pillion_webhook::first::once_ready;
 use pillion_webhook::health::Readiness;
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
 use pillion_webhook::policy::Policy;
-use pillion_webhook::router::{self, Admission, LiveNamespace, LookUps, RequestSettings};
-use pillion_webhook::serve::{Server, ServerSettings};
+use pillion_webhook::admission::{Admission, LiveNamespace, LookUps, RequestSettings};
+use pillion_webhook::router;
+use pillion_webhook::serve::{Server, ServerSettings, Tls};
 use pillion_webhook::switch::Switch;
-use pillion_webhook::tls::{ServingCertificate, Tls};
+use pillion_webhook::tls::ServingCertificate;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 

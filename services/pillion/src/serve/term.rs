@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use super::ticks::Ticks;
+use crate::ticks::Ticks;
 use crate::config::ControllerPolicy;
 
 /// How often is looked whether profiles are for something else than they were.

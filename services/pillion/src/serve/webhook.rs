@@ -1,7 +1,7 @@
 //! `pillion webhook`: a replica as it runs in a cluster.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,6 +10,8 @@ use arc_swap::ArcSwap;
 use axum::Router;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
+use kube::config::Kubeconfig;
+use opentelemetry_sdk::Resource;
 use pillion_control::live::LookupMetrics;
 use pillion_control::release::Release;
 use pillion_control::switch::KillSwitch;
@@ -17,7 +19,7 @@ use pillion_control::{CacheMetrics, LiveNamespaces, Lookups, Publisher, Status};
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::ReloadMetrics;
-use pillion_webhook::router::{LiveNamespace, LookUps, NamespaceLookup};
+use pillion_webhook::admission::{LiveNamespace, LookUps, NamespaceLookup};
 use pillion_webhook::switch::Switch;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -30,11 +32,13 @@ use super::certificate::{self, CertificateArgs};
 use super::client_authority::{ClientArgs, ClientAuthorityFile};
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
-use crate::args::{self, LogArgs, TraceArgs};
+use crate::args;
 use crate::config::follow::{self, ConfigFile};
-use crate::config::{ConfigArg, Overrides, WebhookPolicy, check};
+use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::telemetry::Controls;
-use crate::telemetry::logs::LogLevel;
+use crate::telemetry::logs::{LogArgs, LogLevel};
+use crate::telemetry::traces::TraceArgs;
+use crate::{causes, output};
 
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
@@ -89,7 +93,7 @@ pub(crate) enum ProfileSource {
 /// Serves until it is asked to end.
 pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     if args.check_config {
-        return check::run(&args, logs);
+        return check(&args, logs);
     }
     let policy: WebhookPolicy = args.config.required(&args.overrides(logs))?;
     let (traces, overrides) = (args.traces.clone(), args.overrides(logs));
@@ -247,4 +251,40 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
         known.set_ready(synced);
         broken.set(i64::try_from(broken_profiles).unwrap_or(i64::MAX));
     }
+}
+
+/// Stands for the namespace that this would run in, which is not looked for.
+const ANY_NAMESPACE: &str = "default";
+
+/// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no port and no connection.
+fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+    let mut wrong = Vec::new();
+    let policy = args.config.load::<WebhookPolicy>(&args.overrides(logs));
+    if let Err(problems) = &policy {
+        output::problems(problems)?;
+    }
+    // What sends traces is made in a runtime, and connects only when there is something to send.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    wrong.extend(runtime.block_on(args.certificate.load(ANY_NAMESPACE)).err());
+    wrong.extend(runtime.block_on(args.clients.clone().load()).err());
+    wrong.extend(runtime.block_on(async { collector(args) }).err());
+    wrong.extend(args.kubeconfig.as_deref().map(kubeconfig).and_then(Result::err));
+    for error in &wrong {
+        output::tell(&format!("error: {}\n", causes::told(error)))?;
+    }
+    let (Ok(policy), true) = (policy, wrong.is_empty()) else { return Ok(ExitCode::FAILURE) };
+    output::print(&output::yaml(&policy.to_value())?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn collector(args: &WebhookArgs) -> anyhow::Result<()> {
+    if let Some(collector) = args.traces.collector()? {
+        collector.exporter(&Resource::builder_empty().build())?;
+    }
+    Ok(())
+}
+
+fn kubeconfig(file: &Path) -> anyhow::Result<()> {
+    Kubeconfig::read_from(file).with_context(|| format!("--kubeconfig {} cannot be used", file.display()))?;
+    Ok(())
 }

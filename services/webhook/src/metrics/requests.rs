@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::histogram::Exemplar;
+use crate::histogram::Exemplar;
 use super::{Histogram, RequestOutcome};
 
 /// Nanoseconds. A decision takes some 30 us; the API server waits up to 30 s.

@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
-use super::Histogram;
+use crate::histogram::Histogram;
 use crate::tls::ServingCertificate;
 use crate::transport::TransportMetrics;
 

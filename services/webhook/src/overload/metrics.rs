@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::Shed;
-use crate::metrics::Histogram;
+use crate::histogram::Histogram;
 
 /// Nanoseconds, 100 us to 10 s. A turn comes within a few decisions of some 50 us, unless there is more to do than can be
 /// done.

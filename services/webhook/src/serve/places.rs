@@ -16,7 +16,7 @@ use std::task::Poll;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::connection::Requests;
+use super::connection::Requests;
 
 /// The places of a server.
 #[derive(Debug)]

@@ -8,16 +8,15 @@
 //! Figures for people come first; the last line is one JSON object for programs. docs/benchmarks.md says what each figure
 //! means. Everything stays on this machine's loopback.
 
-mod client;
-mod gates;
-mod instructions;
-mod load;
 mod machine;
-mod memory;
+mod load;
 mod profiles;
-mod report;
-mod rounds;
+mod instructions;
 mod server;
+mod client;
+mod memory;
+mod rounds;
+mod report;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

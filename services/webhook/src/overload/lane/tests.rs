@@ -8,7 +8,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
 use super::*;
-use crate::metrics::Histogram;
+use crate::histogram::Histogram;
 
 fn lane(slots: usize, unqueued: usize, length: usize) -> Arc<Lane> {
     let queue = fair::Bounds { length, per_class: length, quantum: 8 };

@@ -7,7 +7,7 @@ use http::Response;
 use pillion_api::canary::{MAX_REVIEW_BYTES, refusal};
 
 use crate::refusal::Refusal;
-use crate::router::{Service, no_review_of, review_answer};
+use super::{Service, no_review_of, review_answer};
 
 impl Service {
     /// Answers a review of a canary.

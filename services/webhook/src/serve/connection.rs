@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use http::header::{CONNECTION, TRANSFER_ENCODING};
-use http::{Extensions, HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -37,8 +37,10 @@ mod requests;
 pub(crate) use self::builders::Builders;
 use self::requests::Coming;
 pub(crate) use self::requests::Requests;
+use super::ServerSettings;
+use super::drain::Retire;
 use crate::clients::Caller;
-use crate::serve::{Retire, ServerSettings};
+use crate::transport::{ClientAddress, Waiting};
 
 /// Bytes in a second at which a client takes its answers at least, once it does not take them at once.
 const LEAST_RATE: u64 = 256 * 1024;
@@ -63,34 +65,6 @@ pub(crate) enum Ended {
     TimedOut(Waiting),
 }
 
-/// What a connection is waiting for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
-    /// For a request.
-    Idle,
-    /// For the rest of a request's head.
-    Head,
-    /// For an answer, or for the body that it needs.
-    Answer,
-    /// For the client to read what it was answered.
-    Reader,
-}
-
-impl Waiting {
-    /// All that a connection can wait for.
-    pub(crate) const ALL: [Self; 4] = [Self::Idle, Self::Head, Self::Answer, Self::Reader];
-
-    /// As it stands in metrics.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Head => "head",
-            Self::Answer => "answer",
-            Self::Reader => "reader",
-        }
-    }
-}
-
 /// On what terms a connection is served: what is not the same for all of a server's.
 pub(crate) struct Terms {
     /// The client's address.
@@ -99,15 +73,6 @@ pub(crate) struct Terms {
     pub(crate) retire: Retire,
     pub(crate) caller: Caller,
     pub(crate) requests: Arc<Requests>,
-}
-
-/// The address of the client, in the extensions of a request.
-#[derive(Clone, Copy, Debug)]
-struct ClientAddress(IpAddr);
-
-/// The address of the client that sent a request; the unspecified one where a request comes from no connection.
-pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
-    extensions.get::<ClientAddress>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.0)
 }
 
 /// What happens on a connection, written by its socket and its requests and read by its clock. Times are milliseconds from
