@@ -185,11 +185,7 @@ fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
 }
 
 /// A definition in the API's one group and version. `version` is what is special about the version: its schema, at least.
-fn definition(
-    names: &Value,
-    scope: &str,
-    mut version: Value,
-) -> Result<CustomResourceDefinition, serde_json::Error> {
+fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomResourceDefinition, serde_json::Error> {
     if let Some(version) = version.as_object_mut() {
         version.extend([("served".to_owned(), true.into()), ("storage".to_owned(), true.into())]);
         version.insert("name".to_owned(), names::VERSION.into());

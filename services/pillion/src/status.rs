@@ -55,7 +55,8 @@ async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
     let is_whole = namespace.is_none() && !pods;
     let lines = if is_whole { overview::overview(&client, &release).await } else { Vec::new() };
     may_be_asked(&client).await?;
-    let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default()));
+    let lookups =
+        Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
     let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;

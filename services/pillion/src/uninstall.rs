@@ -10,9 +10,9 @@ use anyhow::Context;
 use clap::Args;
 use pillion_api::held;
 use pillion_control::Release;
-use pillion_control::configuration;
 use pillion_control::held::PolicySettings;
-use pillion_control::switch;
+use pillion_control::webhook_config;
+use pillion_control::webhook_config::switch;
 
 use crate::args;
 use crate::blocking::block_on;
@@ -38,7 +38,7 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         let goes = switch::disarm(&client, &release).await.with_context(|| {
             format!("cannot write {}: disarmed to the ConfigMap {namespace}/{name}", switch::WEBHOOKS_KEY)
         })?;
-        let removed = configuration::remove(&client, &release)
+        let removed = webhook_config::remove(&client, &release)
             .await
             .with_context(|| format!("cannot delete the webhook configurations {}", release.configuration()))?;
         let policies = PolicySettings::new(held::Settings::new(name, namespace));

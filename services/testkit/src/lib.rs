@@ -55,9 +55,9 @@ pub use cluster::Cluster;
 pub use control_plane::ControlPlane;
 pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
+pub use isolation::{Isolation, isolated};
 pub use moved_clock::MovedClock;
 pub use namespace::Silence;
-pub use isolation::{Isolation, isolated};
 pub use registration::{RegisteredService, register_service, register_webhook};
 pub use replica::{Replica, ReplicaSpec, Role};
 

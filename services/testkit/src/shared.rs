@@ -226,7 +226,8 @@ pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     namespace::set_up_addresses()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let control_plane = ControlPlane::builder().directory(folder.join(namespace::LEASED_CONTROL_PLANE)).start().await?;
+        let control_plane =
+            ControlPlane::builder().directory(folder.join(namespace::LEASED_CONTROL_PLANE)).start().await?;
         let keys = Keys::new()?;
         let baseline = keys.read().await?;
         std::fs::write(folder.join(READY), "")?;

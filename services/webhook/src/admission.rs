@@ -18,10 +18,10 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 use tokio::time::{Instant, timeout};
 use tracing::Span;
 
+use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::{Metrics, RequestOutcome, Tenant};
 use crate::overload::{Deadline, OverloadSettings, Shed};
 use crate::policy::Policy;
-use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::refusal::Refusal;
 use crate::switch::Switch;
 use crate::trace::RequestSpan;

@@ -24,17 +24,15 @@ use pillion_engine::review::{Endpoint, Review};
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
+use crate::admission::{Admission, Answered, Case, Known, LookUpTerms};
 use crate::body::{self, Limits, Sender, Shared, Whole};
 use crate::budget::Budget;
-use crate::transport::client_address;
-use crate::admission::{Admission, Answered, Case, Known, LookUpTerms};
-use crate::metrics::Tenant;
-use crate::overload::{
-    self, Deadline, Overload, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds,
-};
 use crate::client_text::{Bounded, LOGGED_BYTES};
+use crate::metrics::Tenant;
+use crate::overload::{self, Deadline, Overload, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds};
 use crate::refusal::{ANSWERED_BYTES, Refusal};
 use crate::trace::RequestSpan;
+use crate::transport::client_address;
 
 /// [`Admission`], and what all requests share besides.
 pub(crate) struct Service {

@@ -29,11 +29,11 @@ mod connection;
 mod drain;
 mod places;
 
+use self::connection::{Builders, Ended, Protocol, Terms};
 use self::drain::Drain;
 use self::drain::Retire;
 use self::places::{Left, Place, Places, Standing};
 use crate::clients::{Caller, ClientCertificates};
-use self::connection::{Builders, Ended, Protocol, Terms};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::{ServingCertificate, provider};
 use crate::transport::TransportMetrics;

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use rustls::InconsistentKeys;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::InconsistentKeys;
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 

@@ -20,8 +20,8 @@ use tracing::field::{Empty, display};
 use tracing::{Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use crate::metrics::RequestOutcome;
 use crate::client_text::{Bounded, LOGGED_BYTES};
+use crate::metrics::RequestOutcome;
 use crate::refusal::Refusal;
 
 /// The target of all spans of requests, and of nothing else.

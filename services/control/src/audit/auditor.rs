@@ -14,8 +14,8 @@ use super::kept::{Has, Judged, Kept, PodChange, Seen, read};
 use super::pool::Pool;
 use super::report::{Report, Reporter};
 use super::surroundings::Surroundings;
-use crate::change::Change;
 use crate::guard::guarded;
+use crate::informer::change::Change;
 
 /// So many pods of a namespace are read one by one. If there are more, all of the namespace are listed.
 const ONE_BY_ONE: usize = 8;

@@ -22,9 +22,9 @@ use tracing::debug;
 
 use super::report::{ProfileAudit, Report};
 use super::task::Audited;
-use crate::leading::Leading;
-use crate::profile_status;
-use crate::watch::chain;
+use crate::client::chain;
+use crate::leader::Leading;
+use crate::revisions::profile_status;
 
 /// The condition's type: `True` while every pod that a profile is for has it as it is at work.
 pub const INJECTED: &str = "Injected";

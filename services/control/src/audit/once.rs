@@ -16,8 +16,8 @@ use super::questions::{Asking, Look, ask_ages, fetch, look};
 use super::report::Report;
 use super::surroundings::Surroundings;
 use super::task::{AuditSettings, JUDGED_AT_ONCE, Reads, now, take_whole};
+use crate::informer::watch::Publisher;
 use crate::release::Release;
-use crate::watch::Publisher;
 
 /// How long profiles and namespaces may take to be listed.
 const LISTED_WITHIN: Duration = Duration::from_secs(30);

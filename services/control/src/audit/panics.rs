@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::kept::Has;
 use super::*;
-use crate::change::Change;
 use crate::guard::faults;
+use crate::informer::change::Change;
 
 /// When the audit begins.
 const START: i64 = 1_000;

@@ -27,10 +27,10 @@ use super::auditor::{Auditor, Errand};
 use super::kept::{PodChange, Seen, read};
 use super::report::Report;
 use super::surroundings::Surroundings;
-use crate::change::Change;
+use crate::client::{WATCH_FOR, chain, described, pauses};
 use crate::guard::guarded;
+use crate::informer::change::Change;
 use crate::release::Release;
-use crate::watch::{WATCH_FOR, chain, described, pauses};
 
 /// Pods that have ended need nothing any more.
 pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";

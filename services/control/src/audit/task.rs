@@ -23,11 +23,11 @@ use super::metrics::AuditMetrics;
 use super::questions::{Asking, Look, Page, ask_ages, fetch, look, watch_pods};
 use super::report::{ProfileAudit, Report};
 use super::surroundings::Surroundings;
-use crate::index::Status;
-use crate::leading::Leading;
-use crate::lookups::Lookups;
+use crate::client::chain;
+use crate::informer::index::Status;
+use crate::informer::lookups::Lookups;
+use crate::leader::Leading;
 use crate::release::Release;
-use crate::watch::chain;
 
 /// How many changes of pods are taken at a time.
 const BATCH: usize = 256;

@@ -10,7 +10,7 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::change::Change;
+use crate::informer::change::Change;
 
 /// When the audit begins.
 const START: i64 = 1_000;

@@ -24,9 +24,9 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::metrics::{HeldMetrics, Policies};
-use crate::belongs;
-use crate::leading::{FIELD_MANAGER, Leading};
-use crate::watch::{chain, config, pauses};
+use crate::client::owner_reference;
+use crate::client::{chain, config, pauses};
+use crate::leader::{FIELD_MANAGER, Leading};
 
 /// The API group in which the policies are.
 const GROUP: &str = "admissionregistration.k8s.io/v1";
@@ -116,7 +116,7 @@ pub async fn run(
         };
         let (state, repaired) = match is_supported(&client).await {
             Ok(true) => {
-                let owner = if is_wanted { belongs::to_the_namespace(&client, &release).await } else { None };
+                let owner = if is_wanted { owner_reference::to_the_namespace(&client, &release).await } else { None };
                 keep(&all, is_wanted, owner.as_ref(), &metrics).await
             }
             Ok(false) => {
@@ -262,7 +262,8 @@ async fn keep(
 
 /// Sees to it that an object is as it was meant, and is its owner's; what it was before.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
-    let is_its_owners = |object: &DynamicObject| owner.is_none_or(|owner| belongs::is_given(&object.metadata, owner));
+    let is_its_owners =
+        |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::is_given(&object.metadata, owner));
     let before = wanted.api.get_opt(&wanted.name).await?;
     let found = match &before {
         None => Found::Absent,
@@ -285,7 +286,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
         // Somebody added what we never wrote, so applying leaves it there.
         let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
         if let Some(owner) = owner {
-            belongs::give(&mut replaced.metadata, owner.clone());
+            owner_reference::give(&mut replaced.metadata, owner.clone());
         }
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         wanted.api.replace(&wanted.name, &parameters, &replaced).await?;

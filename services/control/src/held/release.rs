@@ -30,10 +30,10 @@ use tracing::{debug, info, warn};
 use super::metrics::{HeldMetrics, Released};
 use super::plan::{Injection, Place, Planner, ReleaseSettings, Step, Waiting};
 use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
-use crate::change::Change;
-use crate::leading::{FIELD_MANAGER, Leading};
+use crate::client::{chain, config, pauses};
+use crate::informer::change::Change;
+use crate::leader::{FIELD_MANAGER, Leading};
 use crate::release::Release;
-use crate::watch::{chain, config, pauses};
 
 /// Pods without a node are few; this many come in one page of a list.
 const A_PAGE: u32 = 250;

@@ -4,8 +4,8 @@ use pillion_api::names::InjectionLevel;
 use tokio::sync::watch;
 
 use super::Injection;
-use crate::configuration::Live;
 use crate::probe::Found;
+use crate::webhook_config::Live;
 
 /// What others know.
 #[derive(Debug)]

@@ -19,10 +19,10 @@ use tracing::{debug, info, warn};
 use super::decide::{Action, Loss, View, decide, transitions};
 use super::metrics::{End, Operation};
 use super::{Held, LeaseMetrics, Settings, SettingsError};
-use crate::leading::{FIELD_MANAGER, Leading};
+use crate::client::WATCH_FOR;
+use crate::leader::{FIELD_MANAGER, Leading};
 use crate::random;
 use crate::release::Release;
-use crate::watch::WATCH_FOR;
 
 /// The longest pause between two terms, and the shortest term that says nothing of the next one, in durations of the Lease.
 const LONGEST_PAUSE: u32 = 4;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Endpoint, Expected, Probed, Unfit, Verdict};
-use crate::rotation::{Endpoints, Generation};
+use crate::certificates::rotation::{Endpoints, Generation};
 
 /// What has to stay the same for rounds to be counted together, beside the endpoints themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::dial::Unreachable;
+use crate::certificates::rotation::Generation;
 use crate::release::Release;
-use crate::rotation::Generation;
 
 /// An authority of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]

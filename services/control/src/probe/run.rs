@@ -15,11 +15,11 @@ use super::fold::UNKNOWN;
 use super::judge::{Judgement, certificates};
 use super::metrics::Outcome;
 use super::{Expected, Judge, ProbeMetrics, Probed, Rounds, Selected, Settings, Verdict, dial};
-use crate::clock::Clock;
-use crate::leading::Leading;
+use crate::certificates::clock::Clock;
+use crate::certificates::rotation::Endpoints;
+use crate::leader::Leading;
 use crate::release::Release;
-use crate::rotation::Endpoints;
-use crate::switch::Making;
+use crate::webhook_config::switch::Making;
 
 /// What one round found.
 #[derive(Clone, Debug)]

@@ -18,9 +18,11 @@ use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value as Json, json};
 
-use super::plan::MESSAGE_BYTES;
-use crate::leading::FIELD_MANAGER;
-use crate::watch::chain;
+use crate::client::chain;
+use crate::leader::FIELD_MANAGER;
+
+/// Bytes of what is wrong with a profile in its status. The schema takes 32 KiB; people read less.
+pub(super) const MESSAGE_BYTES: usize = 2_000;
 
 /// Name of the pod, and of its namespace where the profile is for all of them.
 const NAME: &str = "pillion-dry-run";

@@ -29,10 +29,10 @@ use super::plan::{News, Plan, plan};
 use super::schedule::{Ended, Schedule};
 use super::trials::Question;
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
+use crate::client::chain;
 use crate::guard::guarded;
-use crate::leading::{FIELD_MANAGER, Leading};
-use crate::profile_status::{self, kind};
-use crate::watch::chain;
+use crate::leader::{FIELD_MANAGER, Leading};
+use crate::revisions::profile_status::{self, kind};
 
 /// How many changes are taken at a time.
 const BATCH: usize = 1024;

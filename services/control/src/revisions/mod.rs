@@ -1,5 +1,5 @@
 //! Acceptance: the leader compiles each generation of a profile, keeps what compiles as an immutable revision, and
-//! publishes it in the profile's status. Replicas serve what is published ([`crate::served`]).
+//! publishes it in the profile's status. Replicas serve what is published ([`crate::informer::served`]).
 //!
 //! * `plan`: what is to be done about one profile, as a pure function of what is observed.
 //! * `conflicts`: which profiles are in one another's way.
@@ -20,6 +20,7 @@ mod dry_run;
 mod execute;
 mod observe;
 mod plan;
+pub(crate) mod profile_status;
 mod schedule;
 mod trials;
 
@@ -34,7 +35,7 @@ use prometheus_client::registry::Registry;
 
 pub use execute::run;
 
-use crate::share;
+use crate::informer::share;
 
 /// By what a revision is bounded, as a label: who follows only the metadata of revisions has to know it.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";

@@ -22,13 +22,13 @@ use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
 use super::trials::{Question, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
-use crate::change::Change;
 use crate::guard::guarded;
-use crate::index::{Index, Update};
-use crate::profiles::{self, State, StoredProfile};
-use crate::served::read_status;
-use crate::share;
-use crate::watch;
+use crate::informer::change::Change;
+use crate::informer::index::{Index, Update};
+use crate::informer::profiles::{self, State, StoredProfile};
+use crate::informer::served::read_status;
+use crate::informer::share;
+use crate::informer::watch;
 
 /// What is kept of a profile besides its text.
 #[derive(Clone, Debug)]

@@ -25,10 +25,7 @@ use pillion_api::revision::RevisionBounds;
 use pillion_engine::profile::Diagnostic;
 
 use super::conflicts::Conflict;
-use super::dry_run::{NOT_ASKED, Verdict};
-
-/// Bytes of what is wrong with a profile in its status. The schema takes 32 KiB; people read less.
-pub(super) const MESSAGE_BYTES: usize = 2_000;
+use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
 
 /// Whether the latest generation is at work, as a condition.
 pub(super) const ACCEPTED: &str = "Accepted";

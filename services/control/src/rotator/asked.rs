@@ -10,7 +10,7 @@ use std::str::FromStr;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 
-use crate::rotation::Trigger;
+use crate::certificates::rotation::Trigger;
 
 /// The Lease's annotation with the wish.
 pub const ASK_ANNOTATION: &str = "pillion.dev/rotate";

@@ -1,4 +1,4 @@
-//! The rotation as it is done: what [`crate::rotation`] decides is observed here, and written.
+//! The rotation as it is done: what [`crate::certificates::rotation`] decides is observed here, and written.
 //!
 //! A turn reads the objects, asks for the next step and makes it: one write, or none. Nothing is kept from one turn to the
 //! next but what stands in the objects, so that it does not matter who makes the next one. Turns follow one another while
@@ -41,14 +41,14 @@ use self::error::TurnError;
 use self::question::{Answered, Question};
 use self::told::Teller;
 use self::turn::{Next, Turn};
-use crate::authority::Lifetimes;
-use crate::canary::Canary;
-use crate::clock::Clock;
-use crate::configuration::{Live, Rules, Target};
-use crate::leading::Leading;
+use crate::certificates::authority::Lifetimes;
+use crate::certificates::clock::Clock;
+use crate::certificates::rotation::{self, Blocked};
+use crate::client::chain;
+use crate::leader::Leading;
 use crate::probe::{Expected, Found};
-use crate::rotation::{self, Blocked};
-use crate::watch::chain;
+use crate::trust_probe::Canary;
+use crate::webhook_config::{Live, Rules, Target};
 
 pub use metrics::RotatorMetrics;
 

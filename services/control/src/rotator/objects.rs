@@ -12,13 +12,13 @@ use rustls_pki_types::CertificateDer;
 
 use super::asked::Wish;
 use super::error::TurnError;
-use crate::authority::serving::Judging;
-use crate::authority::{AuthoritySecret, Known, Lifetimes, ServingSecret, identity};
-use crate::clock::{Clock, Reading};
-use crate::configuration::{self, Live};
-use crate::leading::FIELD_MANAGER;
+use crate::certificates::authority::serving::Judging;
+use crate::certificates::authority::{AuthoritySecret, Known, Lifetimes, ServingSecret, identity};
+use crate::certificates::clock::{Clock, Reading};
+use crate::certificates::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
+use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
-use crate::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
+use crate::webhook_config::{self, Live};
 
 /// The objects of one moment.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Objects {
         let secret = async |name: String| place.secrets.get_opt(&name).await.map_err(TurnError::Read);
         let record = secret(release.authority_secret()).await?;
         let leaf = secret(release.serving_secret()).await?;
-        let live = configuration::observe(&place.client, release, disarmed).await.map_err(TurnError::Read)?;
+        let live = webhook_config::observe(&place.client, release, disarmed).await.map_err(TurnError::Read)?;
         let lease = place.leases.get_opt(&release.lease()).await.map_err(TurnError::Read)?;
         let after = secret(release.authority_secret()).await?;
         let version = |secret: &Option<Secret>| secret.as_ref().map(|secret| (secret.uid(), secret.resource_version()));

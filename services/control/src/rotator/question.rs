@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::canary::Asker;
-use crate::leading::Leading;
-use crate::rotation::{Generation, Propagation};
+use crate::certificates::rotation::{Generation, Propagation};
+use crate::leader::Leading;
+use crate::trust_probe::Asker;
 
 /// What is asked. An answer to another question is none to this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

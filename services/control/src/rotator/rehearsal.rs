@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::configuration::Live;
+use crate::certificates::rotation::{Configuration, Propagation};
 use crate::release::Release;
-use crate::rotation::{Configuration, Propagation};
+use crate::webhook_config::Live;
 
 /// How long it is waited for at most.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);

@@ -8,9 +8,9 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::leading::{FIELD_MANAGER, Leading};
-use crate::rotation::Blocked;
-use crate::watch::chain;
+use crate::certificates::rotation::Blocked;
+use crate::client::chain;
+use crate::leader::{FIELD_MANAGER, Leading};
 
 /// How long one may take. It is told once: the log and the metrics say the same.
 const LIMIT: Duration = Duration::from_secs(2);

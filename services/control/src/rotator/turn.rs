@@ -17,15 +17,15 @@ use super::objects::{Besides, Objects, Place};
 use super::question::{Answered, Question, UNASKED};
 use super::rehearsal::{End, LIMIT, Rehearsal, Stage};
 use super::{RotatorMetrics, Settings, Wires, told};
-use crate::authority::{Known, MakeError, Making, SystemRandomness};
-use crate::canary::Identity;
-use crate::configuration::live::Versions;
-use crate::configuration::{self, Live, Rules, Target};
-use crate::leading::{FIELD_MANAGER, Leading};
-use crate::probe::{self, Expected, Found};
-use crate::rotation::{
+use crate::certificates::authority::{Known, MakeError, Making, SystemRandomness};
+use crate::certificates::rotation::{
     self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
 };
+use crate::leader::{FIELD_MANAGER, Leading};
+use crate::probe::{self, Expected, Found};
+use crate::trust_probe::Identity;
+use crate::webhook_config::live::Versions;
+use crate::webhook_config::{self, Live, Rules, Target};
 
 /// What comes after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +168,9 @@ impl Turn {
             Step::WriteLeaf { signer, epoch } => self.write_leaf(*signer, *epoch, objects).await,
             Step::Claim { epoch } => {
                 let Leading { client, release, .. } = &self.leading;
-                configuration::claim(client, release, &objects.live, *epoch).await.map_err(TurnError::Configuration)?;
+                webhook_config::claim(client, release, &objects.live, *epoch)
+                    .await
+                    .map_err(TurnError::Configuration)?;
                 info!(epoch, "the webhook configuration is claimed; it is filled when endpoints answer");
                 Ok(())
             }
@@ -239,7 +241,7 @@ impl Turn {
         wires: &Wires,
     ) -> Result<(), TurnError> {
         let Leading { client, release, .. } = &self.leading;
-        configuration::write(client, release, &objects.live, &target).await.map_err(TurnError::Configuration)?;
+        webhook_config::write(client, release, &objects.live, &target).await.map_err(TurnError::Configuration)?;
         let epoch = target.epoch;
         replace(&wires.target, Some(Arc::new(target)));
         if repair == Repair::Create {
@@ -337,7 +339,7 @@ impl Turn {
             manager,
             "somebody wrote a higher {} into an object of the rotation than there has been: it counts for nothing, and \
              is written over",
-            crate::authority::EPOCH_ANNOTATION
+            crate::certificates::authority::EPOCH_ANNOTATION
         );
     }
 
@@ -393,7 +395,7 @@ impl Turn {
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();
-        let authority = |authority: &crate::authority::AuthorityMaterial| probe::Known {
+        let authority = |authority: &crate::certificates::authority::AuthorityMaterial| probe::Known {
             generation: authority.facts.generation,
             certificate: authority.certificate().clone(),
         };
@@ -406,8 +408,9 @@ impl Turn {
     /// Whom every entry trusts.
     fn bundle(objects: &Objects, known: &Known) -> Vec<CertificateDer<'static>> {
         let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
-        let trusted =
-            |authority: &&crate::authority::AuthorityMaterial| bundle.authorities.contains(&authority.facts.generation);
+        let trusted = |authority: &&crate::certificates::authority::AuthorityMaterial| {
+            bundle.authorities.contains(&authority.facts.generation)
+        };
         let ours = known.authorities().filter(trusted).map(|authority| authority.certificate().clone());
         ours.chain(objects.unknown.iter().cloned()).collect()
     }

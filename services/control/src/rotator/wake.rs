@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::asked::ASK_ANNOTATION;
-use crate::leading::Leading;
-use crate::one::{self, Seen};
+use crate::client::watch_object::{self, Seen};
+use crate::leader::Leading;
 
 /// Tells of changes. Dropping it ends the watches.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let mut last = None;
-    let changed = one::watch(api, called, name).filter_map(move |seen| {
+    let changed = watch_object::watch(api, called, name).filter_map(move |seen| {
         let changed = match seen {
             Seen::Is(object) => {
                 let now = object.as_deref().and_then(what);

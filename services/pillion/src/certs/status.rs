@@ -10,9 +10,11 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
 use pillion_control::Release;
-use pillion_control::authority::serving::Judging;
-use pillion_control::authority::{AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit};
-use pillion_control::rotation::{Authority, Phase, Record, Stored};
+use pillion_control::certificates::authority::serving::Judging;
+use pillion_control::certificates::authority::{
+    AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit,
+};
+use pillion_control::certificates::rotation::{Authority, Phase, Record, Stored};
 use pillion_control::rotator::asked::{ASKED_ANNOTATION, Wish};
 use serde_json::{Value, json};
 

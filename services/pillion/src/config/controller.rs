@@ -8,9 +8,16 @@ use pillion_api::held;
 use pillion_api::names::{InjectionLevel, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
-use pillion_control::authority::Lifetimes;
+use pillion_control::Release;
+use pillion_control::certificates::authority::Lifetimes;
+use pillion_control::certificates::rotation;
 use pillion_control::held::{PolicySettings, ReleaseSettings};
-use pillion_control::{Release, canary, configuration, lease, probe, rotation, rotator, share};
+use pillion_control::informer::share;
+use pillion_control::lease;
+use pillion_control::probe;
+use pillion_control::rotator;
+use pillion_control::trust_probe;
+use pillion_control::webhook_config;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -231,7 +238,7 @@ impl Default for Webhooks {
 impl Webhooks {
     /// The settings of a release's webhook configurations, without a bundle.
     fn settings(&self, release: &Release) -> webhook_configuration::Settings {
-        let mut settings = configuration::settings_of(release);
+        let mut settings = webhook_config::settings_of(release);
         let seconds = |time: Time| i32::try_from(time.0.as_secs()).unwrap_or(i32::MAX);
         settings.levels = InjectionLevel::ALL.to_vec();
         settings.excluded_namespaces.clone_from(&self.excluded_namespaces);
@@ -277,8 +284,8 @@ impl Certificates {
     }
 
     /// How API servers are asked.
-    pub(crate) fn canary(&self) -> canary::Settings {
-        let mut settings = canary::Settings::default();
+    pub(crate) fn canary(&self) -> trust_probe::Settings {
+        let mut settings = trust_probe::Settings::default();
         settings.timeout = self.probe_timeout.0;
         settings.vanished = self.propagation_timeout.0;
         settings

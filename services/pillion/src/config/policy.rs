@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use pillion_api::opt_in::{OptIn, OptInError};
-use pillion_control::lookups::LookupSettings;
+use pillion_control::informer::lookups::LookupSettings;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
+use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::metrics::MetricsSettings;
 use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::policy::Policy;
-use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

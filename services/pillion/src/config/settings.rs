@@ -3,7 +3,6 @@
 //! It holds what the types of [`super::policy`] do not: the range, whether a change takes effect at once, and the meaning.
 //! A test makes sure that both have the same keys; `docs/configuration.md` shows this table.
 
-
 use serde_json::Value;
 
 use super::units::{Size, Time};

@@ -13,8 +13,10 @@ use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
 use pillion_api::names::{INJECT_LABEL, INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
+use pillion_control::Lookups;
+use pillion_control::audit;
 use pillion_control::audit::NOT_ENDED;
-use pillion_control::{Lookups, audit, lists};
+use pillion_control::client::lists;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSet, compile_with};
@@ -51,7 +53,10 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
     let surroundings = Surroundings {
         after: before.with_profiles(after),
         before,
-        lookups: Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default())),
+        lookups: Lookups::new(
+            client.clone(),
+            pillion_control::informer::lookups::Metrics::register(&mut Registry::default()),
+        ),
         cluster: policy.cluster_facts()?.or_else(LookedUp::unknown_cluster),
     };
     let is_meant = |name: &str| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use pillion_control::authority::judge::{Expected, judge as judge_leaf};
+use pillion_control::certificates::authority::judge::{Expected, judge as judge_leaf};
 use pillion_control::probe::judge::certificates;
 use pillion_control::probe::{Probed, Unfit, Verdict};
 use rustls_pki_types::CertificateDer;

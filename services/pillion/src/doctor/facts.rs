@@ -8,9 +8,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
-use pillion_control::at_once::Stored;
+use pillion_control::informer::cluster_listing::Stored;
+use pillion_control::informer::profiles::Broken;
 use pillion_control::probe::Probed;
-use pillion_control::profiles::Broken;
 
 use crate::finding::ObjectRef;
 use crate::installation::Unread;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
 use pillion_api::names::INJECTION_LABEL;
 use pillion_control::probe::{Probed, Verdict};
-use pillion_control::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
+use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use serde::Serialize;
 
 use super::certificates::leaves;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
-use pillion_control::switch::INJECTION_KEY;
+use pillion_control::webhook_config::switch::INJECTION_KEY;
 
 use super::judge::Judging;
 use super::webhooks::Outcome;

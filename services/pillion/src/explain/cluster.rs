@@ -12,10 +12,12 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::{GroupVersionKind, Selector};
 use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::opt_in_of;
+use pillion_control::Lookups;
+use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
-use pillion_control::lookups::Metrics;
-use pillion_control::switch::{self, INJECTION_KEY, Position};
-use pillion_control::{Lookups, Release, at_once};
+use pillion_control::informer::cluster_listing;
+use pillion_control::informer::lookups::Metrics;
+use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position};
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::Snapshot;
@@ -98,7 +100,7 @@ impl Cluster {
         let registered = ours
             .filter(|one| one.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
             .and_then(|one| Some(one.metadata.creation_timestamp.as_ref()?.0.as_second()));
-        let at_once = at_once::read(&self.client, Some(namespace), &opt_in).await;
+        let at_once = cluster_listing::read(&self.client, Some(namespace), &opt_in).await;
         unread.extend(at_once.unread.into_iter().map(|(part, why)| (part.into(), why)));
         let mut silences = Silences { registered, ..Silences::default() };
         self.endpoints(&mut silences, &mut unread).await;

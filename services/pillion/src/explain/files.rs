@@ -11,7 +11,7 @@ use pillion_api::names::{INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
-use pillion_control::namespaces;
+use pillion_control::informer::namespaces;
 use pillion_engine::lookup::{KnownObjects, LookedUp};
 use pillion_engine::profile::{CompiledProfile, ProfileSet};
 use pillion_engine::review::{Endpoint, Facts, Review};

@@ -28,7 +28,7 @@ fn surroundings(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> Surround
         Arc::new(compile(&ProfileName::cluster(*name), &serde_json::from_value(spec.clone()).unwrap()).unwrap())
     });
     let snapshot = Snapshot::new(ProfileSet::new(compiled));
-    let snapshot = snapshot.with_namespaces([pillion_control::namespaces::read(metadata, &OptIn::default())]);
+    let snapshot = snapshot.with_namespaces([pillion_control::informer::namespaces::read(metadata, &OptIn::default())]);
     Surroundings {
         release: Release::new("pillion", "pillion-system", "cluster.local").unwrap(),
         opt_in: OptIn::default(),

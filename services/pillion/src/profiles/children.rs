@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
-use pillion_control::lists;
+use pillion_control::client::lists;
 
 /// So many are named.
 const NAMED: usize = 20;

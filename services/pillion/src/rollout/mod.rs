@@ -96,7 +96,8 @@ pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<ExitCode> {
 async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let RolloutArgs { namespace, apply, states, max_unavailable_workloads, timeout, at, output: _ } = args;
     let (client, release) = at.connect().await?;
-    let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default()));
+    let lookups =
+        Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
     let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;

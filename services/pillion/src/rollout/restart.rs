@@ -11,7 +11,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use pillion_control::audit::NOT_ENDED;
-use pillion_control::lists;
+use pillion_control::client::lists;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 

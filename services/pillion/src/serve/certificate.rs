@@ -15,15 +15,15 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use kube::Client;
 use pillion_api::names::{is_dns_label, is_dns_name};
-use pillion_control::serving_secret::{News, ServingPair, WatchedSecret};
+use pillion_control::certificates::serving_secret::{News, ServingPair, WatchedSecret};
 use pillion_webhook::health::Component;
 use pillion_webhook::metrics::{ReloadMetrics, ReloadResult};
 use pillion_webhook::tls::{PemText, ServingCertificate};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::ticks::Ticks;
 use crate::causes;
+use crate::ticks::Ticks;
 
 /// How often the files are read.
 pub(crate) const POLL: Duration = Duration::from_secs(10);
@@ -368,7 +368,7 @@ mod tests {
         };
         let (certificate, key, leaf) = pair();
         let news = |key: &str| {
-            let fit = pillion_control::authority::Fit {
+            let fit = pillion_control::certificates::authority::Fit {
                 leaf: leaf.clone(),
                 not_before: jiff::Timestamp::MIN,
                 not_after: jiff::Timestamp::MAX,

@@ -11,8 +11,8 @@ use pillion_webhook::tls::PemText;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::ticks::Ticks;
 use crate::causes;
+use crate::ticks::Ticks;
 
 /// Arguments that say who may send reviews.
 #[derive(Clone, Debug, Default, Args)]

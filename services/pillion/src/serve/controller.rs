@@ -10,8 +10,8 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use futures::FutureExt;
 use pillion_control::Release;
-use pillion_control::canary::{self, Canary};
 use pillion_control::lease::{Elector, LeaseMetrics};
+use pillion_control::trust_probe::{self, Canary};
 use pillion_webhook::health::Readiness;
 use pillion_webhook::metrics::Exposition;
 use prometheus_client::registry::Registry;
@@ -118,7 +118,7 @@ async fn control(
     let serving = canary.clone();
     let until = stop.clone();
     tasks.spawn(async move {
-        serving.serve(canary_listener, &canary::Settings::default(), until).await;
+        serving.serve(canary_listener, &trust_probe::Settings::default(), until).await;
         "the canary"
     });
     let (policy, failures) = (Arc::new(policy), Failures::default());

@@ -12,14 +12,18 @@ use clap::{Args, ValueEnum};
 use futures::FutureExt;
 use kube::config::Kubeconfig;
 use opentelemetry_sdk::Resource;
-use pillion_control::live::LookupMetrics;
+use pillion_control::CacheMetrics;
+use pillion_control::LiveNamespaces;
+use pillion_control::Lookups;
+use pillion_control::Publisher;
+use pillion_control::Status;
+use pillion_control::informer::live::LookupMetrics;
 use pillion_control::release::Release;
-use pillion_control::switch::KillSwitch;
-use pillion_control::{CacheMetrics, LiveNamespaces, Lookups, Publisher, Status};
+use pillion_control::webhook_config::switch::KillSwitch;
 use pillion_engine::snapshot::Snapshot;
+use pillion_webhook::admission::{LiveNamespace, LookUps, NamespaceLookup};
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::ReloadMetrics;
-use pillion_webhook::admission::{LiveNamespace, LookUps, NamespaceLookup};
 use pillion_webhook::switch::Switch;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -141,12 +145,15 @@ async fn serve(
     };
     let broken = broken_profiles(&mut registry);
     let reloads = ReloadMetrics::register(&mut registry);
-    let (switch, disabled) = (Switch::default(), pillion_control::switch::register(&mut registry));
+    let (switch, disabled) = (Switch::default(), pillion_control::webhook_config::switch::register(&mut registry));
     let remembered = start.lookup_settings();
     let asked = LookupMetrics::register(&mut registry);
     let live = LiveNamespaces::new(client.clone(), asked, remembered.answer_limit, start.opt_in());
-    let lookups =
-        Lookups::with_settings(client.clone(), pillion_control::lookups::Metrics::register(&mut registry), remembered);
+    let lookups = Lookups::with_settings(
+        client.clone(),
+        pillion_control::informer::lookups::Metrics::register(&mut registry),
+        remembered,
+    );
     controls.register(&mut registry);
     let (settings, requests) = (start.server_settings(), start.request_settings());
     let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };

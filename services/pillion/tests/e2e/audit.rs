@@ -12,9 +12,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
+use pillion_control::Leading;
+use pillion_control::Lookups;
+use pillion_control::Publisher;
+use pillion_control::Release;
 use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, Cause, Finding, Parts, Reads, State};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
-use pillion_control::{Leading, Lookups, Publisher, Release, revisions};
+use pillion_control::revisions;
 use pillion_engine::snapshot::Snapshot;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
@@ -64,8 +68,10 @@ impl Audit {
         tokio::spawn(watches.of_revisions().run(client.clone(), stop.clone()));
         let mut registry = Registry::default();
         let (sender, audited) = watch::channel(Audited::default());
-        let lookups =
-            Some(Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default())));
+        let lookups = Some(Lookups::new(
+            client.clone(),
+            pillion_control::informer::lookups::Metrics::register(&mut Registry::default()),
+        ));
         let parts = Parts {
             published,
             status,

@@ -17,13 +17,13 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use pillion_api::held;
 use pillion_api::profile::Operation;
 use pillion_api::webhook_configuration::Validated;
-use pillion_control::configuration::{
+use pillion_control::certificates::rotation::{Configuration, Generation};
+use pillion_control::held::{HeldMetrics, PolicySettings, policies};
+use pillion_control::leader::Leading;
+use pillion_control::release::Release;
+use pillion_control::webhook_config::{
     self, Live, Rules, Settings, Target, WriteError, claim, managers, observe, settings_of, write,
 };
-use pillion_control::held::{HeldMetrics, PolicySettings, policies};
-use pillion_control::leading::Leading;
-use pillion_control::release::Release;
-use pillion_control::rotation::{Configuration, Generation};
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, TestCa, eventually, isolated};
 use prometheus_client::registry::Registry;
@@ -258,8 +258,8 @@ fn who_is_behind_loses_by_conflict() {
             matches!(&refused, Err(WriteError::Stranger(owner)) if owner == "pillion-system/pillion"),
             "{refused:?}"
         );
-        ensure!(!configuration::remove(&client, &other).await?);
-        ensure!(configuration::remove(&client, &release).await?);
+        ensure!(!webhook_config::remove(&client, &other).await?);
+        ensure!(webhook_config::remove(&client, &release).await?);
         ensure!(observe(&client, &release, false).await? == Live::default());
         Ok(())
     });

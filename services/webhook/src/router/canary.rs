@@ -6,8 +6,8 @@ use axum::extract::Request;
 use http::Response;
 use pillion_api::canary::{MAX_REVIEW_BYTES, refusal};
 
-use crate::refusal::Refusal;
 use super::{Service, no_review_of, review_answer};
+use crate::refusal::Refusal;
 
 impl Service {
     /// Answers a review of a canary.

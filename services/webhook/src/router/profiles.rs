@@ -12,11 +12,11 @@ use http::Response;
 use pillion_engine::lookup::{LookedUp, Wanted};
 use pillion_engine::profile::{KnownParents, MAX_CHAIN, ProfileReview};
 
-use crate::transport::client_address;
+use super::{Service, no_review_of, review_answer};
 use crate::admission::LookUpTerms;
 use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::refusal::Refusal;
-use super::{Service, no_review_of, review_answer};
+use crate::transport::client_address;
 
 impl Service {
     /// Answers a review of a profile.

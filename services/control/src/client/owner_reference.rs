@@ -1,0 +1,89 @@
+//! To whom the objects belong that a release has in no namespace: to the release's namespace. Who deletes that, with everything
+//! in it and nobody left to tidy up, has Kubernetes take them along, and no pod is refused for a webhook that is gone.
+//!
+//! Which namespace that is, is asked before each write: one that was deleted and made again has another uid, and what belongs
+//! to the one of before is deleted as what belongs to nobody.
+
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::{Api, Client};
+use tracing::debug;
+
+use crate::client::chain;
+use crate::release::Release;
+
+const VERSION: &str = "v1";
+const KIND: &str = "Namespace";
+
+/// What says that an object belongs to the release's namespace; nothing where the API server does not say which one that is:
+/// that is no reason not to write the object.
+pub(crate) async fn to_the_namespace(client: &Client, release: &Release) -> Option<OwnerReference> {
+    let namespaces = Api::<Namespace>::all(client.clone());
+    match namespaces.get_metadata_opt(release.namespace()).await {
+        Ok(found) => Some(reference(release, found?.metadata.uid?)),
+        Err(error) => {
+            debug!(error = chain(&error), "the release's namespace cannot be read: nothing will belong to it");
+            None
+        }
+    }
+}
+
+fn reference(release: &Release, uid: String) -> OwnerReference {
+    OwnerReference {
+        api_version: VERSION.to_owned(),
+        kind: KIND.to_owned(),
+        name: release.namespace().to_owned(),
+        uid,
+        ..OwnerReference::default()
+    }
+}
+
+/// Whether an object belongs to this owner, and to none of the same name that was there before.
+pub(crate) fn is_given(metadata: &ObjectMeta, owner: &OwnerReference) -> bool {
+    let mut owners = metadata.owner_references.iter().flatten();
+    owners.clone().any(|known| known.uid == owner.uid) && !owners.any(|known| is_namesake(known, owner))
+}
+
+/// Gives an object to this owner, in the place of one of the same name that was there before.
+pub(crate) fn give(metadata: &mut ObjectMeta, owner: OwnerReference) {
+    let owners = metadata.owner_references.get_or_insert_default();
+    owners.retain(|known| !is_namesake(known, &owner));
+    if owners.iter().all(|known| known.uid != owner.uid) {
+        owners.push(owner);
+    }
+}
+
+/// Whether it is another one of the same name.
+fn is_namesake(known: &OwnerReference, owner: &OwnerReference) -> bool {
+    let what = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
+    known.uid != owner.uid && what(known) == what(owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::release::DEFAULT_CLUSTER_DOMAIN;
+
+    #[test]
+    fn an_object_belongs_to_the_namespace_of_its_release_that_is_there_now() {
+        let release = Release::new("pillion", "platform", DEFAULT_CLUSTER_DOMAIN).unwrap();
+        let ours = |uid: &str| reference(&release, uid.to_owned());
+        assert_eq!((&*ours("now").name, &*ours("now").uid), ("platform", "now"));
+        assert_eq!((ours("now").controller, ours("now").block_owner_deletion), (None, None));
+        let another = OwnerReference { kind: "ClusterRole".to_owned(), ..ours("another") };
+        for (before, after) in [
+            (None, vec![ours("now")]),
+            (Some(vec![ours("now")]), vec![ours("now")]),
+            (Some(vec![ours("gone")]), vec![ours("now")]),
+            (Some(vec![ours("gone"), ours("now")]), vec![ours("now")]),
+            (Some(vec![another.clone()]), vec![another.clone(), ours("now")]),
+            (Some(vec![ours("gone"), another.clone()]), vec![another, ours("now")]),
+        ] {
+            let mut metadata = ObjectMeta { owner_references: before, ..ObjectMeta::default() };
+            let is_as_wanted = metadata.owner_references.as_ref() == Some(&after);
+            assert_eq!(is_given(&metadata, &ours("now")), is_as_wanted, "{metadata:?}");
+            give(&mut metadata, ours("now"));
+            assert_eq!(metadata.owner_references, Some(after));
+        }
+    }
+}
