@@ -1,8 +1,8 @@
-//! The kind that proves whom an API server trusts: nobody ever stores one.
+//! The kind whose dry run proves which CA an API server trusts. Objects of it are never stored.
 //!
-//! The webhook configuration has an entry that is called when an [`InjectionCanary`] is created, and for nothing else; who
-//! answers serves a leaf of the newest certificate authority. So a dry run of creating one succeeds only at an API server
-//! that has this entry, and the authority in it.
+//! The webhook configuration has an entry for the creation of an [`InjectionCanary`] and for nothing else. Its endpoint
+//! serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has this entry
+//! and this CA.
 
 use std::borrow::Cow;
 

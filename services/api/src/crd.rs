@@ -1,8 +1,8 @@
-//! The `CustomResourceDefinition`s of the kinds, generated from their Rust types but for the canary's.
+//! The `CustomResourceDefinition`s of all kinds, generated from their Rust types except for the canary's.
 //!
-//! A definition stays below 64 KiB, so that `kubectl apply`, which copies the object into an annotation, works on it: a
-//! template is any object to the schema, and the engine checks its fields. What a schema *can* say is said here, by rules
-//! in CEL that the API server checks itself, with no webhook of ours in the way.
+//! A definition stays below 64 KiB, because `kubectl apply` copies the object into an annotation. So the schema takes
+//! any object as a template, and the engine checks its fields. CEL rules in the schema check everything else that a
+//! schema can express; the API server evaluates them without a webhook.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use schemars::generate::SchemaSettings;

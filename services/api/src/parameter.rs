@@ -1,4 +1,5 @@
-//! The text of a profile's parameter: what pod, service account or namespace may set, from where, and within which bounds.
+//! A parameter of a profile: who may set it (pod, service account or namespace), from which key, and within which
+//! bounds.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};

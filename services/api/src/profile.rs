@@ -1,8 +1,6 @@
-//! The text of an injection profile, as its author writes it: fields, their types and what is written when they are left
-//! out. What a profile *means* is the engine's affair.
+//! An injection profile as its author writes it: fields, types and defaults. The engine gives it its meaning.
 //!
-//! Unknown fields are refused when a profile is read: a profile that says more than this build understands must not
-//! take effect half.
+//! Reading rejects unknown fields: a profile with a field that this build does not know must not take effect in part.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What a task of the leader is given.
+//! The context of a task that only the leader runs.
 
 use std::sync::Arc;
 

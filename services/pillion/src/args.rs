@@ -1,4 +1,4 @@
-//! Arguments that several commands share: the release, the API server.
+//! Arguments that several commands share: the release and the API server.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What explain, doctor and status read of an installation: the same objects, read and told in one way.
+//! Reads the objects of an installation for `explain`, `doctor` and `status`, and describes them in one way.
 
 use std::fmt;
 

@@ -1,6 +1,7 @@
-//! Pillion's one program: the webhook, and the commands that show what it does without a cluster.
+//! The program `pillion`: the webhook, the controller, and commands for people and pipelines.
 //!
-//! The command line becomes values ([`args`]), and each command is a module that takes its own.
+//! [`cli`] parses the command line. Each command is a module with its arguments and a `run` function; the modules above
+//! the commands are shared by them.
 
 // Shared by the commands.
 mod args;

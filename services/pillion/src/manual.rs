@@ -1,4 +1,4 @@
-//! `pillion man`: the manual pages of all commands.
+//! `pillion man`: writes the manual pages of all commands.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! `pillion reference`, hidden: prints the tables of flags and keys in `docs/configuration.md`, each between the comments that
-//! mark its place.
+//! `pillion reference` (hidden): prints the tables of flags and keys in `docs/configuration.md`, between the comments
+//! that mark their positions.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! `pillion status`: the installation at a glance, and which pods are not as their profiles say, and why. It asks the API
-//! server itself, by lists, so it works with the controller dead.
+//! `pillion status`: summarises the installation, and lists pods that differ from their profiles, with reasons. It
+//! reads lists from the API server, so it works without a running controller.
 
 mod overview;
 

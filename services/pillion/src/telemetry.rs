@@ -1,11 +1,11 @@
-//! What the program tells of itself: log lines to standard error, and traces by OTLP if somebody wants them.
+//! Logs to standard error, and traces by OTLP if an endpoint is set.
 //!
-//! Each has a filter of its own, so that a quiet log does not take the spans away, and the log does not ask for spans.
-//! Without an endpoint there is no tracing layer at all, and a span costs nothing.
+//! Logs and traces have separate filters, so that a quiet log does not suppress spans. Without an endpoint there is no
+//! tracing layer, and a span costs nothing.
 //!
-//! * [`logs`]: what is logged, and how that changes while the program runs.
-//! * [`traces`]: where spans go, and which.
-//! * [`queue`]: what stands between them and their collector.
+//! * [`logs`]: which lines are logged, and how that changes at run time.
+//! * [`traces`]: where spans go, and which are sampled.
+//! * [`queue`]: the queue in front of the collector.
 
 pub(crate) mod logs;
 mod queue;

@@ -1,4 +1,4 @@
-//! Looking at something every so often until the process ends: files that change, none of which tells when it does.
+//! A timer for polling files that change, until the process ends.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! `pillion uninstall`: takes away what belongs to a release and is in no namespace, before the rest of it is deleted.
+//! `pillion uninstall`: removes a release's cluster-scoped objects before the rest is deleted.
 //!
-//! Nothing that is in no namespace can be owned by what is in one, so nobody deletes the webhook configurations with the
-//! release; and one that is left behind refuses every pod of `required` namespaces for ever.
+//! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. A
+//! configuration that is left behind rejects every pod of `required` namespaces.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,14 +1,14 @@
-//! A test in Linux namespaces: user, network, process and mount. No root is needed.
+//! Runs a test in Linux namespaces of its own: user, network, process and mount. It needs no root.
 //!
-//! The test process starts a copy of itself, with the name of the one test, and waits for it. The copy is process 1 of a
-//! process namespace, so whatever it started ends with it, however it ends. Its network reaches nothing else: fixed
-//! addresses and ports collide with nothing, no packet can leave, and several tests run side by side.
+//! The test process starts a copy of itself with the name of the test, and waits for it. The copy is process 1 of a
+//! process namespace, so every process that it starts ends with it. Its network reaches nothing else: fixed addresses
+//! and ports never collide, no packet leaves, and tests run in parallel.
 //!
-//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that
-//! breaks the control plane, or configures it, asks for a network of its own ([`Isolation::own_network`]).
+//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that breaks
+//! or configures the control plane asks for a network of its own ([`Isolation::own_network`]).
 //!
-//! Why not the loopback of the machine: to a webhook on a loopback URL the API server speaks HTTP/2 over one
-//! connection, and it refuses loopback addresses as endpoints of a Service. Production looks different on both counts.
+//! The loopback of the machine would not do: to a webhook on a loopback URL the API server speaks HTTP/2 over one
+//! connection, and it rejects loopback addresses as endpoints of a Service. Production differs in both.
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Write as _};

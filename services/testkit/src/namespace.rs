@@ -1,4 +1,4 @@
-//! The Linux namespaces that an isolated test runs in: addresses, the test's folder, and the network of a leased control plane.
+//! The Linux namespaces of an isolated test: addresses, the test's folder, and the network of a leased control plane.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;

@@ -1,14 +1,14 @@
-//! Control planes that tests share, one test at a time.
+//! Leases control planes to tests, one test at a time.
 //!
-//! Starting etcd and kube-apiserver costs more than most tests do. So a control plane outlives the test that started it:
+//! Starting etcd and kube-apiserver takes longer than most tests. So a control plane outlives the test that started it:
 //! it runs in network namespaces of its own, which each test that leases it enters. After a test has passed, every key
-//! in etcd is set back to what it was before the first test, and the next test finds a control plane as good as new. A
-//! control plane whose test has failed is ended.
+//! in etcd is reset to its value before the first test. A control plane whose test has failed is ended.
 //!
-//! No two tests use one control plane at the same time. There are as many control planes as tests that run side by side.
+//! Two tests never use one control plane at the same time. There are as many control planes as tests that run in
+//! parallel.
 //!
-//! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with the
-//! test runner.
+//! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with
+//! the test runner.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,7 +1,7 @@
-//! A review that has been read, on its way to an answer: decided as soon as all is known that it needs.
+//! Decides a review that has been read, as soon as everything that it needs is known.
 //!
-//! Computing and waiting are kept apart. [`Admission::next`] computes, on whatever thread it is called; what it has to
-//! wait for it asks for as data, and is called again when that is there.
+//! Computing and waiting are separate. [`Admission::next`] computes, on the thread that calls it. If it needs a lookup,
+//! it returns that as data, and the caller calls it again with the result.
 
 use std::fmt;
 use std::net::IpAddr;

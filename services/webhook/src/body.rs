@@ -1,7 +1,7 @@
-//! Reads a request's body into one piece, within a limit of bytes, of time, and of what all bodies may take together.
+//! Reads a request's body into one buffer, bounded in bytes, in time and in the memory of all bodies together.
 //!
-//! Memory is taken for what has arrived, never on the word of a `Content-Length`. A body that has to be waited for is
-//! registered as unfinished, and given up when too many are ([`crate::overload::UnfinishedBodies`]).
+//! Memory is taken for bytes that have arrived, never for a `Content-Length` alone. A body that has to be waited for is
+//! registered as unfinished, and is given up when too many are ([`crate::overload::UnfinishedBodies`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;

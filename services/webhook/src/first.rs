@@ -1,8 +1,8 @@
-//! Before the first lists of the cluster are there, no request can be decided: a pod that needs its sidecar would be let
-//! through without. Such requests should not come, as the process is not ready; but they do, when a container is started
-//! again at an address that the API server has known all along. They are answered with 503 and `Retry-After`, upon which
-//! the API server tries again within its timeout, on a new connection and so most likely at another replica; after that,
-//! the failure policy decides.
+//! Rejects requests until the first lists of the cluster are complete, since a pod could miss its sidecar otherwise.
+//!
+//! A replica that is not ready still gets requests when its container restarts at an address that the API server knows.
+//! They are answered with 503 and `Retry-After`. The API server then tries again within its timeout, on a new
+//! connection and most likely at another replica. After that the failure policy decides.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Histograms that are counted into without a lock, and that remember, for each bucket, the last trace that fell into it.
+//! Histograms without a lock that keep the latest trace of each bucket as an exemplar.
 //!
-//! The client library's own histogram takes a lock for each observation, which a scrape holds while it writes, and its
-//! histogram with exemplars takes two. Here an observation is two additions; an exemplar is one pointer store more, and
-//! only for the requests that are traced.
+//! The client library's histogram takes a lock for each observation, and a scrape holds that lock while it writes. Its
+//! histogram with exemplars takes two. Here an observation is two additions. An exemplar is one more pointer store, and
+//! only traced requests have one.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! Why a request is not answered with a review: decided as data, then rendered as an HTTP status, a text and a metric.
+//! The reasons for which a request gets no review as its response, rendered as HTTP status, text and metric.
 //!
-//! The API server shows the text to whoever made the pod or writes it to its log, so it says what was wrong and what was
-//! expected. Whose fault it is decides the status: 4xx the caller's, 5xx ours. Under either, `failurePolicy` applies.
+//! The API server shows the text to the pod's author or logs it, so the text says what was wrong and what was expected.
+//! The status is 4xx for a fault of the client and 5xx for a fault of the webhook. `failurePolicy` applies to both.
 
 use std::any::Any;
 use std::fmt;

@@ -1,8 +1,8 @@
-//! The routes of the admission port: an HTTP request becomes a review, the engine decides it, and the decision becomes an
-//! answer, a line in the log and a few counters.
+//! The routes of the admission port: a request becomes a review, the engine decides it, and the decision becomes a
+//! response, a log line and counters.
 //!
-//! A decision about a small pod takes some 30 us of computing, less than handing it to another thread would: it is made
-//! where the request was read, when it is its turn. One about a large object is made on a thread of its own.
+//! Deciding a small pod computes for some 30 us, less than a handover to another thread costs, so it runs on the thread
+//! that read the request, once it holds a permit. A large object is decided on a thread of its own.
 
 mod canary;
 mod profiles;

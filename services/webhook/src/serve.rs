@@ -1,8 +1,8 @@
-//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with a limit on everything, and an end that loses no request.
+//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with a limit on everything, and a drain that loses no request.
 //!
-//! The API server pools connections for 90 seconds and does not repeat a POST that met a closing one. So a server that
-//! ends keeps accepting and answering, tells each client by `Connection: close` (HTTP/2: GOAWAY) to go elsewhere, and
-//! is done when no connection is left.
+//! The API server pools connections for 90 seconds and does not repeat a POST that met a closing one. So a draining
+//! server keeps accepting and answering, and asks each client by `Connection: close` (HTTP/2: GOAWAY) to connect
+//! elsewhere. It ends when no connection is left.
 
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};

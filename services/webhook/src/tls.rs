@@ -1,9 +1,9 @@
-//! The serving certificate: read from PEM text, checked, and swapped while connections are served.
+//! Reads and checks the serving certificate from PEM text, and replaces it while connections are open.
 //!
-//! Who may call is the other half of it: see [`crate::clients`].
+//! [`crate::clients`] authenticates clients, and [`crate::serve::Tls`] combines both.
 //!
-//! One [`ServerConfig`] lives as long as the process. It asks a [`ServingCertificate`] at each handshake, so a new
-//! certificate is one pointer store, and connections that are open are left alone.
+//! The [`rustls::ServerConfig`] lives as long as the process and asks a [`ServingCertificate`] at each handshake. So a
+//! new certificate is one pointer store, and open connections are left alone.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What the server measures of its transport, beside connections and handshakes: what it could not accept, whom it no
-//! longer waited for, whom it turned away, and whether it is about to end.
+//! Facts about a connection that other layers use: the client's address, what the connection waits for, and the metrics
+//! of the transport (failed accepts, timeouts, rejected requests, draining).
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -1,9 +1,9 @@
-//! Whether this clock and the API server's agree.
+//! Checks whether the local clock and the API server's clock agree.
 //!
-//! Certificates are made and judged by the clock, so nothing of the kind is done by one that is wrong by years. The API
-//! server tells its time with every answer (`Date`). An answer is kept with the *monotonic* time at which it came, so that a
-//! step of the local clock is seen at once, not only with the next answer; and of several answers the median counts, so that one
-//! API server of three whose clock is wrong does not stop the others.
+//! Certificates are created and judged by the clock, so a clock that is wrong by years must do neither. The API server
+//! sends its time with every response (`Date`). A response is kept with the *monotonic* time of its arrival, so a step
+//! of the local clock is noticed at once. The median of several responses counts, so one API server of three with a
+//! wrong clock does not stop the others.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;

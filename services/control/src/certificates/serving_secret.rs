@@ -1,14 +1,15 @@
-//! The serving certificate of a replica, by watching its Secret.
+//! Follows the Secret with the serving certificate, for a replica.
 //!
-//! It begins with the Secret as it is now: a list without a `resourceVersion`, which the API server answers from etcd's
-//! majority and not from a cache. Else a replica could begin with a leaf that nobody trusts any more. Then it follows.
+//! It starts with the Secret as it is now: a list without a `resourceVersion`, which the API server answers from etcd's
+//! majority and not from a cache. Otherwise a replica could start with a certificate that is no longer trusted. Then it
+//! watches.
 //!
-//! Each new pair is judged, and a worse one is not handed on: the last good one stays. Nor is there anything to do when
-//! the Secret is deleted or the API server is away.
+//! Each new pair is judged, and a worse pair is not passed on: the last valid one stays. It also stays when the Secret
+//! is deleted or the API server is unavailable.
 //!
-//! A pair of an older authority than the one that signed the served certificate is worse too. It comes from a backup that
-//! was restored, and API servers may trust its authority no more. The controller replaces it within seconds. If it does not
-//! for ten minutes, it wants this pair: all that was known of newer authorities is lost.
+//! A pair of an older CA than that of the served certificate counts as worse too. It comes from a restored backup, and
+//! API servers may no longer trust its CA. The controller replaces it within seconds. If the pair stays for ten
+//! minutes, the controller wants it: everything about newer CAs is lost.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! A client that reads no answer beyond so many bytes.
+//! Wraps a client so that it reads a response up to a maximum size.
 //!
-//! The client's own calls read an answer whole before anybody sees how large it is, and a list is as large as whoever may
-//! make such objects wants it to be: with 200 objects of a MiB each, a few at one time would be more than a replica has.
+//! The client's own calls read a whole response into memory before its size is known, and users decide how large a list
+//! is: 200 objects of 1 MiB each, read a few times in parallel, would exceed a replica's memory.
 
 use http_body_util::Limited;
 use kube::Client;

@@ -1,5 +1,4 @@
-//! Lists of objects page by page, for commands that people run: no answer of an API server is larger than a page, however many
-//! objects there are.
+//! Reads lists page by page, for commands: a response is never larger than a page, however many objects there are.
 
 use std::fmt::Debug;
 

@@ -1,4 +1,10 @@
-//! The connection to the API server.
+//! Connects to the API server, and holds what every watch shares: its duration, pauses after failures, and errors as
+//! text.
+//!
+//! * `bounded`: limits the bytes of a response.
+//! * [`lists`]: reads lists page by page, for commands.
+//! * `watch_object`: watches one object by name.
+//! * `owner_reference`: owner references for cluster-scoped objects.
 
 pub(crate) mod bounded;
 pub mod lists;

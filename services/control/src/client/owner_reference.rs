@@ -1,8 +1,8 @@
-//! To whom the objects belong that a release has in no namespace: to the release's namespace. Who deletes that, with everything
-//! in it and nobody left to tidy up, has Kubernetes take them along, and no pod is refused for a webhook that is gone.
+//! Owner references for cluster-scoped objects: they belong to the release's namespace. If the namespace is deleted,
+//! Kubernetes deletes them too, and no pod is rejected because of a webhook that no longer exists.
 //!
-//! Which namespace that is, is asked before each write: one that was deleted and made again has another uid, and what belongs
-//! to the one of before is deleted as what belongs to nobody.
+//! The namespace's uid is read before each write: a namespace that was deleted and created again has another uid, and
+//! Kubernetes deletes objects that refer to the old one.
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};

@@ -1,4 +1,4 @@
-//! A watch of one object by its name.
+//! Watches one object by its name.
 
 use std::fmt::Debug;
 

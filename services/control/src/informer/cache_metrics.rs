@@ -1,13 +1,12 @@
-//! What is known of the watches: how many objects, how old the knowledge may be, and how often they were cut off.
+//! Metrics of the watches: how many objects each holds, how old its knowledge may be, and how often it was cut off.
 //!
-//! How old: the time since the API server was last heard of by that watch, be it an event, a bookmark (which it sends
-//! about once a minute, and shortly before it ends a watch) or the answer to a new watch. It is measured where the bytes
-//! come in, so it does not depend on what the client makes of them, and rises for as long as the API server is silent,
-//! whatever the reason.
+//! The age is the time since the API server was last heard of by that watch: an event, a bookmark (sent about once a
+//! minute, and shortly before a watch ends) or the response to a new watch. It is measured where bytes arrive, so it
+//! rises whenever the API server is silent, for any reason.
 //!
-//! How long a change takes from its being written until it is served is not measured here: when it was written stands
-//! only in `managedFields`, by the second and by the API server's clock, which makes no figure for what takes a tenth of
-//! one. A test with a real API server measures it.
+//! How long a change takes until it is served is not measured here. The time of a write stands only in `managedFields`,
+//! in seconds of the API server's clock, which is too coarse for a tenth of a second. A test with a real API server
+//! measures it.
 
 use std::fmt;
 use std::sync::Arc;

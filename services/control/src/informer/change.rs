@@ -1,4 +1,4 @@
-//! What a watch says, without the client's types: so that everything behind it is tested without a cluster.
+//! One event of a watch, without the client's types, so that all code behind it is tested without a cluster.
 
 use kube::runtime::watcher::Event;
 

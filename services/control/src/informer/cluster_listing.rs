@@ -1,7 +1,7 @@
-//! Profiles and namespaces as a replica would know them at this moment: by lists, once, for commands that people run.
+//! Reads profiles and namespaces once, by lists, as a replica would see them now; for commands.
 //!
-//! Nothing is watched, and who may not list something is told so and goes on with the rest: a tenant may read the
-//! namespace and its own profiles, and not those of the platform.
+//! It opens no watch. If the caller may not list a kind, the result says so and has the rest: a tenant may read its
+//! namespace and its own profiles, but not the platform's.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Fetches revisions by their names, for who serves them.
+//! Fetches published revisions by name.
 //!
-//! A revision never changes, so it is asked for once and not watched. Few are asked for at one time; one that cannot be
-//! had because the API server is away is asked for again, after a pause that grows. Who waits takes no other's turn.
+//! A revision never changes, so it is fetched once and not watched. A few are fetched in parallel. If the API server is
+//! unavailable, a fetch is retried after a growing pause and does not block others.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! What is known of the cluster: changes in, snapshots out.
+//! The state of the cluster: takes changes and returns snapshots.
 //!
-//! Nothing is published before all three first lists are complete: half a list would answer "no such profile" for one
-//! that is there. Afterwards each watch stands by itself; one that is cut off leaves what it last knew.
+//! It publishes nothing before all three first lists are complete: half a list would report an existing profile as
+//! missing. Later each watch is independent; a watch that is cut off keeps its last state.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

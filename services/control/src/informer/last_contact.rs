@@ -1,7 +1,7 @@
-//! A client of which it is known when it was last answered.
+//! Wraps a client so that the time of its last response is known.
 //!
-//! The client's watcher keeps bookmarks to itself, and a watch of what seldom changes says nothing else for hours. So it is
-//! noted where the bytes of answers come in.
+//! The client's watcher does not pass on bookmarks, and a watch of objects that seldom change is silent for hours. So
+//! the time is noted where the bytes of responses arrive.
 
 use http_body_util::BodyExt;
 use kube::Client;

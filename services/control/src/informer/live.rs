@@ -1,10 +1,10 @@
-//! The look-up of a namespace that the watch has not delivered yet: a pod may come within milliseconds of its namespace.
+//! Looks up a namespace that the watch has not delivered yet: a pod may arrive within milliseconds of its namespace.
 //!
-//! The name comes from whoever sends a review, and the question goes to the API server by this process's own rights. So
-//! it is bounded in every way: only what can be a namespace's name is asked for, one request for a name at a time however
-//! many pods wait for it, few requests at a time and in a second, fewer for one client, a short time to answer, a short memory for what was
-//! found and a shorter one for what was not, unless the API server is away ([`crate::informer::lookup_cache`]). It never fails; who is
-//! not found is unknown.
+//! The name comes from the client, and the request uses the replica's permissions, so it is bounded in every way. Only
+//! valid namespace names are looked up. There is one request for a name at a time, however many pods wait for it, a
+//! limit of concurrent requests, rate limits in total and for each client, and a short timeout. Results are cached
+//! briefly, "not found" more briefly, longer while the API server is unavailable ([`crate::informer::lookup_cache`]). A
+//! lookup never fails: a namespace that is not found is unknown.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,17 +1,18 @@
-//! What the API server answered, remembered: fresh, asked for again in good time, and served when it is old and the API
-//! server cannot be asked.
+//! Caches single objects of the API server, refreshes them early, and serves stale ones while the API server is
+//! unavailable.
 //!
-//! An answer is **fresh** for a while, which is how late a change may be seen. One that is used in the last third of that
-//! time is asked for again behind the request's back, so that what is in use never makes a pod wait. One that is older is
-//! asked for, and whoever wants it waits. If that is in vain because the API server is away, the old answer is served,
-//! for an hour: an API server that is restarted must not change what pods get. If the API server does answer, and
-//! refuses, the old answer is served for five minutes: one that has just started refuses what it allows a moment later,
-//! and what may not be read any more is not used for long.
+//! A cache entry is **fresh** for a while, which bounds how late a change is seen. An entry that is used in the last
+//! third of that time is refreshed in the background, so entries in use never delay a pod. For an older entry the pod
+//! waits for a new request. If that fails because the API server is unavailable, the stale entry is served for up to an
+//! hour: a restart of the API server must not change what pods get. If the API server refuses the request, the stale
+//! entry is served for five minutes: an API server that has just started refuses what it allows a moment later, but a
+//! withdrawn permission must take effect soon.
 //!
-//! While it is away a pod does not wait for it where something is remembered; one request is made now and then behind it.
+//! While the API server is unavailable, a pod does not wait if there is an entry; requests continue in the background
+//! now and then.
 //!
-//! Whoever asks may be anybody who reaches the webhook's port. So each client address may cause so many requests in a second,
-//! and each tenant has a quarter of the requests at one time, however many of its pods wait.
+//! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit, and each
+//! tenant has a quarter of the concurrent requests, however many of its pods wait.
 
 use std::collections::HashMap;
 use std::fmt::Display;

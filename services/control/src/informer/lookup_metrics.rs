@@ -1,4 +1,4 @@
-//! Counts look-ups by what they were about and how they ended.
+//! Counts lookups by their target and their result.
 
 use std::marker::PhantomData;
 

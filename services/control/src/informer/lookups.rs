@@ -1,15 +1,15 @@
-//! Looks up what reviews want beside the namespace: the pod's service account, its owners, and what profiles declare.
+//! Looks up what reviews need beside the namespace: the pod's service account, its owners, and objects that profiles
+//! declare.
 //!
-//! Nothing is watched for it. A watch of every service account, Job and workload of a large cluster would take more
-//! memory than all else together, for the few that a profile asks for. An object is asked for when the first pod wants
-//! it, and remembered for half a minute, which is how late a change may be seen; the pods of one workload come in a row,
-//! have one service account, and cost one request. Of service accounts and owners only the metadata is asked for.
+//! It opens no watch. Watching every service account, Job and workload of a large cluster would take more memory than
+//! everything else, for the few objects that a profile needs. An object is read when the first pod needs it and cached
+//! for half a minute, which bounds how late a change is seen. The pods of one workload arrive together, share a service
+//! account, and cost one request. Of service accounts and owners only the metadata is read.
 //!
-//! A pod waits for the answer, so it is bounded in every way: one deadline for all that a review wants, one request for
-//! one object at a time however many pods wait for it, few requests at once and fewer for one tenant, so many in a second
-//! for one client, little memory. What is not there is a fact,
-//! remembered shortly; what could not be asked for is a failure, remembered more shortly still. What is in use is asked
-//! for again before it is old, and an old answer is served while the API server is away ([`crate::informer::lookup_cache`]).
+//! A pod waits for the result, so a lookup is bounded: one deadline for everything that a review needs, one request for
+//! an object at a time, few concurrent requests in total and fewer for one tenant, a rate limit for each client, and
+//! little memory. "Not found" is cached briefly, a failure more briefly still. Objects in use are refreshed before they
+//! expire, and stale ones are served while the API server is unavailable ([`crate::informer::lookup_cache`]).
 
 mod key;
 

@@ -1,4 +1,4 @@
-//! What is kept of a namespace: labels and annotations, a few hundred bytes of the five thousand that the object takes.
+//! Reduces a namespace to its labels and annotations: a few hundred bytes of the five thousand of the object.
 
 use std::sync::Arc;
 

@@ -1,12 +1,13 @@
-//! What a replica serves when it serves revisions: what the status of each profile publishes, and nothing else.
+//! Serves published revisions: what the status of each profile publishes, and nothing else.
 //!
-//! The text of a profile is not looked at. Its status says which revision is served, and to whom; the revision is fetched
-//! by its name, compiled, and kept for as long as it is published. So a profile that is edited or broken changes nothing
-//! before the controller has accepted it, also not for a replica that starts later. Revisions that are not published are
-//! known by their hashes only, whatever there are of them.
+//! The replica does not read the text of a profile. The status names the served revision and its namespaces; the
+//! replica fetches the revision by name, compiles it and keeps it while it is published. So an edited or broken profile
+//! changes nothing until the controller has accepted it, also for a replica that starts later. Of unpublished revisions
+//! only the hashes are known.
 //!
-//! What is published may be such as this build cannot use, or be gone. Who serves something goes on with it; who has just
-//! started serves the promoted revision instead, or the latest of those that are kept that it can use.
+//! A published revision may be missing or unusable for this build. A replica that already serves the profile then keeps
+//! its active version. A replica that has just started serves the promoted revision instead, or the latest kept one
+//! that it can use.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! The watches, and the one task that publishes.
+//! Runs the watches and publishes snapshots.
 //!
-//! One task takes what all three watches say, as many changes at a time as have come, and is the only one that writes the
-//! snapshot. So a burst costs one publication, and no two writers ever race. A watch that is cut off begins anew after a
-//! pause that grows; until then the last snapshot stays.
+//! One task takes the events of all watches, as many at a time as have arrived, and is the only writer of the snapshot.
+//! So a burst costs one publication, and writers never race. A watch that is cut off restarts after a growing pause;
+//! until then the last snapshot stays.
 //!
-//! A watch is asked to end after three quarters of a minute and goes on with the next one where it was: so the API server
-//! is heard of at least that often, and a connection that was lost without a word is noticed soon after. Lists come in
-//! pages, of which one is in memory at a time; of each object only what is kept is taken on.
+//! A watch ends after three quarters of a minute and continues with the next one. So the API server is heard of at
+//! least that often, and a lost connection is noticed soon. Lists come in pages, and only one page is in memory at a
+//! time. Each object is reduced to what is kept.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,22 +1,21 @@
-//! The rotation as it is done: what [`crate::certificates::rotation`] decides is observed here, and written.
+//! Executes the rotation: observes what [`crate::certificates::rotation`] needs, and writes what it decides.
 //!
-//! A turn reads the objects, asks for the next step and makes it: one write, or none. Nothing is kept from one turn to the
-//! next but what stands in the objects, so that it does not matter who makes the next one. Turns follow one another while
-//! there is something to write; then the next comes when an object changes, when a probe or a canary has found something,
-//! when a time has come, and every so often besides.
+//! A turn reads the objects, asks for the next step and makes at most one write. Turns keep no state but the objects,
+//! so any leader can make the next one. Turns follow one another while there is something to write. After that, a turn
+//! starts when an object changes, a probe reports, a deadline passes, or a regular interval ends.
 //!
-//! * `objects`: what a turn reads, all of one moment.
-//! * `turn`: one turn; `error`: why one came to nothing.
-//! * `told`: what is told by Events.
-//! * [`question`]: what API servers are asked meanwhile.
-//! * `rehearsal`: whether they are known to reach the replicas.
-//! * [`asked`]: how a person asks for a rotation.
-//! * `wake`: what is watched, so that a turn comes when something changes.
-//! * [`metrics`]: how far it is.
+//! * `objects`: reads all objects as of one moment.
+//! * `turn`: one turn; `error`: why a turn failed.
+//! * `told`: records Events.
+//! * [`question`]: trust probes while the rotation waits for API servers.
+//! * `rehearsal`: the connectivity check of the replicas.
+//! * [`asked`]: an operator's request for a rotation.
+//! * `wake`: watches the objects and starts turns.
+//! * [`metrics`]: the state of the rotation.
 //!
-//! Roles needed: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap` by name,
-//! `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the Lease; `create` and
-//! `patch` on Events.
+//! RBAC permissions: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap`
+//! by name, `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the
+//! Lease; `create` and `patch` on Events.
 
 pub mod asked;
 mod error;

@@ -1,19 +1,21 @@
-//! Whether every API server trusts the newest authority, as it is proven by making each of them call somebody.
+//! Checks whether every API server trusts the newest CA, by making each of them call an endpoint.
 //!
-//! A change of the webhook configuration reaches each API server in its own time, and nobody is told. So the controller
-//! serves a tiny admission endpoint with a leaf of the newest authority, behind a Service of its own; an entry of the very
-//! object that is asked about ([`pillion_api::canary::WEBHOOK`]) leads there, for a kind that nobody ever creates; and each
-//! API server, by its own address, is asked for a dry run of creating one. It has to call, and so tells whom it trusts.
+//! A change of the webhook configuration reaches each API server at its own time, without notice. So the controller
+//! serves a small admission endpoint, the *canary*, with a certificate of the newest CA, behind a Service of its own.
+//! An entry of the same webhook configuration ([`pillion_api::canary::WEBHOOK`]) leads there, for a kind of which no
+//! object is stored. Each API server, at its own address, is asked for a dry run of creating one. It must call the
+//! endpoint, and so shows which CA it trusts.
 //!
-//! Nothing but a proof counts as one: each request has a name that nobody can guess, the endpoint remembers the names that
-//! it was called with and the leaf that it showed in that connection's handshake, and a connection serves one call, so
-//! that no handshake of earlier is taken for one of now.
+//! Only a proof counts. Each request has a random name; the endpoint remembers the names that it was called with and
+//! the certificate that it showed in that connection's handshake; and a connection serves one call, so that an earlier
+//! handshake never counts for a later call.
 //!
-//! [`server`] is the endpoint, [`asker`] asks, [`servers`] says which API servers there are, [`answer`] what an answer means.
+//! [`server`] is the endpoint, [`asker`] sends the dry runs, [`servers`] lists the API servers, and [`answer`]
+//! interprets the responses.
 //!
-//! Roles needed: `create` on `injectioncanaries`; `list` on endpoint slices in the namespace `default`; `get`, `create`,
-//! `patch` and `delete` on the one endpoint slice of the canary's Service; and, so that API servers behind one address
-//! are counted, `list` on leases in `kube-system` (without it they are not, and one address counts as one API server).
+//! RBAC permissions: `create` on `injectioncanaries`; `list` on endpoint slices in the namespace `default`; `get`,
+//! `create`, `patch` and `delete` on the one endpoint slice of the canary's Service; and `list` on leases in
+//! `kube-system` to count API servers behind one address (without it, one address counts as one API server).
 
 pub mod answer;
 pub mod asker;

@@ -1,19 +1,21 @@
-//! The webhook configurations of a release: as they are, as they ought to be, and who sees to it that the one is the other.
+//! The webhook configurations of a release: desired state, observed state, drift, and the task that corrects it.
 //!
-//! The controller owns both, whole: whatever else stands in their entries is drift, and is taken away. That is why they are
-//! written by *replacing* what was read, guarded by its `resourceVersion`: server-side apply would leave an entry, a
-//! condition or a field that somebody else added. Labels and annotations of others stay.
+//! The controller owns both configurations as a whole: anything else in their entries is drift and is removed. So it
+//! *replaces* what it read, guarded by the `resourceVersion`; server-side apply would keep entries, conditions and
+//! fields of others. Labels and annotations of others stay.
 //!
-//! An annotation holds the *epoch* of the rotation's record for which a configuration was written ([`EPOCH_ANNOTATION`]). A
-//! write never goes back in epochs: who acts on an older record than the one that was last written for is behind.
+//! An annotation holds the *epoch* of the rotation's record for which a configuration was written
+//! ([`EPOCH_ANNOTATION`]). A write never lowers the epoch: a writer with an older record is outdated.
 //!
-//! * [`bundle`]: what stands in a `caBundle`.
-//! * [`desired`]: what ought to be there, from settings, rules and bundle.
-//! * [`live`]: what is there, and what the rotation makes of it.
-//! * [`drift`]: the difference, as data; [`managers`]: whose it is.
-//! * [`write`](mod@write): claiming, writing and removing.
-//! * [`pacing`]: how often somebody who does not give up is answered.
-//! * [`keeper`]: the task that repairs, with its [`metrics`], and makes the `ConfigMap` of the kill switch.
+//! * [`managers`]: reads from `managedFields` who wrote a field.
+//! * [`switch`]: the `ConfigMap` with the kill switch, and its creation.
+//! * [`bundle`]: the certificates in a `caBundle`.
+//! * [`live`]: the observed state, also for the rotation.
+//! * [`desired`]: the desired state, from settings, rules and bundle.
+//! * [`drift`]: the difference, as data.
+//! * [`write`](mod@write): claims, writes and removes configurations.
+//! * [`pacing`]: slows down repairs against a writer that does not give up.
+//! * [`keeper`]: the task that corrects drift, with its [`metrics`].
 
 pub mod bundle;
 pub mod desired;

@@ -1,12 +1,12 @@
-//! The `ConfigMap` of a release by which a person stops it, at three in the morning: one object, two words.
+//! The `ConfigMap` by which an operator stops a release: one object with two keys.
 //!
-//! - `injection: disabled`: the *kill switch*. Replicas allow everything as it is, without a patch and without validating.
-//!   `enabled`, or no such key, or no `ConfigMap`: as ever.
-//! - `webhooks: disarmed`: the *break-glass*. The controller takes the webhook configurations away, so that the API server
-//!   calls nobody, and leaves them away for as long as it stands there. `armed`, or no such key: it keeps them.
+//! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
+//!   no such key, or no `ConfigMap` is normal operation.
+//! - `webhooks: disarmed` is the *break-glass*. The controller removes the webhook configurations, so that the API
+//!   server calls no webhook, and keeps them removed. With `armed` or no such key it keeps them in place.
 //!
-//! Whoever cannot read a word leaves everything as it was, and says so: a slip of the pen neither stops injection nor starts
-//! it. Nor does losing the API server.
+//! An unknown value changes nothing and is logged: a typing error neither stops injection nor starts it. Losing the API
+//! server changes nothing either.
 
 mod making;
 

@@ -1,11 +1,11 @@
-//! `pillion inject`: what the webhook would do with the pods of a manifest, on this machine, by the very same engine.
+//! `pillion inject`: injects into the pods of manifests on the local machine, with the webhook's engine.
 //!
-//! * [`known`]: what is looked up among the objects of the manifests.
-//! * [`objects`]: where pods are in manifests: themselves, in workloads, in lists.
-//! * [`world`]: profiles and namespaces.
+//! * [`known`]: finds lookup targets among the objects of the manifests.
+//! * [`objects`]: finds pods in manifests: pods, workloads and lists.
+//! * [`world`]: the profiles and namespaces.
 //! * [`review`]: asks the engine as the API server asks the webhook.
-//! * [`report`]: what was decided, in words.
-//! * [`shown`]: the manifests as they are printed.
+//! * [`report`]: describes the decisions.
+//! * [`shown`]: prints the manifests.
 
 pub(crate) mod known;
 pub(crate) mod objects;

@@ -1,11 +1,11 @@
-//! `pillion rollout`: workloads whose pods lack what their profiles say, or carry an older revision of it; and, if it is asked
-//! for, their restart.
+//! `pillion rollout`: lists workloads whose pods lack what their profiles say or carry an older revision, and restarts
+//! them on request.
 //!
-//! * [`stale`]: what the audit finds, by workload.
-//! * [`plan`]: whether a workload can be restarted, and within which budget. Pure.
-//! * [`template`]: the pod that is tried before, by a dry run.
-//! * [`restart`]: restarts one, and waits until all of its pods are new, available and as their profiles say.
-//! * [`report`]: what was found and done.
+//! * [`stale`]: the audit's findings by workload.
+//! * [`plan`]: whether a workload can be restarted, and within which budget; pure.
+//! * [`template`]: the pod for a dry run before the restart.
+//! * [`restart`]: restarts a workload and waits until its pods are new, available and as their profiles say.
+//! * [`report`]: prints findings and actions.
 
 mod plan;
 mod report;

@@ -1,18 +1,19 @@
 //! The commands that serve: `webhook` and `controller` in a cluster, `dev` on a developer's machine.
 //!
-//! All check everything that can be wrong before a port is bound, and end the same way: not ready first, then drained.
+//! All of them check their configuration before they open a port, and end in the same way: first not ready, then
+//! drained.
 //!
-//! * [`servers`]: a replica's two ports and what stands behind them; [`operations`]: the second of them.
-//! * [`controller`]: a replica of the controller; [`term`]: what it does while it leads.
-//! * [`signals`]: how a process is asked to end.
-//! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
-//! * [`client_authority`]: who may call, from a file that changes.
-//! * [`descriptors`]: as many connections as are allowed.
+//! * [`servers`]: a replica's two ports; [`operations`]: the second of them.
+//! * [`controller`]: a replica of the controller; [`term`]: its tasks while it leads.
+//! * [`signals`]: the signals that end a process.
+//! * [`certificate`]: the serving certificate from files that change; [`self_made`]: a self-signed one.
+//! * [`client_authority`]: the CA of clients, from a file that changes.
+//! * [`descriptors`]: raises the limit of file descriptors to the limit of connections.
 //! * [`profile_files`]: profiles from files that change.
 //! * [`namespaces`]: namespaces without a cluster.
-//! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told;
-//!   [`own_path`]: how they call this program.
-//! * [`playground`]: a page to try profiles on.
+//! * [`sample`]: a request that shows an injection; [`folder`]: where it is written; [`announce`]: how `dev` announces
+//!   it; [`own_path`]: how people call this program.
+//! * [`playground`]: a web page to try profiles.
 
 mod announce;
 pub(crate) mod certificate;

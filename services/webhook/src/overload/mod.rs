@@ -1,8 +1,9 @@
-//! What happens when more is asked than can be answered: every wait is bounded, whoever waits does so in a fair order,
-//! and whoever cannot be answered in time hears it at once.
+//! Sheds load fairly: every wait is bounded, queues are fair between tenants, and a request that cannot be answered in
+//! time is rejected at once.
 //!
-//! In the order in which a request meets them: its `deadline`, the bound of `unfinished` bodies, a place `in_flight`, its
-//! `tenant`, and a turn to be decided in one of two `lane`s, over a `fair` queue. Why one was turned away is a [`Shed`].
+//! A request passes these parts in order: its `deadline`, the bound of `unfinished` bodies, a permit of those
+//! `in_flight`, its `tenant`, and a permit to compute from one of two `lane`s, each with a `fair` queue. A rejected
+//! request has a [`Shed`] as its reason.
 
 mod apart;
 mod deadline;

@@ -1,5 +1,5 @@
-//! What a replica says when it is called for a canary: that it was reached. Before API servers are told to refuse pods when
-//! nobody answers, the controller has each of them call a replica, and knows by these words that the call came through.
+//! Answers a connectivity check: the controller has each API server call a replica before API servers are told to
+//! reject pods without one, and this response proves that the call arrived.
 
 use axum::body::Body;
 use axum::extract::Request;

@@ -1,8 +1,8 @@
-//! Profiles themselves, looked at while they are stored: their authors are warned of what is wrong, and never refused.
+//! Reviews profiles when they are stored: warns their authors of mistakes and never rejects them.
 //!
-//! People store few profiles, and one may take long to compile. So there is one thread for them, apart from those that decide
-//! about pods, and a short queue that is fair between client addresses. What a profile extends is looked up, as the API
-//! server has it at this moment.
+//! Few profiles are stored, and one may compile for long. So they have one thread of their own, apart from decisions
+//! about pods, and a short queue that is fair between client addresses. A parent profile is looked up as the API server
+//! has it now.
 
 use std::sync::Arc;
 

@@ -1,17 +1,17 @@
-//! The material of the certificate authority: keys and certificates, made, stored, read back and judged.
+//! The material of the CA: keys and certificates, created, stored, read and judged.
 //!
-//! What is to be done with it is decided in [`crate::certificates::rotation`]; nothing here talks to the cluster. Clock and randomness
-//! are passed in.
+//! [`crate::certificates::rotation`] decides what happens to it. This module does no I/O; callers pass in the clock and
+//! randomness.
 //!
-//! * [`lifetimes`]: how long things live, and when a leaf is to be renewed.
-//! * [`identity`]: the names by which an authority's certificate says whose it is and which number it has.
-//! * [`make`]: new authorities and leaves.
-//! * [`stored`]: the Secret with the authorities and the record of the rotation.
-//! * [`serving`]: the Secret with the leaf that replicas serve.
-//! * [`bundle`]: the text by which API servers trust.
+//! * [`lifetimes`]: how long certificates live, and when a serving certificate is renewed.
+//! * [`identity`]: the name in a CA certificate: its release and its number.
+//! * [`make`]: creates CAs and serving certificates.
+//! * [`stored`]: the Secret with the CAs and the record of the rotation.
+//! * [`serving`]: the Secret with the certificate that replicas serve.
+//! * [`bundle`]: the `caBundle` by which API servers trust.
 //! * [`judge`]: whether a certificate and its key can be served.
 //!
-//! Nothing that was read from the cluster can make any of it panic, and no private key is in any `Debug` output.
+//! No input from the cluster makes this module panic, and no private key appears in `Debug` output.
 
 pub mod bundle;
 pub mod identity;

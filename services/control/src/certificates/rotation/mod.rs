@@ -1,22 +1,23 @@
-//! The rotation of the certificate authority: a pure function from what is observed to the next step.
+//! The rotation of the CA: a pure function from the observed state to the next step.
 //!
-//! The API server trusts what stands in the webhook configuration (the *bundle*), and replicas serve what stands in a
-//! Secret (the *leaf*). Both change at different moments, every API server and every replica sees a change in its own
-//! time, and whoever leads the rotation may die or be paused between any two writes. No admission may fail of it. So:
+//! The API server trusts the CA *bundle* in the webhook configuration, and replicas serve the *leaf* in a Secret. Both
+//! change at different moments, every API server and every replica sees a change at its own time, and the leader may
+//! crash or be paused between any two writes. No admission may fail because of it. So:
 //!
-//! - An authority enters the bundle, and every API server is known to have it, before a leaf of it is served; and it leaves
+//! - A CA enters the bundle, and every API server is known to have it, before a replica serves a leaf of it. It leaves
 //!   the bundle only after every replica is known to serve a leaf of its successor, and some time more.
-//! - Nothing is remembered between steps but what stands in the three objects: the *record* (a Secret with the authorities
-//!   and the [`Phase`]), the Secret with the leaf, the webhook configuration. The next leader goes on where it stopped.
-//! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*, which grows with each
-//!   write of the record and is written into the other two. Who acts on an older record than the one that an object was
-//!   last written for is behind, and observes again: a leader that was paused loses by that, not by time.
+//! - No state is kept between steps except in three objects: the *record* (a Secret with the CAs and the [`Phase`]),
+//!   the Secret with the leaf, and the webhook configuration. The next leader continues where the last one stopped.
+//! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*. The epoch grows
+//!   with each write of the record and is written into the other two objects. A leader whose record is older than the
+//!   epoch of an object is outdated and observes again.
 //!
-//! A replica that has no leaf yet reads the Secret as it is now (not from a cache of the API server's), and only then follows
-//! it: else it could begin with a leaf that nobody trusts any more.
+//! A replica without a leaf reads the Secret as it is now, not from a cache of the API server, and only then follows
+//! it. Otherwise it could start with a leaf that is no longer trusted.
 //!
-//! [`record`] is what is remembered, [`observed`] what is seen, [`step`] what can be done, and [`next`] decides.
-//! `tests/rotation_model/` explores all of it with two leaders, replicas and API servers that lag, and crashes anywhere.
+//! [`record`] is the stored state, [`observed`] the observed state, [`step`] lists the possible steps, and [`next`]
+//! decides. `tests/rotation_model/` explores the rotation with two leaders, lagging replicas and API servers, and
+//! crashes at any point.
 
 pub mod observed;
 pub mod plan;

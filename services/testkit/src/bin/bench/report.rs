@@ -1,4 +1,4 @@
-//! What came of it: a table for people, and a line of JSON for programs.
+//! The result: a table for people, a line of JSON for programs, and the limits that a release must stay within.
 
 use std::fmt::Write;
 
