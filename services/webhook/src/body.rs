@@ -28,7 +28,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// A body, and the memory that it takes of the budget.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
     /// Given back when it is dropped, with the bytes.
     _share: Share,
@@ -83,12 +83,17 @@ impl Sender {
 ///
 /// Of one that is refused the rest is read and thrown away, within twice the limits' bytes and the same time (or a short
 /// one, if there is no memory), so that the client has written what it wanted to and reads the answer.
-pub(crate) async fn read(mut body: Body, limits: Limits, shared: &Shared, sender: Sender) -> Result<Whole, BodyError> {
+pub(crate) async fn read(
+    mut body: Body,
+    limits: Limits,
+    shared: &Shared,
+    sender: Sender,
+) -> Result<BufferedBody, BodyError> {
     let deadline = Instant::now() + limits.time;
     let mut reading = Reading::new(shared, sender.address);
     let collected = timeout_at(deadline, reading.collect(&mut body, limits.bytes)).await;
     let error = match collected.unwrap_or(Err(BodyError::TooSlow)) {
-        Ok(bytes) => return Ok(Whole { bytes, _share: reading.share }),
+        Ok(bytes) => return Ok(BufferedBody { bytes, _share: reading.share }),
         Err(error) => error,
     };
     drop(reading);

@@ -10,7 +10,7 @@
 //! * `client_text`: bounds text that clients wrote. `histogram`, `budget`: counters without locks, memory of bodies.
 //! * [`switch`], [`policy`]: what the platform can change while the process runs.
 //! * [`transport`], [`tls`], [`clients`], [`serve`]: connections, certificates, client authentication, the accept loop.
-//! * [`overload`], [`metrics`], [`trace`], [`health`], [`first`]: limits, observability and readiness.
+//! * [`overload`], [`metrics`], [`trace`], [`health`], [`readiness_gate`]: limits, observability and readiness.
 //! * `body`, `refusal`, [`admission`], [`router`]: the path of a request to its response.
 
 mod client_text;
@@ -26,7 +26,7 @@ pub mod clients;
 mod body;
 mod refusal;
 pub mod health;
-pub mod first;
+pub mod readiness_gate;
 pub mod trace;
 pub mod admission;
 pub mod router;

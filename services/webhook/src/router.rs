@@ -25,11 +25,11 @@ use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use crate::admission::{Admission, Answered, Case, Known, LookUpTerms};
-use crate::body::{self, Limits, Sender, Shared, Whole};
+use crate::body::{self, BufferedBody, Limits, Sender, Shared};
 use crate::budget::Budget;
 use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::Tenant;
-use crate::overload::{self, Deadline, Overload, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds};
+use crate::overload::{self, Deadline, Overload, Permit, RequestPermit, Shed, UnfinishedBodies, UnfinishedBounds};
 use crate::refusal::{ANSWERED_BYTES, Refusal};
 use crate::trace::RequestSpan;
 use crate::transport::client_address;
@@ -121,21 +121,21 @@ impl Service {
         let terms = LookUpTerms { client: client_address(request.extensions()), deadline };
         let receive = span.receive();
         let body = self.receive(request, deadline).instrument(receive.clone()).await?;
-        // Only now: a client that never finishes its body takes no place from those that have.
-        let _place = self.place()?;
+        // Only now: a client that never finishes its body takes no permit from those that have.
+        let _request_permit = self.request_permit()?;
         let asked = Asked { endpoint, span, tenant, terms };
         if overload::is_large(&body.bytes) {
             drop(receive);
             // Elsewhere in memory: each request is moved about with room for the largest of its states.
-            Box::pin(self.decide_apart(asked, body)).await
+            Box::pin(self.decide_offloaded(asked, body)).await
         } else {
             self.decide_here(asked, &body.bytes, receive).await
         }
     }
 
-    /// A turn to compute. Who is turned away is counted for whom the first bytes name, as far as that is known to exist.
-    async fn turn(&self, asked: Asked<'_>, body: &Bytes) -> Result<Turn, Refusal> {
-        self.overload.turn(body, asked.terms.deadline).await.map_err(|shed| {
+    /// Waits for a permit to compute. A rejected request is attributed to the namespace peeked from its body, if that exists.
+    async fn permit(&self, asked: Asked<'_>, body: &Bytes) -> Result<Permit, Refusal> {
+        self.overload.permit(body, asked.terms.deadline).await.map_err(|shed| {
             if let Some(name) = overload::namespace(body) {
                 asked.tenant.found(name, self.admission.snapshot.load().namespace(name).is_some());
             }
@@ -146,7 +146,7 @@ impl Service {
     /// Decides on the thread that the request was read on.
     async fn decide_here(&self, asked: Asked<'_>, body: &Bytes, receive: Span) -> Result<Answered, Refusal> {
         let Asked { endpoint, span, tenant, terms } = asked;
-        let mut turn = self.turn(asked, body).instrument(receive.clone()).await?;
+        let mut permit = self.permit(asked, body).instrument(receive.clone()).await?;
         let review = receive.in_scope(|| Review::parse(body)).map_err(Refusal::Review)?;
         drop(receive);
         span.review(&review);
@@ -161,28 +161,28 @@ impl Service {
                 &mut resolve,
             )?;
             // Others compute while this one waits for a look-up.
-            drop(turn);
+            drop(permit);
             let answered = self.admission.fetch(next, &mut known, terms).instrument(resolve.clone()).await;
             if let Some(answered) = answered {
                 return Ok(answered);
             }
-            turn = self.turn(asked, body).instrument(resolve).await?;
+            permit = self.permit(asked, body).instrument(resolve).await?;
         }
     }
 
-    /// Decides on a thread of its own. What was read is read again after a look-up, so that nobody waits for one on it.
-    async fn decide_apart(self: &Arc<Self>, asked: Asked<'_>, mut body: Whole) -> Result<Answered, Refusal> {
+    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that no such thread waits for one.
+    async fn decide_offloaded(self: &Arc<Self>, asked: Asked<'_>, mut body: BufferedBody) -> Result<Answered, Refusal> {
         let Asked { endpoint, terms, .. } = asked;
         let snapshot = self.admission.snapshot.load_full();
         let mut known = Known::default();
         loop {
             let mut resolve = asked.span.resolve();
-            let turn = self.turn(asked, &body.bytes).instrument(resolve.clone()).await?;
+            let permit = self.permit(asked, &body.bytes).instrument(resolve.clone()).await?;
             let (service, snapshot) = (Arc::clone(self), Arc::clone(&snapshot));
             let (span, tenant) = (asked.span.clone(), asked.tenant.clone());
             let work = move || {
                 // Given back when the work is done, also if nobody waits for it any more, as are the body's bytes.
-                let _turn = turn;
+                let _permit = permit;
                 let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review);
                 let next = review.and_then(|review| {
                     span.review(&review);
@@ -193,7 +193,7 @@ impl Service {
                 (body, known, next, resolve)
             };
             let (read, so_far, next, resolve) =
-                self.overload.apart(work).await.map_err(|panic| Refusal::from_panic(&*panic))?;
+                self.overload.offload(work).await.map_err(|panic| Refusal::from_panic(&*panic))?;
             (body, known) = (read, so_far);
             let answered = self.admission.fetch(next?, &mut known, terms).instrument(resolve).await;
             if let Some(answered) = answered {
@@ -203,7 +203,7 @@ impl Service {
     }
 
     /// The body of a request that may be a review.
-    pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<Whole, Refusal> {
+    pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<BufferedBody, Refusal> {
         self.receive_at_most(self.admission.settings.body_limit, request, deadline).await
     }
 
@@ -213,7 +213,7 @@ impl Service {
         bytes: usize,
         request: Request,
         deadline: Deadline,
-    ) -> Result<Whole, Refusal> {
+    ) -> Result<BufferedBody, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {
             return Err(Refusal::Shed(Shed::Deadline));
@@ -231,9 +231,9 @@ impl Service {
         &self.admission
     }
 
-    /// A place for a request whose body has arrived, held until there is an answer.
-    pub(crate) fn place(&self) -> Result<Place<'_>, Refusal> {
-        self.overload.place().ok_or(Refusal::Shed(Shed::InFlight))
+    /// Returns a permit for a request whose body has arrived. The caller holds it until there is a response.
+    pub(crate) fn request_permit(&self) -> Result<RequestPermit<'_>, Refusal> {
+        self.overload.request_permit().ok_or(Refusal::Shed(Shed::InFlight))
     }
 
     pub(crate) fn deadline(&self, query: Option<&str>) -> Deadline {

@@ -27,12 +27,12 @@ use tokio_util::task::TaskTracker;
 
 mod connection;
 mod drain;
-mod places;
+mod connection_permits;
 
 use self::connection::{Builders, Ended, Protocol, Terms};
+use self::connection_permits::{ConnectionPermit, ConnectionPermits, Left, Standing};
 use self::drain::Drain;
 use self::drain::Retire;
-use self::places::{Left, Place, Places, Standing};
 use crate::clients::{Caller, ClientCertificates};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::{ServingCertificate, provider};
@@ -230,7 +230,7 @@ impl Server {
         let tracker = TaskTracker::new();
         let cut = CancellationToken::new();
         let acceptor = Connections {
-            places: Places::new(settings.max_connections, cut.clone()),
+            permits: ConnectionPermits::new(settings.max_connections, cut.clone()),
             tracker: tracker.clone(),
             shared: Arc::new(Shared {
                 builders: Builders::new(&settings),
@@ -273,7 +273,7 @@ struct Shared {
 }
 
 struct Connections {
-    places: Places,
+    permits: ConnectionPermits,
     tracker: TaskTracker,
     shared: Arc<Shared>,
 }
@@ -351,7 +351,7 @@ impl Connections {
     }
 
     fn spawn(&self, stream: TcpStream, peer: SocketAddr) {
-        let Some(place) = self.places.take(peer.ip()) else {
+        let Some(permit) = self.permits.take(peer.ip()) else {
             if let Security::Tls { metrics, .. } = &self.shared.security {
                 metrics.handshake(HandshakeResult::Refused);
             }
@@ -360,7 +360,7 @@ impl Connections {
         };
         let shared = Arc::clone(&self.shared);
         self.tracker.spawn(async move {
-            if place.run(shared.serve(stream, peer, &place)).await == Left::GivenUp {
+            if permit.run(shared.serve(stream, peer, &permit)).await == Left::GivenUp {
                 shared.gave_up(peer);
             }
         });
@@ -368,26 +368,26 @@ impl Connections {
 }
 
 impl Shared {
-    async fn serve(&self, stream: TcpStream, peer: SocketAddr, place: &Place) {
+    async fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: &ConnectionPermit) {
         // An answer is one small write. Waiting for more to send with it would only make it late.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
         }
         let ended = match &self.security {
             Security::Plain => {
-                place.stands(Standing::Open);
-                self.http(stream, (peer, Protocol::Http1), Caller::anybody(), place).await
+                permit.stands(Standing::Open);
+                self.http(stream, (peer, Protocol::Http1), Caller::anybody(), permit).await
             }
             Security::Tls { tls, metrics } => {
                 let _open = Open::new(metrics);
                 let Some(stream) = self.handshake(stream, peer, tls, metrics).await else { return };
                 let caller = tls.caller(stream.get_ref().1.peer_certificates(), &metrics.transport);
-                place.stands(if caller.is_known() { Standing::Known } else { Standing::Open });
+                permit.stands(if caller.is_known() { Standing::Known } else { Standing::Open });
                 let protocol = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
-                let ended = self.http(stream, (peer, protocol), caller, place).await;
+                let ended = self.http(stream, (peer, protocol), caller, permit).await;
                 if let Ended::TimedOut(waiting) = ended {
                     metrics.transport.timed_out(waiting);
                 }
@@ -431,7 +431,7 @@ impl Shared {
         stream
     }
 
-    /// Its place was given up for somebody with fewer connections.
+    /// Counts and logs a connection that was closed for a client with fewer connections.
     fn gave_up(&self, peer: SocketAddr) {
         if let Security::Tls { metrics, .. } = &self.security {
             metrics.transport.given_up.inc();
@@ -440,13 +440,19 @@ impl Shared {
         tracing::debug!(%peer, limit, "too many connections: one is closed for a client that has fewer");
     }
 
-    async fn http<S>(&self, stream: S, (peer, protocol): (SocketAddr, Protocol), caller: Caller, place: &Place) -> Ended
+    async fn http<S>(
+        &self,
+        stream: S,
+        (peer, protocol): (SocketAddr, Protocol),
+        caller: Caller,
+        permit: &ConnectionPermit,
+    ) -> Ended
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
         let retire = Retire::new(at, self.drain.clone());
-        let terms = Terms { address: peer.ip(), protocol, retire, caller, requests: place.requests() };
+        let terms = Terms { address: peer.ip(), protocol, retire, caller, requests: permit.requests() };
         connection::serve(stream, &self.builders, self.app.clone(), &self.settings, terms).await
     }
 }

@@ -101,7 +101,7 @@ impl<T> FairQueue<T> {
         Ok(Pushed { ticket, displaced })
     }
 
-    /// The one whose turn it is.
+    /// The class that is served next.
     pub(super) fn pop(&mut self) -> Option<T> {
         // Each time round everybody gets a quantum, and nobody's debt is of many.
         while self.length > 0 {

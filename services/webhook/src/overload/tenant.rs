@@ -16,16 +16,16 @@ pub(crate) fn class(keys: &RandomState, body: &[u8]) -> u64 {
 
 /// The text at `/request/namespace`, if it stands there plainly within the window.
 pub(super) fn namespace(body: &[u8]) -> Option<&[u8]> {
-    let mut glance = Glance(body.get(..WINDOW).unwrap_or(body));
+    let mut glance = EnvelopePeek(body.get(..WINDOW).unwrap_or(body));
     glance.member(b"request")?;
     glance.member(b"namespace")?;
     glance.plain_string()
 }
 
 /// What is left to be looked at. Each step takes bytes off its front, or ends it all.
-struct Glance<'b>(&'b [u8]);
+struct EnvelopePeek<'b>(&'b [u8]);
 
-impl<'b> Glance<'b> {
+impl<'b> EnvelopePeek<'b> {
     /// Enters the object that comes next, and goes to the value of this member of it.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;

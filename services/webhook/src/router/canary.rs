@@ -22,7 +22,7 @@ impl Service {
     async fn refuse_canary(&self, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.deadline(request.uri().query());
         let body = self.receive_at_most(MAX_REVIEW_BYTES, request, deadline).await?;
-        let _place = self.place()?;
+        let _request_permit = self.request_permit()?;
         Ok(match refusal(&body.bytes) {
             Ok(answer) => review_answer(answer),
             Err(error) => no_review_of("canary", &error),

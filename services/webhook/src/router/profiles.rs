@@ -37,7 +37,7 @@ impl Service {
         let deadline = self.deadline(request.uri().query());
         let terms = LookUpTerms { client: client_address(request.extensions()), deadline };
         let body = self.receive(request, deadline).await?;
-        let _place = self.place()?;
+        let _request_permit = self.request_permit()?;
         let bytes = body.bytes.clone();
         let review = match self.compute(terms, move || ProfileReview::parse(&bytes)).await? {
             Ok(review) => review,
@@ -67,8 +67,8 @@ impl Service {
         Ok(review_answer(answer))
     }
 
-    /// Computes on the thread for profiles, when it is the client's turn. The answer comes by the deadline, also if the work is
-    /// not done by then: it keeps its turn until it is.
+    /// Computes on the thread for profiles, in an order that is fair between clients. Returns at the deadline at the latest;
+    /// work that is not done by then keeps its permit until it is.
     async fn compute<T: Send + 'static>(
         &self,
         LookUpTerms { client, deadline }: LookUpTerms,

@@ -91,21 +91,21 @@ struct Activity {
     blocked_since: AtomicU64,
     /// Bytes that it took nevertheless.
     moved: AtomicU64,
-    untaken: Mutex<UntakenAnswers>,
+    untaken: Mutex<PendingResponses>,
 }
 
-/// Answers that hyper has and the client does not: their bytes are still here.
+/// Responses that hyper has taken and the client has not: their bytes are still in memory.
 #[derive(Debug, Default)]
-struct UntakenAnswers {
+struct PendingResponses {
     next: u64,
     bytes: usize,
     /// The oldest first.
-    given: VecDeque<Given>,
+    given: VecDeque<PendingResponse>,
 }
 
-/// One of them: its number, when it was given, and its bytes.
+/// A pending response: its number, when hyper took it, and its bytes.
 #[derive(Debug)]
-struct Given {
+struct PendingResponse {
     number: u64,
     since: u64,
     bytes: usize,
@@ -172,21 +172,21 @@ impl Activity {
         }
     }
 
-    fn untaken(&self) -> std::sync::MutexGuard<'_, UntakenAnswers> {
+    fn untaken(&self) -> std::sync::MutexGuard<'_, PendingResponses> {
         self.untaken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An answer of so many bytes was given to hyper.
-    fn answered(self: &Arc<Self>, bytes: usize) -> Untaken {
+    fn answered(self: &Arc<Self>, bytes: usize) -> PendingResponseGuard {
         let now = self.now();
         let mut untaken = self.untaken();
         let number = untaken.next;
         untaken.next += 1;
         untaken.bytes = untaken.bytes.saturating_add(bytes);
-        untaken.given.push_back(Given { number, since: now, bytes });
+        untaken.given.push_back(PendingResponse { number, since: now, bytes });
         drop(untaken);
         self.requests.answer_is_given();
-        Untaken { activity: Arc::clone(self), number, bytes }
+        PendingResponseGuard { activity: Arc::clone(self), number, bytes }
     }
 
     fn state(&self) -> Waiting {
@@ -243,38 +243,38 @@ impl Drop for InFlight {
     }
 }
 
-/// An answer whose bytes are still here.
-struct Untaken {
+/// Keeps a response counted as pending until it is dropped with the response's bytes.
+struct PendingResponseGuard {
     activity: Arc<Activity>,
     number: u64,
     bytes: usize,
 }
 
-impl Drop for Untaken {
+impl Drop for PendingResponseGuard {
     fn drop(&mut self) {
         let mut untaken = self.activity.untaken();
         untaken.bytes = untaken.bytes.saturating_sub(self.bytes);
-        if let Some(place) = untaken.given.iter().position(|given| given.number == self.number) {
-            untaken.given.remove(place);
+        if let Some(index) = untaken.given.iter().position(|given| given.number == self.number) {
+            untaken.given.remove(index);
         }
         drop(untaken);
         self.activity.requests.answer_is_taken();
     }
 }
 
-/// The body of an answer. Its bytes take [`Untaken`] along, wherever they wait for the client.
+/// The body of a response. Its bytes carry the [`PendingResponseGuard`] wherever they wait for the client.
 struct Answer {
     body: Body,
-    untaken: Option<Untaken>,
+    untaken: Option<PendingResponseGuard>,
 }
 
-/// Bytes of an answer, and the note that they are there.
-struct Held {
+/// The bytes of a response with their guard.
+struct PendingResponseBytes {
     bytes: Bytes,
-    _untaken: Untaken,
+    _untaken: PendingResponseGuard,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for PendingResponseBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -295,7 +295,7 @@ impl HttpBody for Answer {
         }
         polled.map_ok(|frame| {
             frame.map_data(|bytes| match self.untaken.take() {
-                Some(untaken) => Bytes::from_owner(Held { bytes, _untaken: untaken }),
+                Some(untaken) => Bytes::from_owner(PendingResponseBytes { bytes, _untaken: untaken }),
                 None => bytes,
             })
         })
@@ -376,7 +376,7 @@ where
 {
     let Terms { address, protocol, retire, caller, requests } = terms;
     let address = ClientAddress(address.to_canonical());
-    // Who will not be answered may not keep a place that others need.
+    // A client that will not be answered must not keep a permit that others need.
     let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
     let activity = Arc::new(Activity::new(idle_timeout, requests));
     let watches_heads = protocol == Protocol::Http1;

@@ -1,8 +1,8 @@
 //! Threads for large bodies, of a lower priority than those that serve.
 //!
-//! A review of 3 MiB takes ten milliseconds of computing. On a thread of its own it keeps nobody waiting, unless there are
-//! fewer cores than threads: then the system would let both compute in turns of milliseconds, and a small request waits
-//! for one of them. So these threads give way. Where there is nothing else to do, they lose nothing by it.
+//! A review of 3 MiB computes for ten milliseconds. A thread of its own keeps it out of the way of other requests, unless
+//! there are fewer cores than threads: then the system alternates between both every few milliseconds, and a small request
+//! waits that long. So these threads have a lower priority. On an idle machine that costs them nothing.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,13 +22,13 @@ pub(crate) type Panicked = Box<dyn Any + Send>;
 
 /// The threads, which are started when the first large body comes.
 #[derive(Debug)]
-pub(super) struct Apart {
+pub(super) struct LargeBodyPool {
     name: &'static str,
     threads: usize,
     jobs: OnceLock<Option<Sender<Job>>>,
 }
 
-impl Apart {
+impl LargeBodyPool {
     pub(super) const fn new(name: &'static str, threads: usize) -> Self {
         Self { name, threads, jobs: OnceLock::new() }
     }
@@ -93,27 +93,27 @@ mod tests {
 
     #[tokio::test]
     async fn what_panics_says_so_and_the_thread_goes_on() {
-        let apart = Apart::new("pillion-test", 1);
-        let panicked = apart.run(|| panic!("for a test")).await;
+        let pool = LargeBodyPool::new("pillion-test", 1);
+        let panicked = pool.run(|| panic!("for a test")).await;
         let panicked: Panicked = Result::<(), _>::unwrap_err(panicked);
         assert_eq!(panicked.downcast_ref::<&str>(), Some(&"for a test"));
-        assert_eq!(apart.run(|| 7).await.unwrap(), 7);
+        assert_eq!(pool.run(|| 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn its_threads_are_nicer_than_ours() {
         let ours = rustix::process::nice(0).unwrap();
-        let theirs = Apart::new("pillion-test", 1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
+        let theirs = LargeBodyPool::new("pillion-test", 1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
         assert_eq!(theirs, (ours + NICER).min(19));
     }
 
     #[tokio::test]
     async fn as_many_run_at_one_time_as_there_are_threads() {
-        let apart = Apart::new("pillion-test", 2);
+        let pool = LargeBodyPool::new("pillion-test", 2);
         let barrier = Arc::new(Barrier::new(2));
         let wait = |barrier: Arc<Barrier>| move || barrier.wait().is_leader();
         // Each waits for the other: on one thread neither would end.
-        let leaders = tokio::join!(apart.run(wait(Arc::clone(&barrier))), apart.run(wait(barrier)));
+        let leaders = tokio::join!(pool.run(wait(Arc::clone(&barrier))), pool.run(wait(barrier)));
         assert!(leaders.0.unwrap() != leaders.1.unwrap());
     }
 }

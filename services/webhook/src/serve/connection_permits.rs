@@ -1,10 +1,10 @@
-//! Who may be connected when not all can be.
+//! Limits connections, and decides which client keeps its connections when not all can.
 //!
-//! Connections are bounded. Were one more simply closed, whoever opens the most would keep out everybody else, the API
-//! servers among them. So when all places are taken, the address that has the most gives one up to an address that has
-//! fewer: each can have its share, however many another one asks for. If all addresses have one connection each, the oldest
-//! one whose handshake or request has not ended is closed for a newcomer: an honest client's ends within milliseconds.
-//! Whoever is known by a client certificate gives up none, and no request is lost of which all has come.
+//! If further connections were simply closed, the client that opens the most would keep out all others, among them the API
+//! servers. So when all permits are taken, the address with the most permits gives one up to an address with fewer: each
+//! gets its share, however many another one asks for. If all addresses have one connection each, a newcomer replaces the
+//! oldest connection whose handshake or request has not ended: an honest client's ends within milliseconds. A client with a
+//! valid certificate gives up none, and no request is lost that has arrived completely.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -18,18 +18,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::Requests;
 
-/// The places of a server.
+/// The connection permits of a server.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct ConnectionPermits {
     max: usize,
     /// Ends all connections.
     cut: CancellationToken,
     taken: Arc<Mutex<Taken>>,
 }
 
-/// A place that a connection has, until it is dropped.
+/// The permit of a connection; it is returned when it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionPermit {
     holder: Arc<Holder>,
     cut: CancellationToken,
     address: IpAddr,
@@ -49,7 +49,7 @@ pub(super) enum Standing {
     Known,
 }
 
-/// Why a connection left its place.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     /// It ended.
@@ -63,22 +63,22 @@ pub(super) enum Left {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    /// The number of the next place.
+    /// The number of the next permit.
     next: u64,
     /// By address and number: the oldest of an address is its first.
     of: HashMap<IpAddr, BTreeMap<u64, Arc<Holder>>>,
 }
 
-/// What is known of the connection in a place.
+/// What is known of the connection in a permit.
 #[derive(Debug)]
 struct Holder {
     requests: Arc<Requests>,
     standing: AtomicU8,
-    /// Ends it: its place was given up, or all are cut. Its own, so that a request takes no lock that others want.
+    /// Ends it: its permit was given up, or all are cut. Its own, so that a request takes no lock that others want.
     end: CancellationToken,
 }
 
-/// What giving up a place would cost, the least first.
+/// What giving up a permit would cost, the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
@@ -87,14 +87,14 @@ enum Loss {
     Beginning,
 }
 
-impl Places {
+impl ConnectionPermits {
     pub(super) fn new(max: usize, cut: CancellationToken) -> Self {
         Self { max, cut, taken: Arc::default() }
     }
 
-    /// A place for a connection from this address, one that another address gives up for it if need be; `None` if
+    /// A permit for a connection from this address, one that another address gives up for it if need be; `None` if
     /// nobody has to.
-    pub(super) fn take(&self, address: IpAddr) -> Option<Place> {
+    pub(super) fn take(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let address = address.to_canonical();
         let mut taken = lock(&self.taken);
         if taken.all >= self.max {
@@ -110,11 +110,11 @@ impl Places {
         });
         taken.of.entry(address).or_default().insert(number, Arc::clone(&holder));
         drop(taken);
-        Some(Place { holder, cut: self.cut.clone(), address, number, taken: Arc::clone(&self.taken) })
+        Some(ConnectionPermit { holder, cut: self.cut.clone(), address, number, taken: Arc::clone(&self.taken) })
     }
 }
 
-impl Place {
+impl ConnectionPermit {
     /// Where the requests of the connection are to be counted.
     pub(super) fn requests(&self) -> Arc<Requests> {
         Arc::clone(&self.holder.requests)
@@ -125,7 +125,7 @@ impl Place {
         self.holder.standing.store(standing as u8, Ordering::Relaxed);
     }
 
-    /// Runs a connection to its end, or until it has to give up its place.
+    /// Runs a connection to its end, or until it has to give up its permit.
     pub(super) async fn run(&self, connection: impl Future<Output = ()>) -> Left {
         let mut connection = pin!(connection);
         if self.holder.end.run_until_cancelled(connection.as_mut()).await.is_some() {
@@ -134,7 +134,7 @@ impl Place {
         if lock(&self.taken).has(self.address, self.number) {
             return Left::Cut;
         }
-        // A request may have come when the place was given up already.
+        // A request may have come when the permit was given up already.
         let answered = poll_fn(|cx| {
             let is_over = connection.as_mut().poll(cx).is_ready();
             if is_over || !self.holder.requests.is_one_being_answered() { Poll::Ready(()) } else { Poll::Pending }
@@ -144,7 +144,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         lock(&self.taken).remove(self.address, self.number);
     }
@@ -167,7 +167,7 @@ impl Holder {
 }
 
 impl Taken {
-    /// Takes a place from the address that has the most of those who have more than the newcomer will have, and can give up
+    /// Takes a permit from the address that has the most of those who have more than the newcomer will have, and can give up
     /// one: its oldest among those with the least loss. Looks at every connection at worst, which costs less than the
     /// handshake that comes.
     fn give_up_for(&mut self, newcomer: IpAddr) -> Option<()> {
@@ -180,9 +180,9 @@ impl Taken {
 
     fn of_the_most(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         let has = self.of.get(&newcomer).map_or(0, BTreeMap::len);
-        let givers = self.of.iter().filter(|(_, places)| places.len() > has + 1).filter_map(|(address, places)| {
-            let losses = places.iter().filter_map(|(number, holder)| Some((holder.loss()?, *number)));
-            Some((places.len(), *address, losses.min()?.1))
+        let givers = self.of.iter().filter(|(_, permits)| permits.len() > has + 1).filter_map(|(address, permits)| {
+            let losses = permits.iter().filter_map(|(number, holder)| Some((holder.loss()?, *number)));
+            Some((permits.len(), *address, losses.min()?.1))
         });
         let (_, address, number) = givers.max_by_key(|(count, ..)| *count)?;
         Some((address, number))
@@ -194,22 +194,22 @@ impl Taken {
             return None;
         }
         let is_unfinished = |holder: &Holder| matches!(holder.loss(), Some(Loss::Handshake | Loss::Beginning));
-        let unfinished = self.of.iter().flat_map(|(address, places)| {
-            let unfinished = places.iter().filter(|(_, holder)| is_unfinished(holder));
+        let unfinished = self.of.iter().flat_map(|(address, permits)| {
+            let unfinished = permits.iter().filter(|(_, holder)| is_unfinished(holder));
             unfinished.map(|(number, _)| (*number, *address))
         });
         unfinished.min().map(|(number, address)| (address, number))
     }
 
     fn has(&self, address: IpAddr, number: u64) -> bool {
-        self.of.get(&address).is_some_and(|places| places.contains_key(&number))
+        self.of.get(&address).is_some_and(|permits| permits.contains_key(&number))
     }
 
-    /// Takes a place back, unless it was given up before.
+    /// Takes a permit back, unless it was given up before.
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<Arc<Holder>> {
-        let places = self.of.get_mut(&address)?;
-        let holder = places.remove(&number)?;
-        if places.is_empty() {
+        let permits = self.of.get_mut(&address)?;
+        let holder = permits.remove(&number)?;
+        if permits.is_empty() {
             self.of.remove(&address);
         }
         self.all -= 1;
