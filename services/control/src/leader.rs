@@ -10,22 +10,22 @@ use crate::release::Release;
 /// Who manages fields that the controller writes by server-side apply.
 pub const FIELD_MANAGER: &str = "pillion-controller";
 
-/// A term of leadership, as the tasks see it that only the leader does.
+/// The context of a task that only the leader runs, for one term.
 ///
-/// Two may believe that they lead, for a moment: so nobody relies on this, and every write is guarded by the object's
-/// `resourceVersion` or is such that it does not matter who makes it.
+/// For a moment, two controllers may believe that they lead. So no task relies on it: every write is guarded by the
+/// object's `resourceVersion`, or its result does not depend on the writer.
 #[derive(Clone)]
-pub struct Leading {
-    /// The way to the API server.
+pub struct LeaderContext {
+    /// A client of the API server.
     pub client: Client,
-    /// Whose controller this is.
+    /// The controller's release.
     pub release: Arc<Release>,
-    /// Cancelled when the term is over: not the leader any more, or asked to end. Tasks return soon after.
+    /// Cancelled when the term ends: the controller has lost the lease or shuts down. Tasks return soon after.
     pub stop: CancellationToken,
 }
 
-impl std::fmt::Debug for Leading {
+impl std::fmt::Debug for LeaderContext {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Leading").field("release", &self.release).finish_non_exhaustive()
+        formatter.debug_struct("LeaderContext").field("release", &self.release).finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@
 //! * [`webhook_config::switch`]: follows the kill switch.
 //!
 //! Every replica of the controller takes part in the election ([`lease`]). The leader runs these tasks, each with a
-//! [`Leading`]:
+//! [`LeaderContext`]:
 //!
 //! * [`rotator`]: rotates the CA as [`certificates::rotation`] decides.
 //! * [`probe`]: checks which certificate each replica serves; [`trust_probe`] checks which CA each API server trusts.
@@ -42,5 +42,5 @@ pub use informer::index::Status;
 pub use informer::live::LiveNamespaces;
 pub use informer::lookups::{LookupSettings, Lookups};
 pub use informer::watch::Publisher;
-pub use leader::Leading;
+pub use leader::LeaderContext;
 pub use release::Release;

@@ -1,4 +1,4 @@
-//! What is kept of a pod: a hundred bytes of the ten thousand that it has.
+//! What the audit keeps of a pod: a hundred bytes of its ten thousand.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -9,7 +9,7 @@
 //! * **A profile with conditions**, or with parameters that can reject, needs the whole pod; only the verdict is kept.
 //!   A pod with the profile in its record needs no such read, because the webhook decided when it was created. So the
 //!   audit reads few whole pods: once for each revision of the profile and each change of the namespace, one request at
-//!   a time with a pause in between ([`Errand`]).
+//!   a time with a pause in between ([`PodFetch`]).
 //! * **When profiles or namespaces change**, the audit judges the kept data again in memory, once for all equal pods.
 //!   If only a profile's template has changed, nothing is read again, because the records name the older revision.
 //!
@@ -27,19 +27,19 @@ mod pool;
 mod questions;
 mod report;
 mod spans;
-mod surroundings;
+mod facts;
 mod task;
 
 pub use ages::{NamespaceAge, ProfileAge};
-pub use auditor::{Auditor, Errand};
+pub use auditor::{Auditor, PodFetch};
 pub use cause::{Cause, Circumstances, Silence, State, cause};
+pub use facts::ClusterFacts;
 pub use kept::{PodChange, PodKey, Seen, kind_with_group, read};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, Served, once, served};
 pub use questions::NOT_ENDED;
 pub use report::{Finding, ProfileAudit, Report, Standings};
 pub use spans::Spans;
-pub use surroundings::Surroundings;
 pub use task::{AuditSettings, Audited, Parts, Reads, run};
 
 #[cfg(test)]

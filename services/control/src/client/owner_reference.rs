@@ -15,9 +15,9 @@ use crate::release::Release;
 const VERSION: &str = "v1";
 const KIND: &str = "Namespace";
 
-/// What says that an object belongs to the release's namespace; nothing where the API server does not say which one that is:
-/// that is no reason not to write the object.
-pub(crate) async fn to_the_namespace(client: &Client, release: &Release) -> Option<OwnerReference> {
+/// Returns an owner reference to the release's namespace, or none if its uid cannot be read: that must not prevent the
+/// write.
+pub(crate) async fn for_namespace(client: &Client, release: &Release) -> Option<OwnerReference> {
     let namespaces = Api::<Namespace>::all(client.clone());
     match namespaces.get_metadata_opt(release.namespace()).await {
         Ok(found) => Some(reference(release, found?.metadata.uid?)),

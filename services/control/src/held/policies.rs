@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 use super::metrics::{HeldMetrics, Policies};
 use crate::client::owner_reference;
 use crate::client::{chain, config, pauses};
-use crate::leader::{FIELD_MANAGER, Leading};
+use crate::leader::{FIELD_MANAGER, LeaderContext};
 
 /// The API group in which the policies are.
 const GROUP: &str = "admissionregistration.k8s.io/v1";
@@ -86,12 +86,12 @@ enum Found {
 /// Keeps the policies while this process leads: in place or away, as `wanted` says. While it says neither, which is how a
 /// term begins, they stay as the last leader left them.
 pub async fn run(
-    leading: Leading,
+    leading: LeaderContext,
     settings: PolicySettings,
     mut wanted: watch::Receiver<Option<bool>>,
     metrics: HeldMetrics,
 ) {
-    let Leading { client, stop, release } = leading;
+    let LeaderContext { client, stop, release } = leading;
     let all = match all(&client, &settings) {
         Ok(all) => all,
         Err(error) => {
@@ -116,7 +116,7 @@ pub async fn run(
         };
         let (state, repaired) = match is_supported(&client).await {
             Ok(true) => {
-                let owner = if is_wanted { owner_reference::to_the_namespace(&client, &release).await } else { None };
+                let owner = if is_wanted { owner_reference::for_namespace(&client, &release).await } else { None };
                 keep(&all, is_wanted, owner.as_ref(), &metrics).await
             }
             Ok(false) => {
@@ -384,7 +384,7 @@ mod tests {
         let (client, asked) = api_server(resources);
         let release = Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
         let stop = CancellationToken::new();
-        let leading = Leading { client, release: Arc::new(release), stop: stop.clone() };
+        let leading = LeaderContext { client, release: Arc::new(release), stop: stop.clone() };
         let mut registry = Registry::default();
         let metrics = HeldMetrics::register(&mut registry);
         let settings = PolicySettings::new(held::Settings::new("pillion", "pillion-system"));

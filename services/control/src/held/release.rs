@@ -32,7 +32,7 @@ use super::plan::{Injection, Place, Planner, ReleaseSettings, Step, Waiting};
 use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
 use crate::client::{chain, config, pauses};
 use crate::informer::change::Change;
-use crate::leader::{FIELD_MANAGER, Leading};
+use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
 
 /// Pods without a node are few; this many come in one page of a list.
@@ -54,12 +54,12 @@ type Changes = Change<Key, (Key, Option<HeldPod>)>;
 
 /// Releases pods for as long as this process leads. `injection` says whether pods that are created now are injected.
 pub async fn run(
-    leading: Leading,
+    leading: LeaderContext,
     settings: ReleaseSettings,
     mut injection: watch::Receiver<Injection>,
     metrics: HeldMetrics,
 ) {
-    let Leading { client, release, stop } = leading;
+    let LeaderContext { client, release, stop } = leading;
     let config = config(A_PAGE).fields(UNSCHEDULED);
     let events = watcher(Api::<StoredPod>::all(client.clone()), config).backoff(pauses()).filter_map(|event| async {
         match event {

@@ -32,7 +32,7 @@ const FETCHES: usize = 16;
 
 /// What is there now.
 #[derive(Debug)]
-pub struct AtOnce {
+pub struct ClusterListing {
     /// As replicas serve it.
     pub snapshot: Arc<Snapshot>,
     /// Whether accepted revisions are served. Where no controller has published any, replicas serve profiles as they stand.
@@ -81,7 +81,7 @@ pub struct Stored {
 }
 
 /// Reads one namespace with the profiles that may act in it, or all namespaces and profiles.
-pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> AtOnce {
+pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> ClusterListing {
     let mut unread = Vec::new();
     let mut stored = Vec::new();
     let cluster = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
@@ -140,7 +140,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> A
         }
     }
     let snapshot = index.publish().unwrap_or_default();
-    AtOnce { snapshot, of_revisions, stored, broken, unread }
+    ClusterListing { snapshot, of_revisions, stored, broken, unread }
 }
 
 /// The API server's own words, where it has any.

@@ -18,11 +18,11 @@ use crate::informer::share;
 /// What one of the watches says, or came of fetching something.
 #[derive(Clone, Debug)]
 pub enum Update {
-    /// About cluster profiles.
+    /// LookupKind cluster profiles.
     Cluster(ProfileChange),
-    /// About tenants' profiles.
+    /// LookupKind tenants' profiles.
     Namespaced(ProfileChange),
-    /// About namespaces.
+    /// LookupKind namespaces.
     Namespace(NamespaceChange),
     /// What is published of cluster profiles.
     PublishedCluster(PointerChange),

@@ -22,7 +22,7 @@ use pillion_engine::snapshot::Namespace;
 use tokio::time::Instant;
 
 use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, Remembered, STALE_FOR, ask_limit};
-use crate::informer::lookup_metrics::{self, About};
+use crate::informer::lookup_metrics::{self, LookupKind};
 use crate::informer::namespaces;
 
 pub use crate::informer::lookup_cache::FetchError;
@@ -54,13 +54,13 @@ fn bounds(answer_limit: Duration) -> Bounds {
 pub type Fetched = lookup_cache::Fetched<Namespace>;
 
 /// Counts look-ups of namespaces, as `pillion_live_lookups`.
-pub type LookupMetrics = lookup_metrics::LookupMetrics<ANamespace>;
+pub type LookupMetrics = lookup_metrics::LookupMetrics<NamespaceLookup>;
 
 /// What these look-ups are about.
 #[derive(Clone, Copy, Debug)]
-pub struct ANamespace;
+pub struct NamespaceLookup;
 
-impl About for ANamespace {
+impl LookupKind for NamespaceLookup {
     const NAME: &'static str = "live_lookups";
     const HELP: &'static str = "Look-ups of namespaces that the watch had not delivered, by how they ended";
     const ALL: &'static [Self] = &[Self];
@@ -73,7 +73,7 @@ impl About for ANamespace {
 /// Namespaces looked up one by one. Clones share what they remember, and the bounds.
 #[derive(Clone)]
 pub struct LiveNamespaces {
-    remembered: Remembered<Box<str>, Arc<Namespace>, ANamespace>,
+    remembered: Remembered<Box<str>, Arc<Namespace>, NamespaceLookup>,
     answer_limit: Duration,
 }
 
@@ -140,10 +140,10 @@ impl LiveNamespaces {
 
     async fn look(&self, name: &str, asker: Asker<'_>) -> Answer<Arc<Namespace>> {
         if !is_dns_label(name) {
-            self.remembered.count(ANamespace, LookupResult::Invalid);
+            self.remembered.count(NamespaceLookup, LookupResult::Invalid);
             return Answer::Missing;
         }
-        self.remembered.get(ANamespace, name.into(), asker).await
+        self.remembered.get(NamespaceLookup, name.into(), asker).await
     }
 }
 

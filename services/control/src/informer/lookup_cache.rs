@@ -31,7 +31,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
-use crate::informer::lookup_metrics::{About, LookupMetrics, LookupResult};
+use crate::informer::lookup_metrics::{LookupKind, LookupMetrics, LookupResult};
 use crate::throttle::{ClientRates, Rate, Throttle};
 
 /// How long whoever wants answers waits for them, unless somebody says otherwise. Shorter than the 300 ms that the webhook
@@ -89,7 +89,7 @@ pub(crate) struct Bounds {
 
 /// Answers that are remembered. Clones share them, and the bounds.
 pub(crate) struct Remembered<K, V, W> {
-    cache: Cache<K, Arc<Known<V>>>,
+    cache: Cache<K, Arc<CacheEntry<V>>>,
     asking: Arc<Asking<K, V, W>>,
 }
 
@@ -152,7 +152,7 @@ impl TenantTurns {
 
 /// What is known: a fact, why it could not be asked for last, or both.
 #[derive(Debug)]
-struct Known<V> {
+struct CacheEntry<V> {
     fact: Option<Fact<V>>,
     failure: Option<Failure>,
     /// How the question ended that this comes from.
@@ -236,7 +236,7 @@ impl From<serde_json::Error> for FetchError {
     }
 }
 
-impl<V> Known<V> {
+impl<V> CacheEntry<V> {
     /// A fact that is too old to be served at all is none.
     fn fact(&self, bounds: &Bounds, now: Instant) -> Option<&Fact<V>> {
         self.fact.as_ref().filter(|fact| now.duration_since(fact.told_at) < bounds.stale_for)
@@ -258,7 +258,7 @@ impl<V> Known<V> {
     }
 }
 
-impl<V> Known<V> {
+impl<V> CacheEntry<V> {
     /// The same for who wants nothing from before `after`: such a fact is as one that is too old.
     fn standing_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Standing {
         let is_before = self.fact(bounds, now).is_some_and(|fact| is_before(fact, after));
@@ -269,7 +269,7 @@ impl<V> Known<V> {
     }
 }
 
-impl<V: Clone> Known<V> {
+impl<V: Clone> CacheEntry<V> {
     /// What is answered to who wants nothing from before `after`.
     fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
         match self.fact(bounds, now) {
@@ -295,7 +295,7 @@ impl<K, V, W> Remembered<K, V, W>
 where
     K: Clone + Display + Eq + Hash + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
-    W: About,
+    W: LookupKind,
 {
     /// `weight` says what an answer takes in memory.
     pub(crate) fn new(
@@ -304,7 +304,7 @@ where
         bounds: Bounds,
         metrics: LookupMetrics<W>,
     ) -> Self {
-        let weigher = move |key: &K, known: &Arc<Known<V>>| {
+        let weigher = move |key: &K, known: &Arc<CacheEntry<V>>| {
             let value = known.fact.as_ref().and_then(|fact| fact.value.as_ref());
             u32::try_from(weight(key, value)).unwrap_or(u32::MAX)
         };
@@ -368,7 +368,7 @@ where
             return known.filter(|_| fact.is_some()).map_or_else(failed, |known| known.answer(&bounds, now, after));
         }
         let ask = Arc::clone(&self.asking).ask(key.clone(), fact, tenant.map(Box::from));
-        let is_due = |known: &Arc<Known<V>>| {
+        let is_due = |known: &Arc<CacheEntry<V>>| {
             let standing = known.standing_after(&bounds, Instant::now(), after);
             matches!(standing, Standing::Expired | Standing::Unknown)
         };
@@ -392,7 +392,7 @@ where
     }
 
     /// Asks again while what is known is served: one at a time for each key, and only if it is nobody else's turn.
-    fn refresh(&self, what: W, key: &K, known: &Arc<Known<V>>) {
+    fn refresh(&self, what: W, key: &K, known: &Arc<CacheEntry<V>>) {
         if known.refreshing.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -412,8 +412,8 @@ where
     }
 }
 
-impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
-    async fn ask(self: Arc<Self>, key: K, old: Option<Fact<V>>, tenant: Option<Box<str>>) -> Arc<Known<V>> {
+impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
+    async fn ask(self: Arc<Self>, key: K, old: Option<Fact<V>>, tenant: Option<Box<str>>) -> Arc<CacheEntry<V>> {
         if self.rate.as_ref().is_none_or(Rate::take) {
             return self.tell(&key, old, tenant.as_deref()).await;
         }
@@ -421,7 +421,7 @@ impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
         // It may be asked for at once again.
         let failure = Failure { why: "the API server was asked too often", until: Instant::now() };
         let ended = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
-        Arc::new(Known { fact: old, failure: Some(failure), ended, refreshing: AtomicBool::new(false) })
+        Arc::new(CacheEntry { fact: old, failure: Some(failure), ended, refreshing: AtomicBool::new(false) })
     }
 
     /// Says in the log, now and then, that something is not looked up; for which client, if it was for that.
@@ -433,7 +433,7 @@ impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
     }
 
     /// Asks, and says what is known then; `old` is what was known before.
-    async fn tell(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<Known<V>> {
+    async fn tell(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
         let limit = self.bounds.ask_limit;
         let answer = async {
             // First among its own: a tenant with many questions leaves turns to others.
@@ -449,7 +449,7 @@ impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
         };
         let known = |fact, failure, ended: LookupResult| {
             debug!(%key, result = ended.as_str(), wanted = self.bounds.wanted, "looked up");
-            Arc::new(Known { fact, failure, ended, refreshing: AtomicBool::new(false) })
+            Arc::new(CacheEntry { fact, failure, ended, refreshing: AtomicBool::new(false) })
         };
         let (error, why, ended) = match timeout(limit, answer).await {
             Ok(Ok(value)) => {
@@ -489,27 +489,27 @@ impl<K: Clone + Display, V: Clone, W: About> Asking<K, V, W> {
     }
 }
 
-/// When what is remembered is forgotten, so that it takes no memory; what may be served when is [`Known::standing`]'s.
+/// When what is remembered is forgotten, so that it takes no memory; what may be served when is [`CacheEntry::standing`]'s.
 struct Memory {
     stale_for: Duration,
     failed_for: Duration,
 }
 
 impl Memory {
-    fn of<V>(&self, known: &Known<V>) -> Duration {
+    fn of<V>(&self, known: &CacheEntry<V>) -> Duration {
         if known.fact.is_some() { self.stale_for } else { self.failed_for }
     }
 }
 
-impl<K, V> Expiry<K, Arc<Known<V>>> for Memory {
-    fn expire_after_create(&self, _: &K, known: &Arc<Known<V>>, _: std::time::Instant) -> Option<Duration> {
+impl<K, V> Expiry<K, Arc<CacheEntry<V>>> for Memory {
+    fn expire_after_create(&self, _: &K, known: &Arc<CacheEntry<V>>, _: std::time::Instant) -> Option<Duration> {
         Some(self.of(known))
     }
 
     fn expire_after_update(
         &self,
         _: &K,
-        known: &Arc<Known<V>>,
+        known: &Arc<CacheEntry<V>>,
         _: std::time::Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {

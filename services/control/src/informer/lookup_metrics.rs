@@ -32,7 +32,7 @@ pub enum LookupResult {
 }
 
 /// What a kind of look-up is about, in labels of metrics.
-pub trait About: Copy + Send + Sync + 'static {
+pub trait LookupKind: Copy + Send + Sync + 'static {
     /// The counter's name, without prefix and suffix.
     const NAME: &'static str;
     /// What it counts.
@@ -86,7 +86,7 @@ impl LookupResult {
     }
 }
 
-impl<W: About> LookupMetrics<W> {
+impl<W: LookupKind> LookupMetrics<W> {
     /// Makes the counters and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let family = Family::<Labels, Counter>::default();

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use crate::client::bounded::bounded;
 use crate::guard::guarded;
 use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, Remembered, STALE_FOR, ask_limit};
-use crate::informer::lookup_metrics::{About, LookupMetrics, LookupResult};
+use crate::informer::lookup_metrics::{LookupKind, LookupMetrics, LookupResult};
 
 pub use key::{Key, Which};
 
@@ -92,11 +92,11 @@ pub type Fetched = lookup_cache::Fetched<Arc<OwnedTape>>;
 type Found = Answer<Arc<OwnedTape>>;
 
 /// Counts look-ups, as `pillion_lookups`.
-pub type Metrics = LookupMetrics<What>;
+pub type Metrics = LookupMetrics<LookupTarget>;
 
 /// What a look-up is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum LookupTarget {
     /// A pod's service account.
     ServiceAccount,
     /// One of an object's owners.
@@ -105,7 +105,7 @@ pub enum What {
     Object,
 }
 
-impl About for What {
+impl LookupKind for LookupTarget {
     const NAME: &'static str = "lookups";
     const HELP: &'static str =
         "Look-ups of service accounts, owners and declared objects for reviews, by how they ended";
@@ -123,7 +123,7 @@ impl About for What {
 /// Look-ups. Clones share what they remember, and the bounds.
 #[derive(Clone)]
 pub struct Lookups {
-    remembered: Remembered<Key, Arc<OwnedTape>, What>,
+    remembered: Remembered<Key, Arc<OwnedTape>, LookupTarget>,
     answer_limit: Duration,
 }
 
@@ -181,14 +181,14 @@ impl Lookups {
         let asker = Asker { client, tenant: Some(&namespace), ..own };
         let account = async {
             let Some(name) = service_account else { return Answer::NotAsked };
-            self.one(What::ServiceAccount, Key::service_account(&namespace, &name), asker).await
+            self.one(LookupTarget::ServiceAccount, Key::service_account(&namespace, &name), asker).await
         };
         let owners = async {
             let Some(chain) = owners else { return Answer::NotAsked };
             self.follow(chain, &namespace, asker).await
         };
         let objects = objects.into_iter().map(|query: Query| async {
-            let found = self.one(What::Object, Key::declared(&query), asker).await;
+            let found = self.one(LookupTarget::Object, Key::declared(&query), asker).await;
             (query, found)
         });
         let (service_account, owners, objects) = futures::join!(account, owners, join_all(objects));
@@ -198,7 +198,7 @@ impl Lookups {
     /// Follows owners to the end of their chain. Each step waits for the one before it.
     async fn follow(&self, mut chain: OwnerChain, namespace: &str, asker: Asker<'_>) -> Answer<OwnerChain> {
         while let Some(key) = chain.next().and_then(|next| Key::owner(namespace, next)) {
-            match self.one(What::Owner, Some(key), asker).await {
+            match self.one(LookupTarget::Owner, Some(key), asker).await {
                 Answer::Found(object) => {
                     if guarded(&"the owner of a pod", || chain.found(Some(object))).is_err() {
                         return Answer::Failed("it cannot be read".into());
@@ -213,7 +213,7 @@ impl Lookups {
     }
 
     /// One look-up. Without a key there can be no such object: its name is none.
-    async fn one(&self, what: What, key: Option<Key>, asker: Asker<'_>) -> Found {
+    async fn one(&self, what: LookupTarget, key: Option<Key>, asker: Asker<'_>) -> Found {
         let Some(key) = key else {
             self.remembered.count(what, LookupResult::Invalid);
             return Answer::Missing;

@@ -322,7 +322,7 @@ impl Entry {
         if self.pointer.published.is_none() {
             return self.served.take().is_some();
         }
-        let Some(now) = self.as_published().or_else(|| self.as_good_as_can_be()) else { return false };
+        let Some(now) = self.as_published().or_else(|| self.fallback_revision()) else { return false };
         let is_whole =
             self.pointer.published.iter().flat_map(Publication::needed).all(|needed| self.at_hand(needed).is_some());
         self.served = Some(now);
@@ -333,7 +333,7 @@ impl Entry {
     }
 
     /// To everybody what is served instead, if it is at hand.
-    fn as_good_as_can_be(&self) -> Option<Served> {
+    fn fallback_revision(&self) -> Option<Served> {
         let profile = self.at_hand(self.instead()?)?;
         let kept = &self.pointer.published.as_ref()?.kept;
         Some(Served { profile, stage: None, kept: Arc::clone(kept) })

@@ -20,7 +20,7 @@ use super::decide::{Action, Loss, View, decide, transitions};
 use super::metrics::{End, Operation};
 use super::{Held, LeaseMetrics, Settings, SettingsError};
 use crate::client::WATCH_FOR;
-use crate::leader::{FIELD_MANAGER, Leading};
+use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::random;
 use crate::release::Release;
 
@@ -79,8 +79,8 @@ impl Claim {
 
     /// What the leader's tasks are given.
     #[must_use]
-    pub fn leading(&self, client: Client, release: Arc<Release>) -> Leading {
-        Leading { client, release, stop: self.stop.clone() }
+    pub fn leading(&self, client: Client, release: Arc<Release>) -> LeaderContext {
+        LeaderContext { client, release, stop: self.stop.clone() }
     }
 
     /// Whether the term goes on, by the clock: `false` also in the moment after a process went on that had been stopped

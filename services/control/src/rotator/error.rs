@@ -1,4 +1,4 @@
-//! Why a turn came to nothing.
+//! Why a turn failed.
 
 use std::time::Duration;
 

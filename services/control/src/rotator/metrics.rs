@@ -1,4 +1,4 @@
-//! How far the rotation is, for people who look at it from afar.
+//! Metrics of the rotation's state.
 
 use jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;

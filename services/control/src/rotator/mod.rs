@@ -5,8 +5,8 @@
 //! starts when an object changes, a probe reports, a deadline passes, or a regular interval ends.
 //!
 //! * `objects`: reads all objects as of one moment.
-//! * `turn`: one turn; `error`: why a turn failed.
-//! * `told`: records Events.
+//! * `reconciler`: one turn; `error`: why a turn failed.
+//! * `report`: records Events.
 //! * [`question`]: trust probes while the rotation waits for API servers.
 //! * `rehearsal`: the connectivity check of the replicas.
 //! * [`asked`]: an operator's request for a rotation.
@@ -23,8 +23,8 @@ pub mod metrics;
 mod objects;
 pub mod question;
 mod rehearsal;
-mod told;
-mod turn;
+mod report;
+mod reconciler;
 mod wake;
 
 use std::sync::Arc;
@@ -38,13 +38,13 @@ use tracing::{debug, error, info, warn};
 
 use self::error::TurnError;
 use self::question::{Answered, Question};
-use self::told::Teller;
-use self::turn::{Next, Turn};
+use self::reconciler::{Next, Reconciler};
+use self::report::EventRecorder;
 use crate::certificates::authority::Lifetimes;
 use crate::certificates::clock::Clock;
 use crate::certificates::rotation::{self, Blocked};
 use crate::client::chain;
-use crate::leader::Leading;
+use crate::leader::LeaderContext;
 use crate::probe::{Expected, Found};
 use crate::trust_probe::Canary;
 use crate::webhook_config::{Live, Rules, Target};
@@ -72,9 +72,9 @@ pub struct Settings {
     pub interval: Duration,
 }
 
-/// What others tell the rotation, and what it tells them.
+/// The channels between the rotation and the other tasks of the leader.
 #[derive(Debug)]
-pub struct Wires {
+pub struct RotatorChannels {
     /// What the profiles are for; `None` until they are known, and nothing of that is changed.
     pub rules: watch::Receiver<Option<Rules>>,
     /// What endpoints are to be probed for.
@@ -106,17 +106,17 @@ impl Done {
 }
 
 /// Rotates while it leads.
-pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics: RotatorMetrics) {
+pub async fn run(leading: LeaderContext, settings: Settings, mut channels: RotatorChannels, metrics: RotatorMetrics) {
     let wake = wake::Wake::new(&leading);
-    let mut turn = Turn::new(leading.clone(), settings.clone(), metrics.clone());
-    let teller = Teller::new(&leading);
+    let mut reconciler = Reconciler::new(leading.clone(), settings.clone(), metrics.clone());
+    let teller = EventRecorder::new(&leading);
     let (mut pause, mut writes, mut told) = (FIRST_PAUSE, 0, None);
     while !leading.stop.is_cancelled() {
         // What is cut off is looked at again: every write is guarded.
-        let made = timeout(TURN_LIMIT, turn.make(&mut wires));
+        let made = timeout(TURN_LIMIT, reconciler.make(&mut channels));
         let looked = Box::pin(leading.stop.run_until_cancelled(made)).await;
         let looked = looked.map(|made| made.unwrap_or(Err(TurnError::Late(TURN_LIMIT))));
-        if turn.gave_up() {
+        if reconciler.gave_up() {
             teller.unreached().await;
         }
         let rest = match looked {
@@ -161,16 +161,16 @@ pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics
             () = leading.stop.cancelled() => break,
             () = tokio::time::sleep_until(due) => {}
             () = wake.woken() => {}
-            () = changed(&mut wires.found) => {}
-            () = changed(&mut wires.answered) => {}
-            () = changed(&mut wires.live) => {}
-            () = changed(&mut wires.rules) => {}
+            () = changed(&mut channels.found) => {}
+            () = changed(&mut channels.answered) => {}
+            () = changed(&mut channels.live) => {}
+            () = changed(&mut channels.rules) => {}
         }
     }
-    wires.expected.send_replace(None);
-    wires.question.send_replace(None);
-    wires.target.send_replace(None);
-    wires.canary.show(None);
+    channels.expected.send_replace(None);
+    channels.question.send_replace(None);
+    channels.target.send_replace(None);
+    channels.canary.show(None);
     metrics.forget();
 }
 
@@ -200,7 +200,7 @@ fn tell(blocked: Blocked, until: Option<Timestamp>) {
             warn!("the webhook configuration was taken away on purpose, and stays away: nobody is injected");
         }
         Blocked::Unable => {
-            error!("{}", told::UNABLE);
+            error!("{}", report::UNABLE);
         }
         Blocked::Propagation | Blocked::Endpoints | Blocked::Soaking | Blocked::Repair => {
             debug!(until, reason = blocked.as_str(), "the rotation waits");

@@ -1,5 +1,4 @@
-//! What API servers are asked while a rotation or a rehearsal waits for them, again and again until it does not wait any
-//! more.
+//! Asks API servers for trust probes or connectivity checks, again and again while the rotation waits for them.
 
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::certificates::rotation::{Generation, Propagation};
-use crate::leader::Leading;
+use crate::leader::LeaderContext;
 use crate::trust_probe::Asker;
 
 /// What is asked. An answer to another question is none to this.
@@ -54,7 +53,7 @@ impl Answered {
 
 /// Asks while it leads and while there is a question, with a `pause` between two rounds.
 pub async fn run(
-    leading: Leading,
+    leading: LeaderContext,
     mut asker: Asker,
     pause: Duration,
     mut question: watch::Receiver<Option<Question>>,

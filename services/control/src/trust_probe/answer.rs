@@ -1,4 +1,4 @@
-//! What an API server's answer means.
+//! Interprets the responses of API servers.
 
 use pillion_api::canary::{REACHED, WEBHOOK};
 

@@ -1,4 +1,4 @@
-//! Asks each API server for a canary, and waits for the call that it makes because of it.
+//! Sends a dry run of a canary to each API server, and waits for the call that results from it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What is counted of the canary.
+//! Metrics of the trust probe.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -1,4 +1,5 @@
-//! The endpoint that API servers call: it says yes to everything, and remembers who called, and which leaf they were shown.
+//! The endpoint that API servers call: it allows everything, and remembers the names of the calls and the certificate
+//! that it showed.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -1,4 +1,4 @@
-//! Which API servers there are, as the cluster tells it.
+//! Lists the API servers of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
-//! The way from the canary's Service to the one controller that leads.
+//! Writes the endpoint slice that leads the canary's Service to the leading controller.
 //!
-//! The Service has no selector: all controllers would match it, and only the leader has the leaf. So the leader writes the
-//! Service's one endpoint slice.
+//! The Service has no selector: it would match all controllers, and only the leader has the certificate. So the leader
+//! writes the Service's one endpoint slice.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! What stands in a `caBundle`: certificates, in an order, and nothing else.
+//! The content of a `caBundle`: certificates in an order, and nothing else.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What ought to be there: a pure function of settings, rules, bundle and epoch.
+//! The desired configurations: a pure function of settings, rules, bundle and epoch.
 
 use std::collections::BTreeSet;
 

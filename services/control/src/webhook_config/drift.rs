@@ -1,5 +1,4 @@
-//! How what is there differs from what ought to be, as data: for the log, for the metrics, and for deciding whether to
-//! write at all.
+//! The difference between observed and desired state as data: for logs and metrics, and to decide whether to write.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use super::bundle::Bundle;
 use super::desired::Desired;
-use super::live::{Live, View, Which, annotation, epoch, written};
+use super::live::{ConfigurationKind, Live, View, annotation, epoch, written};
 use super::{RELEASE_ANNOTATION, managers};
 
 /// How far ahead of the clock the time of writing may be.
@@ -76,7 +75,7 @@ kinds! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
     /// In which configuration.
-    pub which: Which,
+    pub which: ConfigurationKind,
     /// In which entry, if in one.
     pub entry: Option<String>,
     /// In what.

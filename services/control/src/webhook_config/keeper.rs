@@ -1,10 +1,9 @@
-//! The task that keeps the configurations as they ought to be.
+//! The task that keeps the configurations in their desired state.
 //!
-//! It watches both, and the `ConfigMap` with the mark that takes them away, each by its name; so it sees a change within
-//! milliseconds, and undoes it at once. A `ConfigMap` that is not there is made. What ought to be there is told to it: it does
-//! not decide about authorities. It never writes for an older epoch than one that was written for, and it fills an empty
-//! configuration only if the target is confirmed by who keeps the record: an entry that nobody's leaf is trusted for refuses
-//! pods.
+//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees a change within milliseconds
+//! and corrects it at once. It creates a missing `ConfigMap`. It receives the desired state and decides nothing about
+//! the CA. It never writes for an older epoch than the one already written. It fills an empty configuration only if the
+//! rotation has confirmed the target, since an entry with an untrusted certificate rejects pods.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,9 +26,9 @@ use super::pacing::{Pacing, Settings};
 use super::write::{WriteError, claim, remove, write};
 use crate::client::chain;
 use crate::client::watch_object::{self, Seen};
-use crate::leader::Leading;
+use crate::leader::LeaderContext;
 use crate::release::Release;
-use crate::webhook_config::switch::{self, Lever, Making, Position, WEBHOOKS_KEY};
+use crate::webhook_config::switch::{self, Making, Position, SwitchState, WEBHOOKS_KEY};
 
 /// Asks anew, where the rotation's record is kept, whether a target of this epoch still is what is wanted, and whether somebody
 /// answers with a leaf that it trusts.
@@ -85,9 +84,9 @@ type Versions = [Option<String>; 2];
 
 struct Keeping {
     keeper: Keeper,
-    leading: Leading,
+    leading: LeaderContext,
     live: Live,
-    lever: Lever,
+    lever: SwitchState,
     /// Whether each of the three was seen.
     seen: [bool; 3],
     pacing: Pacing,
@@ -114,7 +113,7 @@ impl Keeper {
     }
 
     /// Keeps them until the term is over.
-    pub async fn run(self, leading: Leading) {
+    pub async fn run(self, leading: LeaderContext) {
         let stop = leading.stop.clone();
         let metrics = self.metrics.clone();
         let pacing = Pacing::new(self.settings.clone());
@@ -122,7 +121,7 @@ impl Keeper {
             keeper: self,
             leading,
             live: Live::default(),
-            lever: Lever::default(),
+            lever: SwitchState::default(),
             seen: [false; 3],
             pacing,
             making: Making::default(),
@@ -175,7 +174,7 @@ impl Keeping {
     }
 
     fn updates(&self) -> BoxStream<'static, Update> {
-        let Leading { client, release, .. } = &self.leading;
+        let LeaderContext { client, release, .. } = &self.leading;
         let (client, name) = (|| client.clone(), release.configuration());
         let switches = Api::namespaced(client(), release.namespace());
         stream::select_all([
@@ -222,7 +221,7 @@ impl Keeping {
         if self.good.is_none() || self.rehearses() {
             return None;
         }
-        let Leading { client, release, .. } = &self.leading;
+        let LeaderContext { client, release, .. } = &self.leading;
         self.making.make(client, release).await
     }
 
@@ -346,7 +345,7 @@ impl Keeping {
 
     /// Writes what ought to be there; `None` if it is not confirmed that it ought to be.
     async fn write(&mut self, target: &Target) -> Result<Option<Live>, WriteError> {
-        let Leading { client, release, .. } = &self.leading;
+        let LeaderContext { client, release, .. } = &self.leading;
         let entries = |there: &MutatingWebhookConfiguration| there.webhooks.iter().flatten().next().is_some();
         if self.live.mutating.as_ref().is_some_and(entries) {
             return write(client, release, &self.live, target).await.map(Some);

@@ -1,4 +1,5 @@
-//! What is there: both configurations and the mark in the `ConfigMap`, as they were read; and what the rotation makes of it.
+//! The observed state: both configurations and the switch in the `ConfigMap`, as they were read, and what the rotation
+//! needs of them.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +17,14 @@ use crate::release::Release;
 
 /// Which configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Which {
+pub enum ConfigurationKind {
     /// The `MutatingWebhookConfiguration`.
     Mutating,
     /// The `ValidatingWebhookConfiguration`.
     Validating,
 }
 
-impl Which {
+impl ConfigurationKind {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Mutating, Self::Validating];
 
@@ -54,7 +55,7 @@ pub type Versions = Vec<(Option<String>, Option<i64>)>;
 /// One configuration of either kind.
 #[derive(Clone, Debug)]
 pub(super) struct View<'l> {
-    pub(super) which: Which,
+    pub(super) which: ConfigurationKind,
     pub(super) metadata: &'l ObjectMeta,
     pub(super) entries: Vec<MutatingWebhook>,
 }
@@ -153,12 +154,12 @@ impl Live {
 impl<'l> View<'l> {
     pub(super) fn mutating(configuration: &'l MutatingWebhookConfiguration) -> Self {
         let entries = configuration.webhooks.clone().unwrap_or_default();
-        Self { which: Which::Mutating, metadata: &configuration.metadata, entries }
+        Self { which: ConfigurationKind::Mutating, metadata: &configuration.metadata, entries }
     }
 
     pub(super) fn validating(configuration: &'l ValidatingWebhookConfiguration) -> Self {
         let entries = configuration.webhooks.iter().flatten().map(as_mutating).collect();
-        Self { which: Which::Validating, metadata: &configuration.metadata, entries }
+        Self { which: ConfigurationKind::Validating, metadata: &configuration.metadata, entries }
     }
 }
 

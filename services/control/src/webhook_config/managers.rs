@@ -1,6 +1,5 @@
-//! Who wrote what, as far as `managedFields` say it.
-//!
-//! It is for people only: a client can call itself what it likes.
+//! Finds out from `managedFields` who wrote a field. The result is for people only, since a client chooses its own
+//! name.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use serde_json::Value;

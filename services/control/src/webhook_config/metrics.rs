@@ -1,5 +1,5 @@
-//! What is counted of the configurations: how they differ, how often they were repaired, and whether somebody does not
-//! give up. Who that is stands in the log only.
+//! Metrics of the configurations: kinds of drift, the number of repairs, and whether another writer does not give up.
+//! Only the log names that writer.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::drift::{Drift, DriftKind};
-use super::live::Which;
+use super::live::ConfigurationKind;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
@@ -35,7 +35,7 @@ impl Metrics {
             "Differences that were undone in the webhook configurations, by what was different",
             repairs.clone(),
         );
-        for which in Which::ALL {
+        for which in ConfigurationKind::ALL {
             for kind in DriftKind::ALL {
                 drop(repairs.get_or_create(&Labels { configuration: which.as_str(), drift: kind.as_str() }));
             }

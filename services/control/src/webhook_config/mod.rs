@@ -32,7 +32,7 @@ pub use crate::certificates::authority::EPOCH_ANNOTATION;
 pub use desired::{MAXIMUM_OWN_CALLS, Rules, Target, settings_of};
 pub use drift::{Drift, DriftKind};
 pub use keeper::{Confirm, Keeper};
-pub use live::{Live, Which};
+pub use live::{ConfigurationKind, Live};
 pub use metrics::Metrics;
 pub use pacing::Settings;
 pub use write::{WriteError, claim, observe, remove, write};

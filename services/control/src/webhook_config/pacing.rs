@@ -1,8 +1,8 @@
-//! How often somebody who does not give up is answered.
+//! Limits how often the controller repairs against a writer that does not give up.
 //!
-//! A change is undone at once. But each change of a bundle costs every API server all of its connections, so two who write
-//! against each other without end would do more harm than either of them. After a few repairs in a row against the same
-//! writer there is a pause before the next one, which grows; after some time of peace it is as at the beginning.
+//! A change is corrected at once. But each change of a bundle costs every API server all of its connections, so two
+//! writers that overwrite each other without end would do more harm than either. After a few repairs in a row against
+//! the same writer there is a pause before the next one, which grows; after some quiet time it is reset.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

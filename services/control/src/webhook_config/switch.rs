@@ -96,12 +96,12 @@ pub enum Position {
 
 /// Something that is on unless a person says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lever {
+pub struct SwitchState {
     /// Whether it is off.
     pub off: bool,
 }
 
-impl Lever {
+impl SwitchState {
     /// Moves it. Whether that changed anything; a word that cannot be read does not.
     pub fn move_to(&mut self, position: &Position) -> bool {
         let before = self.off;
@@ -145,16 +145,16 @@ fn position(config_map: Option<&ConfigMap>, key: &str, on: &str, off: &str) -> P
 }
 
 /// Who is told that injection is switched off, or on again.
-pub type Tell = Arc<dyn Fn(bool) + Send + Sync>;
+pub type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
 
 /// Follows the kill switch of a release.
 pub struct KillSwitch {
     client: Client,
     release: Release,
-    tell: Tell,
+    tell: OnChange,
     known: Option<Box<dyn FnOnce() + Send>>,
     gauge: Gauge,
-    lever: Lever,
+    lever: SwitchState,
 }
 
 impl std::fmt::Debug for KillSwitch {
@@ -181,10 +181,10 @@ impl KillSwitch {
         client: Client,
         release: Release,
         gauge: Gauge,
-        tell: Tell,
+        tell: OnChange,
         known: impl FnOnce() + Send + 'static,
     ) -> Self {
-        Self { client, release, tell, known: Some(Box::new(known)), gauge, lever: Lever::default() }
+        Self { client, release, tell, known: Some(Box::new(known)), gauge, lever: SwitchState::default() }
     }
 
     /// Follows it until `stop`.
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_changes_nothing() {
-        let mut lever = Lever::default();
+        let mut lever = SwitchState::default();
         let unreadable = Position::Unreadable("?".to_owned());
         for (position, changes, off) in [
             (&unreadable, false, false),
@@ -286,7 +286,7 @@ mod tests {
             Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("nobody"))
         });
         let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
-        let tell: Tell = Arc::new(move |off| telling.lock().unwrap().push(off));
+        let tell: OnChange = Arc::new(move |off| telling.lock().unwrap().push(off));
         let gauge = register(&mut Registry::default());
         let mut switch = KillSwitch::new(Client::new(answer, "default"), release, gauge.clone(), tell, || {});
         switch.take(None);

@@ -14,7 +14,7 @@ use super::*;
 use crate::certificates::rotation::{Bundle, Configuration, Generation};
 use crate::webhook_config::bundle::tests::{der, pem};
 use crate::webhook_config::{
-    EPOCH_ANNOTATION, MAXIMUM_OWN_CALLS, RELEASE_ANNOTATION, Rules, WRITTEN_ANNOTATION, Which, settings_of,
+    ConfigurationKind, EPOCH_ANNOTATION, MAXIMUM_OWN_CALLS, RELEASE_ANNOTATION, Rules, WRITTEN_ANNOTATION, settings_of,
 };
 
 const NOW: &str = "2026-11-21T03:00:00Z";
@@ -400,7 +400,7 @@ fn the_names_are_those_of_the_release() {
 
 #[test]
 fn configurations_tell_nothing_else_apart() {
-    assert_eq!(Which::ALL.map(Which::as_str), ["mutating", "validating"]);
+    assert_eq!(ConfigurationKind::ALL.map(ConfigurationKind::as_str), ["mutating", "validating"]);
     let distinct: BTreeSet<_> = DriftKind::ALL.iter().map(|kind| kind.as_str()).collect();
     assert_eq!(distinct.len(), DriftKind::ALL.len());
 }

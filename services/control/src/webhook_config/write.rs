@@ -1,4 +1,4 @@
-//! Writes the configurations, each by replacing what was read: whoever acts on something older meets a conflict.
+//! Writes the configurations, each by replacing what was read: a writer with an older version gets a conflict.
 
 use std::fmt::Debug;
 
@@ -16,7 +16,7 @@ use super::live::Live;
 use crate::client::owner_reference;
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
-use crate::webhook_config::switch::{self, Lever};
+use crate::webhook_config::switch::{self, SwitchState};
 
 /// Why a configuration was not written.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum WriteError {
 pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> Result<Live, kube::Error> {
     let name = release.configuration();
     let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
-    let mut disarmed = Lever { off: was_disarmed };
+    let mut disarmed = SwitchState { off: was_disarmed };
     disarmed.move_to(&switch::webhooks(switch.as_ref()));
     Ok(Live {
         mutating: Api::all(client.clone()).get_opt(name).await?,
@@ -160,7 +160,7 @@ where
 {
     let api = Api::<K>::all(client.clone());
     let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-    let owner = Box::pin(owner_reference::to_the_namespace(client, release)).await;
+    let owner = Box::pin(owner_reference::for_namespace(client, release)).await;
     if let Some(live) = live {
         let ours = std::mem::take(desired.meta_mut());
         *desired.meta_mut() = merged(live.meta(), ours);

@@ -15,7 +15,7 @@ use pillion_control::certificates::authority::{
     AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit,
 };
 use pillion_control::certificates::rotation::{Authority, Phase, Record, Stored};
-use pillion_control::rotator::asked::{ASKED_ANNOTATION, Wish};
+use pillion_control::rotator::asked::{ASKED_ANNOTATION, RotationRequest};
 use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
@@ -77,10 +77,10 @@ impl Seen {
         })
     }
 
-    /// Whether this wish led to a rotation that is through.
-    pub(super) fn has_fulfilled(&self, wish: &Wish) -> bool {
+    /// Whether this request led to a rotation that is through.
+    pub(super) fn has_fulfilled(&self, request: &RotationRequest) -> bool {
         let stable = self.record.get().is_some_and(|record| record.phase == Phase::Stable);
-        stable && self.fulfilled.as_deref() == Some(wish.to_string().as_str())
+        stable && self.fulfilled.as_deref() == Some(request.to_string().as_str())
     }
 
     /// All of it for programs.

@@ -70,13 +70,13 @@ pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
 
 /// Who is told of a policy.
 #[derive(Clone, Debug)]
-pub(crate) struct Takers {
+pub(crate) struct ReloadTargets {
     /// What requests are decided by.
     pub(crate) policy: Arc<ArcSwap<Policy>>,
     pub(crate) controls: Controls,
 }
 
-impl Takers {
+impl ReloadTargets {
     fn apply(&self, policy: &WebhookPolicy) -> anyhow::Result<()> {
         let decided_by = policy.decided_by()?;
         self.policy.store(Arc::new(decided_by));
@@ -95,16 +95,16 @@ pub(crate) struct ConfigFile {
     at_work: Value,
     /// The text that was read last; `Err`: why it could not be.
     seen: Option<Result<String, String>>,
-    takers: Takers,
+    targets: ReloadTargets,
     metrics: Metrics,
 }
 
 impl ConfigFile {
     /// A file that the process was started with.
-    pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, takers: Takers) -> Self {
+    pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, targets: ReloadTargets) -> Self {
         let started = started.to_value();
         let at_work = started.clone();
-        Self { file, overrides, started, at_work, seen: None, takers, metrics: Metrics::default() }
+        Self { file, overrides, started, at_work, seen: None, targets, metrics: Metrics::default() }
     }
 
     /// Reads the file every so often until `stop`.
@@ -143,7 +143,7 @@ impl ConfigFile {
     }
 
     fn take(&mut self, policy: &WebhookPolicy) {
-        if let Err(error) = self.takers.apply(policy) {
+        if let Err(error) = self.targets.apply(policy) {
             let problem = Problem::whole(self.file.display().to_string(), causes::told(&error));
             return self.refuse(&[problem]);
         }

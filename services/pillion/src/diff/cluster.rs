@@ -36,7 +36,7 @@ use crate::trial;
 use crate::workload::{Owners, Workload, controller};
 
 /// What decisions depend on beside the pod.
-struct Surroundings {
+struct DiffInputs {
     before: Snapshot,
     after: Snapshot,
     lookups: Lookups,
@@ -50,7 +50,7 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
     let served = audit::served(&client, &release).await?;
     let before = served.snapshot.as_ref().clone().with_guardrails(policy.guardrails.clone());
     let after = changed(&client, &before, &args.profiles).await?;
-    let surroundings = Surroundings {
+    let inputs = DiffInputs {
         after: before.with_profiles(after),
         before,
         lookups: Lookups::new(
@@ -64,7 +64,7 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
             && !served.excluded.contains(name)
             && !SYSTEM_NAMESPACES.contains(&name)
     };
-    let namespaces = surroundings.before.namespaces().filter(|(name, known)| known.level().is_some() && is_meant(name));
+    let namespaces = inputs.before.namespaces().filter(|(name, known)| known.level().is_some() && is_meant(name));
     let namespaces: BTreeMap<Box<str>, Arc<Namespace>> =
         namespaces.map(|(name, known)| (name.into(), Arc::clone(known))).collect();
     if let Some(name) = args.namespace.as_deref().filter(|_| namespaces.is_empty()) {
@@ -76,10 +76,10 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
     for (name, namespace) in &namespaces {
         progress.step(name);
         for (workload, (pod, pods)) in pods(&client, name, &mut owners).await? {
-            let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &surroundings).await;
+            let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &inputs).await;
             let about = || format!("about {workload}");
-            let before = render(&surroundings.before).await.with_context(about)?;
-            let after = render(&surroundings.after).await.with_context(about)?;
+            let before = render(&inputs.before).await.with_context(about)?;
+            let after = render(&inputs.after).await.with_context(about)?;
             compared.push(Compared { name: workload.to_string(), pods, before, after });
         }
     }
@@ -194,7 +194,7 @@ async fn rendered(
     name: &str,
     namespace: &Arc<Namespace>,
     snapshot: &Snapshot,
-    surroundings: &Surroundings,
+    inputs: &DiffInputs,
 ) -> anyhow::Result<Rendered> {
     let level = namespace.level().context("its namespace is not opted in")?;
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
@@ -207,8 +207,8 @@ async fn rendered(
         let endpoint = Endpoint::Level(level);
         let mut facts =
             Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
-        facts.looked_up = surroundings.lookups.get(review.needs(endpoint, snapshot, &facts)).await;
-        facts.looked_up.cluster.clone_from(&surroundings.cluster);
+        facts.looked_up = inputs.lookups.get(review.needs(endpoint, snapshot, &facts)).await;
+        facts.looked_up.cluster.clone_from(&inputs.cluster);
         review.decide(endpoint, snapshot, &facts).context("it cannot be decided on")?
     };
     let mut changed = pod.clone();

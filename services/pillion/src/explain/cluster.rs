@@ -24,7 +24,7 @@ use pillion_engine::snapshot::Snapshot;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::facts::{NamespaceFacts, Question, Silences, Surroundings};
+use super::facts::{ExplainFacts, NamespaceFacts, Question, Silences};
 use super::subject::{self, KINDS, Kind, Target};
 use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
@@ -82,7 +82,7 @@ impl Cluster {
     }
 
     /// All that is not about one pod.
-    pub(crate) async fn surroundings(&self, namespace: &str) -> Surroundings {
+    pub(crate) async fn surroundings(&self, namespace: &str) -> ExplainFacts {
         let mut unread = Vec::new();
         let policy = match &self.policy {
             Some(policy) => Some(policy.clone()),
@@ -108,7 +108,7 @@ impl Cluster {
         let cluster = policy.as_ref().map(|policy| policy.cluster_facts().ok().flatten());
         let guardrails = policy.map(|policy| policy.guardrails).unwrap_or_default();
         let snapshot = Snapshot::clone(&at_once.snapshot).with_guardrails(guardrails);
-        Surroundings {
+        ExplainFacts {
             namespace: self.namespace(namespace, &opt_in, &snapshot).await,
             release: self.release.clone(),
             opt_in,
@@ -162,7 +162,7 @@ impl Cluster {
     }
 
     /// The questions about an object: itself first, then its pods; and what was not looked at.
-    pub(crate) async fn questions(&self, target: &Target, facts: &Surroundings) -> anyhow::Result<Asked> {
+    pub(crate) async fn questions(&self, target: &Target, facts: &ExplainFacts) -> anyhow::Result<Asked> {
         let namespace = &facts.namespace.name;
         let mut questions = Vec::new();
         let mut more = None;
@@ -236,7 +236,7 @@ impl Cluster {
     }
 
     /// Looks up what a question is missing.
-    pub(crate) async fn complete(&self, question: &mut Question, facts: &Surroundings, known: &mut Known) {
+    pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut Known) {
         let namespace = &facts.namespace.name;
         if question.workload.is_none() {
             question.workload = self.owners(question.pod(), namespace, known).await.all.last().cloned();
@@ -256,7 +256,7 @@ impl Cluster {
         question.looked_up = self.look_up(question, facts).await;
     }
 
-    async fn look_up(&self, question: &Question, facts: &Surroundings) -> LookedUp {
+    async fn look_up(&self, question: &Question, facts: &ExplainFacts) -> LookedUp {
         let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };
         let wanted = serde_json::to_vec(&question.review).ok().and_then(|body| {
             let review = Review::parse(&body).ok()?;

@@ -20,7 +20,7 @@ use crate::installation::Unread;
 
 /// What all questions of one run have in common.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct ExplainFacts {
     pub(crate) release: Release,
     pub(crate) opt_in: OptIn,
     pub(crate) snapshot: Arc<Snapshot>,

@@ -15,7 +15,7 @@ use pillion_engine::snapshot::Snapshot;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::facts::{NamespaceFacts, Surroundings};
+use super::facts::{ExplainFacts, NamespaceFacts};
 use crate::finding::{Code, Finding, ObjectRef, Severity};
 
 /// A profile that was considered.
@@ -69,7 +69,7 @@ pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
 }
 
 /// All profiles that were considered, in the order in which they are applied, then the others.
-pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &Surroundings) -> Vec<ProfileView> {
+pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &ExplainFacts) -> Vec<ProfileView> {
     let mut views: Vec<_> = considered.iter().map(|one| view(decision, one)).collect();
     // Those that are served, where none is considered: of a namespace that is not opted in, or of no pod at all.
     let is_visible = |profile: &&Arc<CompiledProfile>| {

@@ -127,8 +127,8 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     let mut registry = Registry::default();
     controls.register(&mut registry);
     let (settings, requests) = (start.server_settings(), start.request_settings());
-    let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };
-    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, takers));
+    let targets = follow::ReloadTargets { policy: Arc::clone(&policy), controls: controls.clone() };
+    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, targets));
     follow::register(&mut registry, config.as_ref());
     let servers = Servers::bind(Parts {
         listen: args.listen,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::FutureExt;
 use pillion_api::opt_in::OptIn;
-use pillion_control::Leading;
+use pillion_control::LeaderContext;
 use pillion_control::Lookups;
 use pillion_control::Publisher;
 use pillion_control::Release;
@@ -24,7 +24,7 @@ use pillion_control::informer::lookups;
 use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
 use pillion_control::revisions;
-use pillion_control::rotator::{self, RotatorMetrics, Wires, question};
+use pillion_control::rotator::{self, RotatorChannels, RotatorMetrics, question};
 use pillion_control::trust_probe::{Asker, Canary, CanaryMetrics};
 use pillion_control::webhook_config::switch::{self, KillSwitch};
 use pillion_control::webhook_config::{self, Keeper, Rules};
@@ -159,7 +159,7 @@ impl Term {
         let off = tasks.switch(&client, &release, metrics.disabled);
         let known = wanted::Known { found: found.clone(), live: live.clone(), off };
         tasks.held(known, policy.held_policies(&release), policy.held_releases(), metrics.held);
-        let wires = Wires { rules, expected, found, question, answered, canary, target, live, clock };
+        let wires = RotatorChannels { rules, expected, found, question, answered, canary, target, live, clock };
         tasks.spawn("the rotation", rotator::run(tasks.leading(), policy.rotator(&release), wires, metrics.rotator));
     }
 }
@@ -191,11 +191,11 @@ impl Failures {
 /// The tasks of a term.
 struct Tasks {
     running: JoinSet<&'static str>,
-    leading: Leading,
+    leading: LeaderContext,
 }
 
 impl Tasks {
-    fn leading(&self) -> Leading {
+    fn leading(&self) -> LeaderContext {
         self.leading.clone()
     }
 

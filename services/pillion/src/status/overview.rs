@@ -84,7 +84,7 @@ fn switch_told(map: Option<&ConfigMap>) -> String {
     format!("{injection}, {}", told(WEBHOOKS_KEY, switch::webhooks(map), "armed", "disarmed"))
 }
 
-fn profiles_told(found: &cluster_listing::AtOnce) -> String {
+fn profiles_told(found: &cluster_listing::ClusterListing) -> String {
     if let Some((part, why)) = found.unread.iter().find(|(part, _)| *part != cluster_listing::Part::Namespaces) {
         return format!("{} cannot be read: {why}", part.as_str());
     }

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
-use pillion_control::Leading;
+use pillion_control::LeaderContext;
 use pillion_control::Lookups;
 use pillion_control::Publisher;
 use pillion_control::Release;
@@ -79,7 +79,7 @@ impl Audit {
             metrics: AuditMetrics::register(&mut registry, 10),
             audited: sender,
         };
-        let leading = Leading { client, release, stop: stop.clone() };
+        let leading = LeaderContext { client, release, stop: stop.clone() };
         let publishing = revisions::Settings::default();
         tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default()));
         tokio::spawn(audit::run(leading, parts, AuditSettings::default()));

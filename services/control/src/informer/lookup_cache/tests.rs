@@ -23,7 +23,7 @@ const BOUNDS: Bounds = Bounds {
 #[derive(Clone, Copy, Debug)]
 struct Thing;
 
-impl About for Thing {
+impl LookupKind for Thing {
     const NAME: &'static str = "things";
     const HELP: &'static str = "Things";
     const ALL: &'static [Self] = &[Self];

@@ -1,5 +1,5 @@
-//! What is known beside pods and profiles: when namespaces and profiles came to be as they are, and when the webhook was
-//! away or switched off.
+//! What the audit knows beside pods and profiles: when namespaces and profiles last changed, and when the webhook was
+//! unavailable or switched off.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::spans::Spans;
 /// What explains findings. Ages are asked for when something is to be explained, and forgotten when what they are of has
 /// become another.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
+pub struct ClusterFacts {
     /// When the webhook was away.
     pub away: Spans,
     /// When injection was switched off.
@@ -24,7 +24,7 @@ pub struct Surroundings {
     profiles: BTreeMap<Box<str>, (Box<str>, ProfileAge)>,
 }
 
-impl Surroundings {
+impl ClusterFacts {
     /// Notes the age of a namespace.
     pub fn set_namespace(&mut self, name: &str, namespace: &Arc<Namespace>, age: NamespaceAge) {
         self.namespaces.insert(name.into(), (Arc::clone(namespace), age));

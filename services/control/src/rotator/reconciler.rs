@@ -1,4 +1,4 @@
-//! One turn: what is there, what is to be done, and that it is done.
+//! One turn: observes the objects, decides the next step, and executes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::error::TurnError;
-use super::objects::{Besides, Objects, Place};
+use super::objects::{ObjectClients, Objects, Observations};
 use super::question::{Answered, Question, UNASKED};
 use super::rehearsal::{End, LIMIT, Rehearsal, Stage};
-use super::{RotatorMetrics, Settings, Wires, told};
+use super::{RotatorChannels, RotatorMetrics, Settings, report};
 use crate::certificates::authority::{Known, MakeError, Making, SystemRandomness};
 use crate::certificates::rotation::{
     self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
 };
-use crate::leader::{FIELD_MANAGER, Leading};
+use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::probe::{self, Expected, Found};
 use crate::trust_probe::Identity;
 use crate::webhook_config::live::Versions;
@@ -41,10 +41,10 @@ pub(super) enum Next {
     },
 }
 
-/// Makes turns.
-pub(super) struct Turn {
-    leading: Leading,
-    place: Place,
+/// Makes turns, and keeps the state of the leader's term.
+pub(super) struct Reconciler {
+    leading: LeaderContext,
+    clients: ObjectClients,
     settings: Settings,
     metrics: RotatorMetrics,
     /// What the `ConfigMap` said last, for when it says neither.
@@ -63,12 +63,12 @@ pub(super) struct Turn {
     gave_up: bool,
 }
 
-impl Turn {
-    pub(super) fn new(leading: Leading, settings: Settings, metrics: RotatorMetrics) -> Self {
-        let place = Place::new(leading.client.clone(), &leading.release);
+impl Reconciler {
+    pub(super) fn new(leading: LeaderContext, settings: Settings, metrics: RotatorMetrics) -> Self {
+        let clients = ObjectClients::new(leading.client.clone(), &leading.release);
         Self {
             leading,
-            place,
+            clients,
             settings,
             metrics,
             disarmed: false,
@@ -87,10 +87,10 @@ impl Turn {
     }
 
     /// One turn.
-    pub(super) async fn make(&mut self, wires: &mut Wires) -> Result<Next, TurnError> {
+    pub(super) async fn make(&mut self, channels: &mut RotatorChannels) -> Result<Next, TurnError> {
         let release = Arc::clone(&self.leading.release);
         let lifetimes = &self.settings.lifetimes;
-        let mut objects = Objects::read(&self.place, &release, lifetimes, &wires.clock, self.disarmed).await?;
+        let mut objects = Objects::read(&self.clients, &release, lifetimes, &channels.clock, self.disarmed).await?;
         self.disarmed = objects.live.disarmed;
         let standing = self.stands_for(&objects.live);
         self.note_strangers(&objects);
@@ -98,24 +98,24 @@ impl Turn {
         let stage = Stage::of(&objects.configuration, &objects.live, &release);
         self.rehearsal = self.rehearsal.after(stage, Instant::now());
         let asked = self.question(&objects);
-        let answered = Answered::to(wires.answered.borrow_and_update().as_ref(), asked);
+        let answered = Answered::to(channels.answered.borrow_and_update().as_ref(), asked);
         // That a replica was reached is no proof of whom an API server trusts besides.
         let propagation = if self.rehearsal.goes_on() { UNASKED } else { answered };
         self.rehearse(answered);
         let question = self.question(&objects);
-        self.show(question, &objects, wires)?;
+        self.show(question, &objects, channels)?;
         let endpoints = match &expected {
-            Some(expected) => Found::of(wires.found.borrow_and_update().as_ref(), expected),
+            Some(expected) => Found::of(channels.found.borrow_and_update().as_ref(), expected),
             None => probe::fold::UNKNOWN,
         };
-        let besides = Besides { endpoints, propagation, unable: self.unable, standing };
+        let besides = Observations { endpoints, propagation, unable: self.unable, standing };
         let seen = objects.observed(&release, besides);
         if let Some(highest) = seen.forged() {
             self.disbelieve(highest, &mut objects);
         }
         let seen = seen.believed().into_owned();
-        replace(&wires.expected, expected);
-        replace(&wires.question, question);
+        replace(&channels.expected, expected);
+        replace(&channels.question, question);
 
         let record = seen.record.get();
         let renewal = seen.serving.get().and_then(|serving| serving.leaf).map(|leaf| leaf.renew_at);
@@ -130,20 +130,20 @@ impl Turn {
                 _ => (blocked, until),
             };
             self.metrics.waits(Some(blocked));
-            let target = self.target(&objects, &seen, wires).map(Arc::new);
-            replace(&wires.target, target);
+            let target = self.target(&objects, &seen, channels).map(Arc::new);
+            replace(&channels.target, target);
             return Ok(Next::Wait { blocked, until });
         }
         if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
             // Whoever damaged it may do so again and again: that is paced by who repairs.
-            let target = self.wanted(&step, &objects, wires)?;
-            replace(&wires.target, target.map(Arc::new));
+            let target = self.wanted(&step, &objects, channels)?;
+            replace(&channels.target, target.map(Arc::new));
             self.metrics.waits(Some(Blocked::Repair));
             return Ok(Next::Wait { blocked: Blocked::Repair, until: None });
         }
         self.metrics.waits(None);
         let name = name(&step);
-        let done = self.perform(&step, &objects, &seen, wires).await;
+        let done = self.perform(&step, &objects, &seen, channels).await;
         if let (Step::WriteLeaf { signer, .. }, Err(TurnError::Make(error))) = (&step, &done) {
             self.note_unable(*signer, error);
         }
@@ -158,7 +158,13 @@ impl Turn {
         done.map(|()| Next::Again)
     }
 
-    async fn perform(&self, step: &Step, objects: &Objects, seen: &Observed, wires: &Wires) -> Result<(), TurnError> {
+    async fn perform(
+        &self,
+        step: &Step,
+        objects: &Objects,
+        seen: &Observed,
+        channels: &RotatorChannels,
+    ) -> Result<(), TurnError> {
         match step {
             Step::Wait { .. } => Ok(()),
             Step::NewAuthority { generation, trigger } => {
@@ -167,15 +173,15 @@ impl Turn {
             Step::Advance(record) => self.advance(record.clone(), objects).await,
             Step::WriteLeaf { signer, epoch } => self.write_leaf(*signer, *epoch, objects).await,
             Step::Claim { epoch } => {
-                let Leading { client, release, .. } = &self.leading;
+                let LeaderContext { client, release, .. } = &self.leading;
                 webhook_config::claim(client, release, &objects.live, *epoch)
                     .await
                     .map_err(TurnError::Configuration)?;
                 info!(epoch, "the webhook configuration is claimed; it is filled when endpoints answer");
                 Ok(())
             }
-            Step::WriteBundle { repair, .. } => match self.wanted(step, objects, wires)? {
-                Some(target) => self.write_bundle(target, *repair, objects, wires).await,
+            Step::WriteBundle { repair, .. } => match self.wanted(step, objects, channels)? {
+                Some(target) => self.write_bundle(target, *repair, objects, channels).await,
                 None => Ok(()),
             },
         }
@@ -193,8 +199,8 @@ impl Turn {
         let phase = record.phase;
         let known = objects.authority.with(record, Some(fresh))?;
         let mut secret = known.secret(&self.leading.release, objects.record.as_ref())?;
-        if let Some(wish) = objects.wish.as_ref().filter(|wish| Some(wish.trigger()) == trigger) {
-            wish.fulfil(&mut secret);
+        if let Some(request) = objects.request.as_ref().filter(|request| Some(request.trigger()) == trigger) {
+            request.fulfil(&mut secret);
         }
         self.put(secret, objects.record.is_some()).await?;
         if let Some(fault) = &objects.authority.fault {
@@ -238,12 +244,12 @@ impl Turn {
         target: Target,
         repair: Repair,
         objects: &Objects,
-        wires: &Wires,
+        channels: &RotatorChannels,
     ) -> Result<(), TurnError> {
-        let Leading { client, release, .. } = &self.leading;
+        let LeaderContext { client, release, .. } = &self.leading;
         webhook_config::write(client, release, &objects.live, &target).await.map_err(TurnError::Configuration)?;
         let epoch = target.epoch;
-        replace(&wires.target, Some(Arc::new(target)));
+        replace(&channels.target, Some(Arc::new(target)));
         if repair == Repair::Create {
             let rehearses = self.rehearsal.is_wanted();
             info!(epoch, rehearses, "the webhook configuration is filled: API servers call from now on");
@@ -254,19 +260,19 @@ impl Turn {
     }
 
     /// How a step wants the configurations to be.
-    fn wanted(&self, step: &Step, objects: &Objects, wires: &Wires) -> Result<Option<Target>, TurnError> {
+    fn wanted(&self, step: &Step, objects: &Objects, channels: &RotatorChannels) -> Result<Option<Target>, TurnError> {
         let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
         let known = objects.known().ok_or(TurnError::NoRecord)?;
-        self.filled(objects, known, authorities, *keep_unknown, *epoch, wires).map(Some)
+        self.filled(objects, known, authorities, *keep_unknown, *epoch, channels).map(Some)
     }
 
     /// How the configurations ought to be while nothing is to be written for the rotation's sake.
-    fn target(&self, objects: &Objects, seen: &Observed, wires: &Wires) -> Option<Target> {
+    fn target(&self, objects: &Objects, seen: &Observed, channels: &RotatorChannels) -> Option<Target> {
         let Configuration::Present(bundle) = &seen.configuration else { return None };
         let known = objects.known()?;
         let record = known.record();
         let trusted: Vec<_> = record.trusted().collect();
-        self.filled(objects, known, &trusted, record.keeps_unknown(), bundle.epoch, wires).ok()
+        self.filled(objects, known, &trusted, record.keeps_unknown(), bundle.epoch, channels).ok()
     }
 
     fn filled(
@@ -276,11 +282,11 @@ impl Turn {
         authorities: &[Generation],
         keep_unknown: bool,
         epoch: u64,
-        wires: &Wires,
+        channels: &RotatorChannels,
     ) -> Result<Target, TurnError> {
         let besides = if keep_unknown { self.strangers.as_slice() } else { &[] };
         let bundle = known.bundle(authorities, besides)?;
-        let rules = wires.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
+        let rules = channels.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
         let rehearses = self.rehearsal.is_wanted();
         let settings = webhook_configuration::Settings { rehearses, ..self.settings.webhooks.clone() };
         Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
@@ -305,7 +311,7 @@ impl Turn {
             ),
             End::Late => {
                 self.gave_up = true;
-                warn!(behind, silent, ?LIMIT, "{}", told::UNREACHED);
+                warn!(behind, silent, ?LIMIT, "{}", report::UNREACHED);
             }
         }
     }
@@ -364,13 +370,18 @@ impl Turn {
     }
 
     /// Has the canary show a leaf of the authority that is asked about, for as long as somebody is asked.
-    fn show(&mut self, question: Option<Question>, objects: &Objects, wires: &Wires) -> Result<(), TurnError> {
+    fn show(
+        &mut self,
+        question: Option<Question>,
+        objects: &Objects,
+        channels: &RotatorChannels,
+    ) -> Result<(), TurnError> {
         let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
-            wires.canary.show(None);
+            channels.canary.show(None);
             return Ok(());
         };
-        if wires.canary.shows() != Some(newest) {
-            wires.canary.show(None);
+        if channels.canary.shows() != Some(newest) {
+            channels.canary.show(None);
         } else if objects.time.now < self.canary_renewal {
             return Ok(());
         }
@@ -385,7 +396,7 @@ impl Turn {
                 made => made?,
             };
             let identity = Identity::new(newest, leaf.pem().as_bytes(), leaf.key().pem().as_bytes())?;
-            wires.canary.show(Some(identity));
+            channels.canary.show(Some(identity));
             self.canary_renewal = leaf.renew_at;
         }
         Ok(())
@@ -430,9 +441,9 @@ impl Turn {
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let name = secret.name_any();
         let written = if is_there {
-            self.place.secrets.replace(&name, &parameters, &secret).await
+            self.clients.secrets.replace(&name, &parameters, &secret).await
         } else {
-            self.place.secrets.create(&parameters, &secret).await
+            self.clients.secrets.create(&parameters, &secret).await
         };
         match written {
             Ok(_) => Ok(()),

@@ -1,5 +1,5 @@
-//! What is told by Events: that the rotation waits for a person, and that it does so no more. They are about the Lease, by
-//! which people find who leads, and stand in the release's namespace.
+//! Records Events when the rotation starts or stops waiting for an operator. They refer to the Lease, by which people
+//! find the leader, and are in the release's namespace.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tracing::warn;
 
 use crate::certificates::rotation::Blocked;
 use crate::client::chain;
-use crate::leader::{FIELD_MANAGER, Leading};
+use crate::leader::{FIELD_MANAGER, LeaderContext};
 
 /// How long one may take. It is told once: the log and the metrics say the same.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -35,15 +35,15 @@ const AGREED: &str = "the clocks agree again";
 const ARMED: &str = "the webhook configurations are kept again";
 const ABLE: &str = "the newest authority can sign";
 
-/// Tells.
-pub(super) struct Teller {
+/// Records Events about the Lease.
+pub(super) struct EventRecorder {
     recorder: Recorder,
     about: ObjectReference,
 }
 
-impl Teller {
-    pub(super) fn new(leading: &Leading) -> Self {
-        let Leading { client, release, .. } = leading;
+impl EventRecorder {
+    pub(super) fn new(leading: &LeaderContext) -> Self {
+        let LeaderContext { client, release, .. } = leading;
         let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
         let about = ObjectReference {
             api_version: Some("coordination.k8s.io/v1".to_owned()),
