@@ -1,19 +1,18 @@
-//! The kind that proves whom an API server trusts: nobody ever stores one.
+//! The kind whose dry run proves which CA an API server trusts. Objects of it are never stored.
 //!
-//! The webhook configuration has an entry that is called when an [`InjectionCanary`] is created, and for nothing else; who
-//! answers serves a leaf of the newest certificate authority. So a dry run of creating one succeeds only at an API server
-//! that has this entry, and the authority in it.
+//! The webhook configuration has an entry for the creation of an [`InjectionCanary`] and for nothing else. Its endpoint
+//! serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has this entry
+//! and this CA.
 
 use std::borrow::Cow;
 
 use k8s_openapi::ClusterResourceScope;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::{crd, names};
+use crate::names;
 
 /// The plural name, as it stands in URLs, roles and the rule of the entry.
 pub const PLURAL: &str = "injectioncanaries";
@@ -127,19 +126,4 @@ impl Resource for InjectionCanary {
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.metadata
     }
-}
-
-/// The definition: an object with a name and nothing else.
-pub(crate) fn definition() -> Result<CustomResourceDefinition, serde_json::Error> {
-    let names = json!({
-        "kind": InjectionCanary::KIND,
-        "listKind": "InjectionCanaryList",
-        "plural": PLURAL,
-        "singular": "injectioncanary",
-    });
-    let schema = json!({
-        "type": "object",
-        "description": "Created by dry run only, by the controller, to see whom an API server trusts.",
-    });
-    crd::definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
 }

@@ -1,13 +1,14 @@
-//! The `CustomResourceDefinition`s of the kinds, generated from their Rust types but for the canary's.
+//! The `CustomResourceDefinition`s of all kinds, generated from their Rust types except for the canary's.
 //!
-//! A definition stays below 64 KiB, so that `kubectl apply`, which copies the object into an annotation, works on it: a
-//! template is any object to the schema, and the engine checks its fields. What a schema *can* say is said here, by rules
-//! in CEL that the API server checks itself, with no webhook of ours in the way.
+//! A definition stays below 64 KiB, because `kubectl apply` copies the object into an annotation. So the schema takes
+//! any object as a template, and the engine checks its fields. CEL rules in the schema check everything else that a
+//! schema can express; the API server evaluates them without a webhook.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
+use crate::canary::{self, InjectionCanary};
 use crate::kinds::{
     ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision, ProfileStatus, plural,
 };
@@ -70,7 +71,7 @@ const IMMUTABLE: &str = "a revision does not change; edit the profile, and the c
 /// # Errors
 /// If the generated schema is not one that Kubernetes' own type can hold: a mistake in this crate, which its tests find.
 pub fn definitions() -> Result<[CustomResourceDefinition; 5], serde_json::Error> {
-    Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, crate::canary::definition()?])
+    Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, injection_canary()?])
 }
 
 fn cluster() -> Result<CustomResourceDefinition, serde_json::Error> {
@@ -168,12 +169,23 @@ fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     schema
 }
 
+/// The definition: an object with a name and nothing else.
+fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
+    let names = json!({
+        "kind": InjectionCanary::KIND,
+        "listKind": "InjectionCanaryList",
+        "plural": canary::PLURAL,
+        "singular": "injectioncanary",
+    });
+    let schema = json!({
+        "type": "object",
+        "description": "Created by dry run only, by the controller, to see whom an API server trusts.",
+    });
+    definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
+}
+
 /// A definition in the API's one group and version. `version` is what is special about the version: its schema, at least.
-pub(crate) fn definition(
-    names: &Value,
-    scope: &str,
-    mut version: Value,
-) -> Result<CustomResourceDefinition, serde_json::Error> {
+fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomResourceDefinition, serde_json::Error> {
     if let Some(version) = version.as_object_mut() {
         version.extend([("served".to_owned(), true.into()), ("storage".to_owned(), true.into())]);
         version.insert("name".to_owned(), names::VERSION.into());

@@ -1,17 +1,17 @@
-//! What makes pods of `held` namespaces wait in the API server: a `MutatingAdmissionPolicy` that adds a scheduling gate to
-//! each, and a `ValidatingAdmissionPolicy` that lets nobody else take it away. Pure functions build both.
+//! The admission policies that make pods of `held` namespaces wait: a `MutatingAdmissionPolicy` adds a scheduling gate
+//! to each pod, and a `ValidatingAdmissionPolicy` allows nobody but Pillion to remove it. Pure functions build both.
 //!
-//! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod and takes it
-//! away as it decides. The policy runs once (`reinvocationPolicy: Never`), so what the webhook took away stays away when the
-//! API server calls again. After that nobody has to be told forged decisions from genuine ones: whatever else an author
-//! writes into a pod, the gate is gone only if a webhook took it away.
+//! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod and
+//! removes it with its decision. The policy runs once (`reinvocationPolicy: Never`), so the gate stays removed when the
+//! API server calls the webhook again. A removed gate therefore proves a decision, whatever else the pod's author
+//! writes.
 //!
-//! A pod that names its node on creation cannot wait, since the API server refuses gates on it. It is gated like any other:
-//! the webhook takes the gate away before the API server looks, and without the webhook the pod is refused, which is the only
-//! way left not to run it without its sidecar.
+//! A pod that names its node on creation cannot wait, since the API server rejects gates on it. The policy gates it
+//! like any other pod: the webhook removes the gate before the API server checks it, and without the webhook the pod is
+//! rejected.
 //!
-//! All fields that the API server would set by default are written out, so that what is stored can be compared with what was
-//! meant.
+//! Every field that the API server would default is written out, so that a stored policy can be compared with the
+//! desired one.
 
 use k8s_openapi::api::admissionregistration::v1::{
     JSONPatch, MatchCondition, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,

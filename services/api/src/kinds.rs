@@ -1,8 +1,8 @@
-//! The two kinds that carry a profile, as they stand in the cluster: one for the platform team, one for tenants. Two more
-//! hold their revisions.
+//! The kinds in the cluster: a cluster-scoped profile for the platform team, a namespaced one for tenants, and a
+//! revision for each of the two.
 //!
-//! They share one `spec`, so that a tenant's profile can be read with the same eyes as the platform's; what is for
-//! cluster profiles only is refused in the other by the definition's rules (see [`crate::crd`]) and again by the engine.
+//! Both profiles share one `spec`. Fields for cluster profiles only are rejected in namespaced ones by the rules of the
+//! CRD (see [`crate::crd`]) and again by the engine.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Every name that stands on the wire. They are a contract: users, dashboards and other programs rely on them.
+//! Every name on the wire. Users, dashboards and other programs rely on them, so they are a contract.
 
 /// The API group of the custom resources, and the prefix of all labels and annotations.
 pub const GROUP: &str = "pillion.dev";

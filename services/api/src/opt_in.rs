@@ -1,9 +1,9 @@
-//! The labels by which namespaces opt in: Pillion's own, and such as a cluster has from elsewhere and wants to keep
+//! The labels by which namespaces opt in: Pillion's own, and labels that a cluster already uses
 //! (`istio-injection=enabled`).
 //!
-//! The labels have an order, and **the first one that a namespace carries decides**, whatever its value is. So no
-//! namespace ever has two levels, whoever labels it with what, and `pillion.dev/injection=disabled` opts a namespace out
-//! that another label opts in.
+//! The labels have an order, and **the first label that a namespace carries decides**, whatever its value is. So a
+//! namespace has at most one failure mode, and `pillion.dev/injection=disabled` overrides a label that would opt the
+//! namespace in.
 
 use thiserror::Error;
 

@@ -1,10 +1,28 @@
-//! The text of a profile's parameter: what pod, service account or namespace may set, from where, and within which bounds.
+//! A parameter of a profile: who may set it (pod, service account or namespace), from which key, and within which
+//! bounds.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::profile::EmptyValue;
+/// What a label or an annotation says whose value is empty, or white space. Default: `Counts`, it is a value like any
+/// other, and a request of it asks for none. `Absent`: it is as if it was not there, and who comes next decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum EmptyValue {
+    /// It is a value like any other.
+    #[default]
+    Counts,
+    /// It is as if it was not there: who comes next decides.
+    Absent,
+}
+
+impl EmptyValue {
+    /// Whether this value says something.
+    #[must_use]
+    pub fn says(self, value: &str) -> bool {
+        self == Self::Counts || !value.trim().is_empty()
+    }
+}
 
 /// A value that pod, service account or namespace may set. It is put into a JSON node and never becomes text that is
 /// parsed again.

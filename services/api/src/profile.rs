@@ -1,13 +1,12 @@
-//! The text of an injection profile, as its author writes it: fields, their types and what is written when they are left
-//! out. What a profile *means* is the engine's affair.
+//! An injection profile as its author writes it: fields, types and defaults. The engine gives it its meaning.
 //!
-//! Unknown fields are refused when a profile is read: a profile that says more than this build understands must not
-//! take effect half.
+//! Reading rejects unknown fields: a profile with a field that this build does not know must not take effect in part.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use crate::parameter::EmptyValue;
 use crate::parameter::Parameter;
 use crate::selector::LabelSelector;
 
@@ -185,25 +184,6 @@ pub struct RequestKey {
     /// What a word that nobody knows does. Default: `Ignore`, with a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_unknown: Option<OnUnknown>,
-}
-
-/// What a label or an annotation says whose value is empty, or white space. Default: `Counts`, it is a value like any
-/// other, and a request of it asks for none. `Absent`: it is as if it was not there, and who comes next decides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum EmptyValue {
-    /// It is a value like any other.
-    #[default]
-    Counts,
-    /// It is as if it was not there: who comes next decides.
-    Absent,
-}
-
-impl EmptyValue {
-    /// Whether this value says something.
-    #[must_use]
-    pub fn says(self, value: &str) -> bool {
-        self == Self::Counts || !value.trim().is_empty()
-    }
 }
 
 /// What a word in a request does that nobody knows.

@@ -1,8 +1,8 @@
-//! A revision: one accepted text of a profile, as it is kept in the cluster and never changed.
+//! A revision: one accepted version of a profile, stored in the cluster and never changed.
 //!
-//! What a child says depends on its parents, and a parent may be edited or broken later. So a revision has the *whole*
-//! text, with all that it inherits, and whoever serves it needs nothing else. The texts are JSON in a string: the API
-//! server neither prunes, orders nor defaults what is in there, and "it has not changed" is a comparison of strings.
+//! The meaning of a child profile depends on its parents, which may be edited or broken later. So a revision holds the
+//! whole text with everything inherited, and a replica needs nothing else to serve it. The text is JSON in a string:
+//! the API server does not prune, order or default it, and comparing two revisions is comparing two strings.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! Kubernetes' label selector, as text and as a predicate.
 //!
-//! Semantics are those of `metav1.LabelSelector`: all requirements have to hold, an empty selector matches everything,
+//! It has the semantics of `metav1.LabelSelector`: all requirements must hold, an empty selector matches everything,
 //! and `NotIn` and `DoesNotExist` also match where the label is absent.
 
 use std::collections::BTreeMap;

@@ -1,18 +1,17 @@
-//! What the API server has to be told to call the webhook: a `MutatingWebhookConfiguration`, and a
-//! `ValidatingWebhookConfiguration` where profiles validate, each built by a pure function.
+//! The webhook configurations: pure functions build the `MutatingWebhookConfiguration`, and the
+//! `ValidatingWebhookConfiguration` where profiles validate.
 //!
-//! A configuration has one entry for each [`InjectionLevel`], each with a path, a failure policy and a timeout of its
-//! own; one more where namespaces can also opt in by another label than Pillion's. Their namespace selectors are disjoint,
-//! so that no pod is called for twice, and they stand in one object, so that the trusted certificates of all entries
-//! change at once.
+//! A configuration has one entry for each [`InjectionLevel`], with a path, a failure policy and a timeout of its own,
+//! and one more where namespaces can opt in by a label other than Pillion's. The namespace selectors are disjoint, so
+//! the API server calls once for each pod. All entries are in one object, so their trusted certificates change
+//! together.
 //!
-//! A validating configuration can have more entries for each level: one for deletions, which are never refused because no
-//! replica answers, and one for each request that only namespaces' own profiles validate, selected by the names of those
-//! namespaces. So a tenant never changes what is called for in another namespace.
+//! A validating configuration can have more entries for each level: one for deletions, which are never rejected because
+//! no replica answers, and one for each request that only profiles of namespaces validate, limited to those namespaces.
+//! So a tenant never changes which requests of another namespace are validated.
 //!
-//! Two entries are not about what profiles are for. `canary.pillion.dev` is called for objects that exist only to find
-//! out whether an API server trusts the newest authority; `profiles.pillion.dev` for profiles themselves, whose authors
-//! are warned of what is wrong with them.
+//! Two entries serve Pillion itself. `canary.pillion.dev` is called for the objects that prove which CA an API server
+//! trusts. `profiles.pillion.dev` is called for profiles, and warns their authors of mistakes.
 
 mod read;
 mod rules;

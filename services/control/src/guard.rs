@@ -1,8 +1,9 @@
-//! The second line of defence: a panic over somebody's object costs that object, and nobody else's.
+//! Isolates panics: a panic while an object is processed affects that object alone.
 //!
-//! The first panic of a task ends a leader's whole term, and one that comes of an object that is stored comes again to the next
-//! leader; a replica whose watch has ended ends. One tenant's profile would so stop rotation, repair, revisions and audit for
-//! everybody. So whatever is made of users' objects outside of a request, which has such a guard of its own, is [`guarded`].
+//! Without the guard, a panic in a task would end the leader's term, and a stored object would end the next leader's
+//! term too; a replica whose watch has ended would exit. One tenant's profile could so stop rotation, drift correction,
+//! revisions and audit for the whole cluster. So all work on users' objects outside of requests runs [`guarded`];
+//! requests have a guard of their own.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};

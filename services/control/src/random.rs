@@ -1,4 +1,4 @@
-//! What must not be guessed, and what must not be the same for everybody.
+//! Random tokens that cannot be guessed, and random pauses that keep processes from acting at the same moment.
 
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};

@@ -1,7 +1,7 @@
-//! One release of Pillion in a cluster, and the names of all objects that belong to it.
+//! A release of Pillion in a cluster, and the names of all its objects.
 //!
-//! Every name derives from the release's own name, so that two releases never write the same object. The names are a
-//! contract: roles allow by them, and people type them.
+//! Every name derives from the release's name, so two releases never write the same object. The names are a contract:
+//! RBAC rules refer to them, and people type them.
 
 use pillion_api::names::{is_dns_label, is_dns_name};
 

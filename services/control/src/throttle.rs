@@ -1,5 +1,4 @@
-//! Bounds in time: how often the API server is asked, in all and for each client, and how often the log tells of what may
-//! come very often.
+//! Rate limits: of requests to the API server, in total and for each client, and of log lines about frequent events.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

@@ -14,11 +14,11 @@ use allocation_counter::{AllocationInfo, measure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
 use pillion_api::opt_in::OptIn;
-use pillion_control::audit::{self, Auditor, Surroundings};
-use pillion_control::change::Change;
-use pillion_control::index::{Index, Update};
-use pillion_control::namespaces;
-use pillion_control::profiles::StoredProfile;
+use pillion_control::audit::{self, Auditor, ClusterFacts};
+use pillion_control::informer::change::Change;
+use pillion_control::informer::index::{Index, Update};
+use pillion_control::informer::namespaces;
+use pillion_control::informer::profiles::StoredProfile;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
@@ -329,15 +329,15 @@ fn fifty_thousand_pods_are_audited_in_a_few_mebibytes() {
     println!("{} bytes a pod", info.bytes_current / 50_000);
     assert!(live < 13.0 && peak < 13.5, "{live} MiB live, {peak} MiB at the peak");
 
-    let surroundings = Surroundings::default();
+    let facts = ClusterFacts::default();
     let mut report = None;
-    let reported = measure(|| report = Some(auditor.report(&surroundings, 1_000)));
+    let reported = measure(|| report = Some(auditor.report(&facts, 1_000)));
     told("a report", &reported);
     let report = report.unwrap();
     assert_eq!((report.pods.outdated, report.pods.injected), (10_000, 40_000));
     assert_eq!(report.findings.len(), 1_000);
     let took = fastest(|_| {
-        assert_eq!(auditor.report(&surroundings, 1_000).total(), 10_000);
+        assert_eq!(auditor.report(&facts, 1_000).total(), 10_000);
     });
     println!("processor time of a report: {took:?}");
 
@@ -349,5 +349,5 @@ fn fifty_thousand_pods_are_audited_in_a_few_mebibytes() {
     });
     let (more, peak) = told("all judged again", &again);
     assert!(more < 1.0 && peak < 4.0, "{more} MiB more, {peak} MiB at the peak");
-    assert_eq!(auditor.report(&surroundings, 0).pods.surplus, 50_000);
+    assert_eq!(auditor.report(&facts, 0).pods.surplus, 50_000);
 }

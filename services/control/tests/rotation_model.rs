@@ -19,8 +19,8 @@ mod explore;
 mod leader;
 mod world;
 
-use pillion_control::canary::fold;
-use pillion_control::rotation::{Observed, Phase, Record, Settings, Step, next};
+use pillion_control::certificates::rotation::{Observed, Phase, Record, Settings, Step, next};
+use pillion_control::trust_probe::fold;
 use pillion_testkit::is_thorough;
 
 use crate::rotation_model::explore::{Found, Move, explore, walk};
@@ -90,7 +90,7 @@ fn decisions_that_are_wrong_are_found() {
         }),
         ("what was written for an older epoch counts", |settings, seen| {
             let mut seen = seen.clone();
-            if let pillion_control::rotation::Stored::Is(record) = &mut seen.record {
+            if let pillion_control::certificates::rotation::Stored::Is(record) = &mut seen.record {
                 record.leaf_epoch = 0;
             }
             match next(settings, &seen) {

@@ -13,7 +13,8 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use kube::Client;
 use kube::client::Body;
-use pillion_control::{CacheMetrics, Publisher};
+use pillion_control::CacheMetrics;
+use pillion_control::Publisher;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

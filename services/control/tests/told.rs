@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use pillion_control::LiveNamespaces;
-use pillion_control::live::{FetchError, LookupMetrics};
+use pillion_control::informer::live::{FetchError, LookupMetrics};
 use prometheus_client::registry::Registry;
 
 #[derive(Clone, Default)]

@@ -1,4 +1,4 @@
-//! Pods that are stored, as their authors gave them to the API server: as a review of their creation shows them.
+//! Reconstructs stored pods as their authors sent them, as a review of their creation would show them.
 
 use pillion_engine::json::OwnedTape;
 use serde_json::Value;

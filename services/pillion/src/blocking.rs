@@ -1,4 +1,4 @@
-//! Commands that are soon done: one thread, which waits.
+//! Runs a short command's future to its end on one thread.
 
 use std::future::Future;
 

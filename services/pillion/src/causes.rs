@@ -1,6 +1,7 @@
-//! Errors in words: what went wrong with its causes, each told once.
+//! Formats an error with its causes, each once.
 //!
-//! Some libraries write the cause into an error's own text and also name it as the source; told naively, it comes twice.
+//! Some libraries repeat the cause in the error's own text and also return it as the source, so a plain chain would
+//! print it twice.
 
 /// An error with its causes on one line, without those that are part of what was told already.
 pub(crate) fn told(error: &anyhow::Error) -> String {

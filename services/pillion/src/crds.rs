@@ -1,5 +1,5 @@
-//! `pillion crds`: prints the definitions of the custom resources, for `kubectl apply -f -`, or applies them by itself: where
-//! the image is all there is, as in a job before an upgrade.
+//! `pillion crds`: prints the custom resource definitions for `kubectl apply -f -`, or applies them itself where only
+//! the image is available, as in a job before an upgrade.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,5 +1,4 @@
-//! The difference of two objects as people read it: a unified diff of their YAML, as lines, and in colours where somebody sees
-//! them.
+//! Shows the difference of two objects as a unified diff of their YAML, in colour on a terminal.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,12 +1,12 @@
-//! What each command's exit code says. Help, manual pages and docs/cli.md have it from here.
+//! The exit codes of all commands. Help, manual pages and docs/cli.md use this table.
 //!
-//! 0 is success everywhere, and 2 is also what a command line that cannot be understood comes to.
+//! 0 always means success. 2 is also the code of a command line that cannot be parsed.
 
 use std::fmt::Write as _;
 
 use clap::{Command, CommandFactory};
 
-use crate::args::Arguments;
+use crate::cli::Arguments;
 
 /// What a command's exit codes say beside success.
 type Exits = &'static [(u8, &'static str)];

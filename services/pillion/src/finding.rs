@@ -1,7 +1,7 @@
-//! What `explain`, `doctor` and `status` find, as data: a code that stays, what was found in words, and what to do about it.
+//! Findings of `explain`, `doctor` and `status`, as data: a stable code, a message, and a remedy.
 //!
-//! Codes are a closed set and a contract: programs wait for them, and `docs/explain.md` lists them all. A code is never
-//! given another meaning; what is particular to one cluster stands in the message.
+//! Codes are a closed set and a contract: programs wait for them, and `docs/explain.md` lists them. A code never
+//! changes its meaning; details of one cluster are in the message.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};

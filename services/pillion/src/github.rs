@@ -1,4 +1,4 @@
-//! What is wrong, as lines that GitHub Actions shows at their place in a change.
+//! Prints problems as GitHub Actions annotations, which GitHub shows at their line in a change.
 
 use crate::load::Problem;
 

@@ -1,4 +1,4 @@
-//! What explain, doctor and status read of an installation: the same objects, read and told in one way.
+//! Reads the objects of an installation for `explain`, `doctor` and `status`, and describes them in one way.
 
 use std::fmt;
 
@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use kube::api::{Api, ListParams};
-use pillion_control::{Release, at_once};
+use pillion_control::Release;
+use pillion_control::informer::cluster_listing;
 
 use crate::config::{Overrides, WebhookPolicy, read};
 
@@ -22,7 +23,7 @@ pub(crate) enum Part {
     Lease,
     Namespaces,
     Rights,
-    Profiles(at_once::Part),
+    Profiles(cluster_listing::Part),
 }
 
 /// What could not be read, and the API server's word.
@@ -36,15 +37,20 @@ impl Part {
 
     /// Whether these are profiles.
     pub(crate) const fn is_of_profiles(&self) -> bool {
-        matches!(self, Self::Profiles(at_once::Part::ClusterProfiles | at_once::Part::NamespaceProfiles))
+        matches!(
+            self,
+            Self::Profiles(cluster_listing::Part::ClusterProfiles | cluster_listing::Part::NamespaceProfiles)
+        )
     }
 }
 
-impl From<at_once::Part> for Part {
-    fn from(part: at_once::Part) -> Self {
+impl From<cluster_listing::Part> for Part {
+    fn from(part: cluster_listing::Part) -> Self {
         match part {
-            at_once::Part::Namespaces => Self::Namespaces,
-            part @ (at_once::Part::ClusterProfiles | at_once::Part::NamespaceProfiles) => Self::Profiles(part),
+            cluster_listing::Part::Namespaces => Self::Namespaces,
+            part @ (cluster_listing::Part::ClusterProfiles | cluster_listing::Part::NamespaceProfiles) => {
+                Self::Profiles(part)
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `pillion lint`: reads profiles as the cluster would, and shows what is wrong with them in their own text.
+//! `pillion lint`: reads profiles as the cluster would, and shows mistakes in their source text.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

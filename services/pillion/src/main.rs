@@ -1,47 +1,55 @@
-//! Pillion's one program: the webhook, and the commands that show what it does without a cluster.
+//! The program `pillion`: the webhook, the controller, and commands for people and pipelines.
 //!
-//! The command line becomes values ([`args`]), and each command is a module that takes its own.
+//! [`cli`] parses the command line. Each command is a module with its arguments and a `run` function; the modules above
+//! the commands are shared by them.
 
+// Shared by the commands.
 mod args;
 mod authors;
 mod blocking;
 mod causes;
-mod certs;
-mod config;
-mod convert;
-mod crds;
-mod diff;
-mod difference;
-mod doctor;
-mod exits;
-mod explain;
-mod export;
+mod ticks;
 mod finding;
-mod github;
-mod inject;
-mod installation;
-mod lint;
 mod load;
-mod manual;
+mod github;
 mod output;
-mod profiles;
 mod progress;
-mod reference;
-mod rollout;
-mod serve;
-mod status;
-mod telemetry;
-mod test;
-mod trial;
-mod uninject;
-mod uninstall;
+mod difference;
 mod workload;
+mod trial;
+mod telemetry;
+mod config;
+mod installation;
+
+// The commands.
+mod crds;
+mod manual;
+mod convert;
+mod export;
+mod lint;
+mod test;
+mod inject;
+mod uninject;
+mod explain;
+mod doctor;
+mod certs;
+mod status;
+mod diff;
+mod profiles;
+mod rollout;
+mod uninstall;
+mod serve;
+
+// The command line.
+mod cli;
+mod exits;
+mod reference;
 
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
 
-use crate::args::{Arguments, Command};
+use crate::cli::{Arguments, Command};
 use crate::telemetry::Telemetry;
 
 fn main() -> ExitCode {
@@ -80,7 +88,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Status(args) => Telemetry::logs(&logs.for_people()).and_then(|()| status::run(args)),
         Command::Rollout(args) => Telemetry::logs(&logs.for_people()).and_then(|()| rollout::run(args)),
         Command::Crds(args) => crds::run(args),
-        Command::Man(args) => manual::run(args),
+        Command::Man(args) => manual::run(args, exits::command()),
         Command::Reference => reference::run(),
         Command::Completions { shell } => {
             // It would panic where whoever reads it stops reading.

@@ -1,13 +1,13 @@
-//! `pillion man`: the manual pages of all commands.
+//! `pillion man`: writes the manual pages of all commands.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, Command};
 
-use crate::{exits, output};
+use crate::output;
 
 /// Arguments of `pillion man`.
 #[derive(Clone, Debug, Args)]
@@ -19,8 +19,7 @@ pub(crate) struct ManArgs {
 }
 
 /// Writes them, or prints the first.
-pub(crate) fn run(args: ManArgs) -> anyhow::Result<ExitCode> {
-    let command = exits::command();
+pub(crate) fn run(args: ManArgs, command: Command) -> anyhow::Result<ExitCode> {
     let Some(folder) = args.folder else {
         let mut page = Vec::new();
         clap_mangen::Man::new(command).render(&mut page).context("the page cannot be made")?;

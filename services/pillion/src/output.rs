@@ -1,6 +1,6 @@
-//! What commands print: objects as YAML or JSON on standard output, problems on standard error.
+//! Prints a command's results: objects as YAML or JSON on standard output, problems on standard error.
 //!
-//! Whoever reads the output may stop reading: `pillion crds | head` is no error.
+//! A reader may close the output early: `pillion crds | head` is no error.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! How far long work is, on a line of standard error that is written over, and only where somebody looks at it.
+//! Shows the progress of long work on one line of standard error, if that is a terminal.
 
 use std::io::{self, IsTerminal, Write};
 

@@ -1,5 +1,5 @@
-//! `pillion reference`, hidden: prints the tables of flags and keys in `docs/configuration.md`, each between the comments that
-//! mark its place.
+//! `pillion reference` (hidden): prints the tables of flags and keys in `docs/configuration.md`, between the comments
+//! that mark their positions.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{ArgAction, Command};
 
-use crate::config::{ControllerPolicy, WebhookPolicy, settings};
+use crate::config::{ControllerPolicy, WebhookPolicy, read};
 use crate::{exits, output};
 
 /// Prints all tables.
@@ -17,9 +17,9 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let mut text = String::new();
     for (name, table) in [
         ("flags", flags(&program, "webhook")?),
-        ("keys", settings::table::<WebhookPolicy>()),
+        ("keys", read::table::<WebhookPolicy>()),
         ("controller flags", flags(&program, "controller")?),
-        ("controller keys", settings::table::<ControllerPolicy>()),
+        ("controller keys", read::table::<ControllerPolicy>()),
     ] {
         write!(text, "<!-- {name} -->\n\n{table}\n<!-- end of {name} -->\n")?;
     }

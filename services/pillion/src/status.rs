@@ -1,5 +1,5 @@
-//! `pillion status`: the installation at a glance, and which pods are not as their profiles say, and why. It asks the API
-//! server itself, by lists, so it works with the controller dead.
+//! `pillion status`: summarises the installation, and lists pods that differ from their profiles, with reasons. It
+//! reads lists from the API server, so it works without a running controller.
 
 mod overview;
 
@@ -55,7 +55,8 @@ async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
     let is_whole = namespace.is_none() && !pods;
     let lines = if is_whole { overview::overview(&client, &release).await } else { Vec::new() };
     may_be_asked(&client).await?;
-    let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default()));
+    let lookups =
+        Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
     let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;

@@ -1,11 +1,11 @@
-//! What the program tells of itself: log lines to standard error, and traces by OTLP if somebody wants them.
+//! Logs to standard error, and traces by OTLP if an endpoint is set.
 //!
-//! Each has a filter of its own, so that a quiet log does not take the spans away, and the log does not ask for spans.
-//! Without an endpoint there is no tracing layer at all, and a span costs nothing.
+//! Logs and traces have separate filters, so that a quiet log does not suppress spans. Without an endpoint there is no
+//! tracing layer, and a span costs nothing.
 //!
-//! * [`logs`]: what is logged, and how that changes while the program runs.
-//! * [`traces`]: where spans go, and which.
-//! * [`queue`]: what stands between them and their collector.
+//! * [`logs`]: which lines are logged, and how that changes at run time.
+//! * [`traces`]: where spans go, and which are sampled.
+//! * [`queue`]: the queue in front of the collector.
 
 pub(crate) mod logs;
 mod queue;
@@ -25,12 +25,9 @@ use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
-use self::logs::LogLevel;
+use self::logs::{DEFAULT_LEVEL, LogArgs, LogLevel, Logs};
 use self::queue::SpanMetrics;
-use self::traces::Sampling;
-use crate::args::{LogArgs, TraceArgs};
-use crate::config::WebhookPolicy;
-use crate::config::policy::DEFAULT_LEVEL;
+use self::traces::{Sampling, TraceArgs, Traces};
 
 /// How long the last spans may take to be sent.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -53,10 +50,10 @@ pub(crate) struct Controls {
 }
 
 impl Controls {
-    /// Takes over what a policy says.
-    pub(crate) fn apply(&self, policy: &WebhookPolicy) {
-        self.level.set(&policy.logs.level);
-        self.sampling.set(&policy.traces);
+    /// Applies the settings of a policy.
+    pub(crate) fn apply(&self, logs: &Logs, traces: &Traces) {
+        self.level.set(&logs.level);
+        self.sampling.set(traces);
     }
 
     /// Shows what is counted of the spans.
@@ -88,13 +85,14 @@ impl Telemetry {
         Ok(level)
     }
 
-    /// Log lines and, if an endpoint is given, traces, as a policy says.
+    /// Log lines and, if an endpoint is given, traces, by the arguments and the settings of a policy.
     ///
     /// # Errors
     /// The level is none, or the endpoint cannot be used.
-    pub(crate) fn start(logs: &LogArgs, traces: &TraceArgs, policy: &WebhookPolicy) -> anyhow::Result<Self> {
-        let (filter, level) = LogLevel::new(&policy.logs.level)?;
-        let sampling = Sampling::new(&policy.traces);
+    pub(crate) fn start(args: (&LogArgs, &TraceArgs), settings: (&Logs, &Traces)) -> anyhow::Result<Self> {
+        let ((logs, traces), (levels, shares)) = (args, settings);
+        let (filter, level) = LogLevel::new(&levels.level)?;
+        let sampling = Sampling::new(shares);
         let spans = SpanMetrics::default();
         let collector = traces.collector()?;
         let provider = collector.map(|collector| traces::provider(&collector, &sampling, spans.clone())).transpose()?;

@@ -1,4 +1,4 @@
-//! The review of a creation: what commands give to the engine in place of an API server.
+//! Builds the review of a creation, which commands pass to the engine in place of an API server.
 
 use pillion_engine::creation::Creation;
 use serde_json::Value;

@@ -1,7 +1,7 @@
-//! `pillion uninstall`: takes away what belongs to a release and is in no namespace, before the rest of it is deleted.
+//! `pillion uninstall`: removes a release's cluster-scoped objects before the rest is deleted.
 //!
-//! Nothing that is in no namespace can be owned by what is in one, so nobody deletes the webhook configurations with the
-//! release; and one that is left behind refuses every pod of `required` namespaces for ever.
+//! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. A
+//! configuration that is left behind rejects every pod of `required` namespaces.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,9 +10,9 @@ use anyhow::Context;
 use clap::Args;
 use pillion_api::held;
 use pillion_control::Release;
-use pillion_control::configuration;
 use pillion_control::held::PolicySettings;
-use pillion_control::switch;
+use pillion_control::webhook_config;
+use pillion_control::webhook_config::switch;
 
 use crate::args;
 use crate::blocking::block_on;
@@ -38,7 +38,7 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         let goes = switch::disarm(&client, &release).await.with_context(|| {
             format!("cannot write {}: disarmed to the ConfigMap {namespace}/{name}", switch::WEBHOOKS_KEY)
         })?;
-        let removed = configuration::remove(&client, &release)
+        let removed = webhook_config::remove(&client, &release)
             .await
             .with_context(|| format!("cannot delete the webhook configurations {}", release.configuration()))?;
         let policies = PolicySettings::new(held::Settings::new(name, namespace));

@@ -1,5 +1,4 @@
-//! Whose a pod is, for commands that speak of workloads and not of each pod: the Deployment behind a ReplicaSet, the CronJob
-//! behind a Job, or whatever controls it.
+//! Finds the workload of a pod: the Deployment of its ReplicaSet, the CronJob of its Job, or its direct controller.
 
 use std::collections::HashMap;
 use std::fmt;

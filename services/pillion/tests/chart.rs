@@ -426,7 +426,7 @@ fn every_name_follows_the_release() {
 #[test]
 fn the_canarys_service_is_the_one_of_the_program() {
     let release = pillion_control::Release::new("pillion", "pillion-system", "cluster.local").unwrap();
-    let expected = serde_json::to_value(pillion_control::canary::service(&release).unwrap()).unwrap();
+    let expected = serde_json::to_value(pillion_control::trust_probe::service(&release).unwrap()).unwrap();
     let objects = rendered(&json!({}));
     assert_eq!(bare(named(&objects, "Service", "pillion-canary").clone()), expected);
 }

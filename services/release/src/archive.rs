@@ -1,5 +1,4 @@
-//! Tar archives that are the same bytes whenever and wherever they are made: sorted by path, one time for everything, owned by
-//! nobody in particular.
+//! Reproducible tar archives: sorted by path, with one time for all entries and no owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

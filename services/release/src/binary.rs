@@ -1,4 +1,4 @@
-//! What a program's file says of itself: for which processor it is, and whether it runs where nothing else is.
+//! Reads a program's file: its processor, and whether it runs without any other file.
 
 use anyhow::{Context, bail, ensure};
 use object::elf::FileHeader64;

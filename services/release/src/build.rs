@@ -1,5 +1,5 @@
-//! How the program is built that is shipped: static, so that an image needs nothing else, and without the paths of whoever
-//! builds it. docs/decisions.md says why it is linked with glibc.
+//! Builds the program that is shipped: static, so that an image needs nothing else, and without the build machine's
+//! paths. docs/decisions.md says why it is linked with glibc.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,7 @@
-//! Container images as files: an [OCI layout] in a tar archive, made without a container engine.
+//! Writes container images as files: an [OCI layout] in a tar archive, without a container engine.
 //!
-//! An archive of one platform also has the `manifest.json` of `docker save`, for Docker before version 25. One of several
-//! platforms has an index of them in it, from which whoever imports it takes its own.
+//! An archive for one platform also has the `manifest.json` of `docker save`, for Docker before version 25. An archive
+//! for several platforms has an index, from which an importer takes its own.
 //!
 //! [OCI layout]: https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 

@@ -1,4 +1,5 @@
-//! The licences of what is in a program, with their texts: most of them ask to be passed on with it.
+//! Collects the licences of all linked crates with their texts, since most licences require the text beside the
+//! program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -1,5 +1,5 @@
-//! The crates that are in the program: those of `Cargo.lock` without what builds and tests it. Cargo's resolver knows; it is
-//! asked for one package and one platform, as the lock file has the features of all of them.
+//! Lists the crates that are linked into the program: those of `Cargo.lock` without build and test dependencies. Cargo
+//! resolves them for one package and one platform, since the lock file has the features of all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

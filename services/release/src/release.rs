@@ -1,4 +1,4 @@
-//! All of a release in one folder: enough to install, to check and to rebuild it where there is no network.
+//! Writes a whole release into one folder: enough to install, check and rebuild it without a network.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The bill of materials of a program, in [CycloneDX] 1.6: what is in it, for whoever looks for what is known to be broken.
+//! Writes the bill of materials of a program in [CycloneDX] 1.6, for vulnerability scanners.
 //!
 //! [CycloneDX]: https://cyclonedx.org/docs/1.6/json/
 

@@ -1,4 +1,4 @@
-//! What is released: the checkout, its version, its revision and when that was written.
+//! The checkout that is released: its version, its revision and the time of its last commit.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A certificate authority for tests: ECDSA P-256, as in production, valid for as long as anybody cares.
+//! A CA for tests: ECDSA P-256, as in production, with certificates that do not expire during a test.
 
 use std::path::{Path, PathBuf};
 

@@ -1,10 +1,8 @@
-//! A real Kubernetes cluster of one node, for what no stand-in shows: kubelets that start containers and probe them, a
-//! scheduler, Services with addresses of their own.
+//! A real Kubernetes cluster of one node, for tests that need kubelets, a scheduler and Services with real addresses.
 //!
-//! It is the project's own: the programs of a control plane and of a node, from pinned Go modules and Debian's packages, in Linux
-//! namespaces of their own (`cluster::node`). Tests run on that alone. To play with there is kind too, where there is a container engine:
-//! no test runs on it. Clusters have names; what they are made of lies in the cache of the tools (`cluster::parts`), and what they hold
-//! in a folder of each.
+//! It runs the programs of a control plane and of a node, from pinned Go modules and Debian's packages, in Linux
+//! namespaces (`cluster::node`). Tests use only that. For manual work, kind is supported too where a container engine
+//! is installed. Each cluster has a name and a folder; its parts are in the tools' cache (`cluster::parts`).
 
 use std::io::PipeWriter;
 use std::path::{Path, PathBuf};

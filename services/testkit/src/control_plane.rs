@@ -1,5 +1,6 @@
-//! A real control plane: etcd and kube-apiserver, configured as in production where a webhook can tell, and without
-//! what it cannot: no controller manager, no scheduler, no node. Pods are created and stay pending.
+//! Starts a real control plane: etcd and kube-apiserver, configured as in production wherever a webhook can notice.
+//!
+//! It has no controller manager, scheduler or node. Pods are created and stay pending.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};

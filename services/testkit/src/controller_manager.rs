@@ -1,6 +1,6 @@
-//! The real kube-controller-manager with the controllers that make pods, for tests of what owners do.
+//! Starts the real kube-controller-manager with the controllers that create pods, for tests of owner references.
 //!
-//! It is not a part of [`crate::ControlPlane`]: most tests make their pods themselves, and then know what they have.
+//! [`crate::ControlPlane`] does not include it, because most tests create their pods themselves.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A process with a log file: started, watched, signalled, and ended at the latest when its owner drops it.
+//! A process with a log file that ends when its owner drops it. Tests start, watch and signal it.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};

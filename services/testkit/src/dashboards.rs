@@ -1,4 +1,5 @@
-//! Renders Grafana's dashboards from the short text in `dashboards/source`. What all panels and queries share stands here.
+//! Renders Grafana's dashboards from the short text in `dashboards/source`. This module holds what all panels and
+//! queries share.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

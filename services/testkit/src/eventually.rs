@@ -1,4 +1,4 @@
-//! Bounded waiting for a condition: never a sleep of a guessed length, never a wait without an end.
+//! Waits for a condition with a time limit, instead of sleeping for a guessed time.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! The accept stack of production without the product: TCP, rustls, hyper's automatic HTTP version, an axum router.
 //!
-//! Tests use it for webhooks of their own, and the `floor` binary for the least that such a server can cost.
+//! Tests use it for webhooks of their own. The `floor` binary uses it to measure the least that such a server can cost.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Images for the cluster of the tests, as archives that `ctr` and `kind` import: one layer, no registry and no builder. They are
-//! written as those of a release are.
+//! Builds images for the test cluster as archives that `ctr` and `kind` import: one layer, no registry and no builder.
+//! They have the format of a release's images.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Kubeconfig files, as kubectl and every client library read them. JSON is YAML, so no printer of YAML is needed.
+//! Writes kubeconfig files for kubectl and client libraries. JSON is valid YAML, so no YAML printer is needed.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -33,29 +33,31 @@
 //! that an HTTPS server of this kind can cost; benchmarks compare against it).
 
 pub mod certificates;
-pub mod cluster;
-pub mod control_plane;
-pub mod controller_manager;
-pub mod daemon;
 pub mod dashboards;
 pub mod eventually;
+pub mod daemon;
 pub mod https;
 pub mod image;
 mod kubeconfig;
-pub mod moved_clock;
 pub mod namespace;
-pub mod registration;
-pub mod replica;
-mod shared;
 pub mod tools;
+pub mod control_plane;
+pub mod cluster;
+pub mod controller_manager;
+pub mod moved_clock;
+pub mod replica;
+pub mod registration;
+mod shared;
+pub mod isolation;
 
 pub use certificates::{TestCa, TlsFiles};
 pub use cluster::Cluster;
 pub use control_plane::ControlPlane;
 pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
+pub use isolation::{Isolation, isolated};
 pub use moved_clock::MovedClock;
-pub use namespace::{Isolation, Silence, isolated};
+pub use namespace::Silence;
 pub use registration::{RegisteredService, register_service, register_webhook};
 pub use replica::{Replica, ReplicaSpec, Role};
 

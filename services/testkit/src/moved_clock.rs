@@ -1,8 +1,8 @@
-//! The wall clock of single processes, put forward or back while they run.
+//! Moves the wall clock of single processes forward or back while they run.
 //!
-//! Nobody may set the machine's clock for a test, and no Linux namespace has one of its own. So the process is started with a
-//! small library before the C library's, which adds to what the kernel says as much as a file says: the program is the one
-//! that is shipped, and nothing in it knows of tests. The library is built by the C compiler that Rust links with.
+//! A test cannot set the machine's clock, and Linux has no namespace for it. So the process starts with a small library
+//! before the C library, which adds an offset from a file to the kernel's time. The program itself is the one that is
+//! shipped. The C compiler that Rust links with builds the library.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;

@@ -1,5 +1,5 @@
-//! What leads the API server to the replicas: a Service without a selector, one endpoint slice for each replica, and
-//! the webhook configuration.
+//! Registers replicas with the API server: a Service without a selector, one endpoint slice for each replica, and the
+//! webhook configuration.
 
 use std::net::IpAddr;
 

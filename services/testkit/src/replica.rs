@@ -1,4 +1,4 @@
-//! A replica, of the webhook or of the controller, as a process of the real binary at an address of its own.
+//! A replica of the webhook or the controller: a process of the real binary at an address of its own.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -1,14 +1,14 @@
-//! Control planes that tests share, one test at a time.
+//! Leases control planes to tests, one test at a time.
 //!
-//! Starting etcd and kube-apiserver costs more than most tests do. So a control plane outlives the test that started it:
+//! Starting etcd and kube-apiserver takes longer than most tests. So a control plane outlives the test that started it:
 //! it runs in network namespaces of its own, which each test that leases it enters. After a test has passed, every key
-//! in etcd is set back to what it was before the first test, and the next test finds a control plane as good as new. A
-//! control plane whose test has failed is ended.
+//! in etcd is reset to its value before the first test. A control plane whose test has failed is ended.
 //!
-//! No two tests use one control plane at the same time. There are as many control planes as tests that run side by side.
+//! Two tests never use one control plane at the same time. There are as many control planes as tests that run in
+//! parallel.
 //!
-//! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with the
-//! test runner.
+//! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with
+//! the test runner.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,8 +37,6 @@ const NAMESPACES: &str = "namespaces";
 const READY: &str = "ready";
 /// In a lease's folder: a test has used the control plane, which is not reset yet.
 const USED: &str = "used";
-/// In a lease's folder: the control plane's own folder, which [`ControlPlane::start`] attaches to.
-pub(crate) const CONTROL_PLANE: &str = "control-plane";
 /// In a lease's folder: what the keeper prints.
 const LOG: &str = "keeper.log";
 
@@ -108,7 +106,7 @@ impl Lease {
             return std::fs::write(self.folder.join(USED), "").context("cannot ask for a reset");
         }
         for name in ["etcd.log", "kube-apiserver.log"] {
-            let _ = std::fs::copy(self.folder.join(CONTROL_PLANE).join(name), logs.join(name));
+            let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
         }
         if let Some(process) = self.namespaces() {
             // The keeper's own parent removes the folder.
@@ -228,7 +226,8 @@ pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     namespace::set_up_addresses()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let control_plane = ControlPlane::builder().directory(folder.join(CONTROL_PLANE)).start().await?;
+        let control_plane =
+            ControlPlane::builder().directory(folder.join(namespace::LEASED_CONTROL_PLANE)).start().await?;
         let keys = Keys::new()?;
         let baseline = keys.read().await?;
         std::fs::write(folder.join(READY), "")?;

@@ -1,5 +1,5 @@
-//! Where the real programs come from: `tools/build.sh`, which builds them once from pinned Go modules into a cache outside
-//! the checkout; those of the control plane also from `KUBEBUILDER_ASSETS`.
+//! Finds the real programs: `tools/build.sh` builds them once from pinned Go modules into a cache outside the checkout.
+//! Those of the control plane may also come from `KUBEBUILDER_ASSETS`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -2,6 +2,7 @@
 
 mod control_plane;
 mod isolation;
+mod modules;
 mod oracle;
 mod replica;
 mod retry;

@@ -1,7 +1,7 @@
-//! Reads a request's body into one piece, within a limit of bytes, of time, and of what all bodies may take together.
+//! Reads a request's body into one buffer, bounded in bytes, in time and in the memory of all bodies together.
 //!
-//! Memory is taken for what has arrived, never on the word of a `Content-Length`. A body that has to be waited for is
-//! registered as unfinished, and given up when too many are ([`crate::overload::UnfinishedBodies`]).
+//! Memory is taken for bytes that have arrived, never for a `Content-Length` alone. A body that has to be waited for is
+//! registered as unfinished, and is given up when too many are ([`crate::overload::UnfinishedBodies`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// A body, and the memory that it takes of the budget.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
     /// Given back when it is dropped, with the bytes.
     _share: Share,
@@ -75,7 +75,7 @@ impl Sender {
     pub(crate) fn of(request: &Request) -> Self {
         let waits = request.headers().contains_key(EXPECT);
         let needs_draining = !waits && request.version() < Version::HTTP_2;
-        Self { address: crate::connection::client_address(request.extensions()), needs_draining }
+        Self { address: crate::transport::client_address(request.extensions()), needs_draining }
     }
 }
 
@@ -83,12 +83,17 @@ impl Sender {
 ///
 /// Of one that is refused the rest is read and thrown away, within twice the limits' bytes and the same time (or a short
 /// one, if there is no memory), so that the client has written what it wanted to and reads the answer.
-pub(crate) async fn read(mut body: Body, limits: Limits, shared: &Shared, sender: Sender) -> Result<Whole, BodyError> {
+pub(crate) async fn read(
+    mut body: Body,
+    limits: Limits,
+    shared: &Shared,
+    sender: Sender,
+) -> Result<BufferedBody, BodyError> {
     let deadline = Instant::now() + limits.time;
     let mut reading = Reading::new(shared, sender.address);
     let collected = timeout_at(deadline, reading.collect(&mut body, limits.bytes)).await;
     let error = match collected.unwrap_or(Err(BodyError::TooSlow)) {
-        Ok(bytes) => return Ok(Whole { bytes, _share: reading.share }),
+        Ok(bytes) => return Ok(BufferedBody { bytes, _share: reading.share }),
         Err(error) => error,
     };
     drop(reading);

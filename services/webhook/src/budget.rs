@@ -1,9 +1,9 @@
-//! The memory that bodies of requests may take together, over all connections.
+//! Bounds the memory of all request bodies together, over all connections.
 //!
-//! Each body is bounded, and so are the connections; but the product of both is more than any machine has. So a body
-//! takes its share of one budget as its bytes arrive, never before, and gives it back when the request is answered. A
-//! large body may take only what leaves a part of the budget to small ones: most reviews are a few kilobytes, and should
-//! be answered while somebody sends huge ones slowly.
+//! Each body is bounded, and so is the number of connections, but their product exceeds any machine's memory. So a body
+//! takes its share of one budget as its bytes arrive, never before, and returns it when the request is answered. Large
+//! bodies leave a part of the budget to small ones: most reviews have a few kilobytes and must be answered while
+//! another client sends large ones slowly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

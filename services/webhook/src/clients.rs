@@ -1,11 +1,11 @@
-//! Who may send reviews: clients with a certificate of one authority, and by default anybody who gets here.
+//! Authenticates clients: with a CA, only its certificates are accepted; by default every client is.
 //!
-//! A certificate that is not good (expired, of another authority, not for clients) ends the handshake, as TLS has it. A
-//! client that shows none is let in as far as its request's head, and is answered 401: the API server's log then says what
-//! is missing, where a broken handshake would have people guess. The body of such a request is never looked at.
+//! An invalid certificate (expired, of another CA, not for clients) fails the TLS handshake. A client without a
+//! certificate gets a 401 after its request's head, so that the API server's log says what is missing. The body of such
+//! a request is never read.
 //!
-//! The authority is asked at each handshake and can be replaced meanwhile. A connection that was let in stays until it is
-//! retired for its age.
+//! Each handshake uses the current CA, which can be replaced at any time. An accepted connection stays open until it
+//! reaches its maximum age.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -28,7 +28,7 @@ use rustls_pki_types::pem::{self, PemObject};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::refusal::{Bounded, LOGGED_BYTES};
+use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::tls::{PemText, provider};
 use crate::transport::{TransportMetrics, Unauthorized};
 

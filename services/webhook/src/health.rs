@@ -1,7 +1,7 @@
-//! The operations port: is the process alive, may it be sent requests, what does it measure.
+//! The operations port: liveness, readiness and metrics.
 //!
-//! Readiness is a value. Whoever has to finish something before requests may come registers a component by name and
-//! sets it ready; `/readyz` answers with the names of those that are not.
+//! [`Readiness`] is a value. A component that must finish something before requests arrive registers by name and sets
+//! itself ready. `/readyz` returns the names of the components that are not ready.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,28 +1,33 @@
 //! Serves admission reviews over TLS.
 //!
-//! The decisions are the engine's; here is what stands between it and the network: the accept loop and its limits, the
-//! certificate, the routes, what is measured, and the end without a lost request. This crate knows no Kubernetes client:
-//! what it needs to know of the cluster it is given, as a snapshot and a look-up.
+//! The engine makes the decisions. This crate connects it to the network: it accepts connections, enforces limits,
+//! serves the certificate and the routes, counts, traces, and drains without losing a request. It has no Kubernetes
+//! client: the process passes in a snapshot of the cluster and functions that look up single objects.
 //!
-//! In the order in which a process wires it: [`metrics::Metrics`], [`tls::ServingCertificate`], [`health::Readiness`],
+//! A process wires the crate in this order: [`metrics::Metrics`], [`tls::ServingCertificate`], [`health::Readiness`],
 //! [`router::router`], [`serve::Server`].
+//!
+//! * `client_text`: bounds text that clients wrote. `histogram`, `budget`: counters without locks, memory of bodies.
+//! * [`switch`], [`policy`]: what the platform can change while the process runs.
+//! * [`transport`], [`tls`], [`clients`], [`serve`]: connections, certificates, client authentication, the accept loop.
+//! * [`overload`], [`metrics`], [`trace`], [`health`], [`readiness_gate`]: limits, observability and readiness.
+//! * `body`, `refusal`, [`admission`], [`router`]: the path of a request to its response.
 
-mod body;
+mod client_text;
+mod histogram;
 mod budget;
-mod canary;
-pub mod clients;
-mod connection;
-mod decision;
-pub mod first;
-pub mod health;
-pub mod metrics;
-pub mod overload;
+pub mod switch;
 pub mod policy;
-mod profiles;
+pub mod transport;
+pub mod tls;
+pub mod overload;
+pub mod metrics;
+pub mod clients;
+mod body;
 mod refusal;
+pub mod health;
+pub mod readiness_gate;
+pub mod trace;
+pub mod admission;
 pub mod router;
 pub mod serve;
-pub mod switch;
-pub mod tls;
-pub mod trace;
-pub mod transport;

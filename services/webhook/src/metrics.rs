@@ -1,20 +1,19 @@
-//! What the webhook measures. Every label comes from a closed or a bounded set, and every handle that a request needs is
-//! resolved before the first one comes: counting takes no lock and no look-up by name, but for names of tenants and
-//! profiles, which are found in a map that is replaced as a whole.
+//! The metrics of the webhook; `docs/metrics.md` lists them.
 //!
-//! `docs/metrics.md` has all of them, with what they answer.
+//! Every label has a closed or a bounded set of values. Every handle that a request needs is resolved before the first
+//! request, so counting takes no lock and looks up no name. Tenants and profiles are the exception: their names are
+//! found in a map that is replaced as a whole.
 //!
-//! - `requests`, `outcome`: how many requests ended how, and how long they took.
-//! - `decisions`, `profiles`: what was decided, and which profiles were applied.
-//! - `tenants`: requests by namespace, for who wants them. `slots`: how a name gets a series, and loses it.
-//! - `tls`: connections, and the certificate that they are answered with.
-//! - `cluster`, `process`: what is known of the cluster, and what the system says of this process.
-//! - `histogram`: histograms without a lock; `exposition`: what `/metrics` answers.
+//! - `requests`, `outcome`: results and durations of requests.
+//! - `decisions`, `profiles`: decisions and applied profiles.
+//! - `tenants`: requests by namespace, if enabled. `slots`: gives a series to a name and takes it back.
+//! - `tls`: connections and the serving certificate.
+//! - `cluster`, `process`: the snapshot and the process.
+//! - `exposition`: the text of `/metrics`.
 
 mod cluster;
 mod decisions;
 pub(crate) mod exposition;
-mod histogram;
 mod outcome;
 mod process;
 mod profiles;
@@ -39,12 +38,12 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 pub use exposition::Exposition;
-pub use histogram::Histogram;
 pub use outcome::RequestOutcome;
 pub use profiles::MAX_PROFILES;
 pub use tenants::{Tenant, TenantSettings, Tenants};
 pub use tls::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
 
+use crate::histogram::Histogram;
 use crate::overload::OverloadMetrics;
 
 use cluster::Cluster;

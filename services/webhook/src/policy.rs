@@ -1,4 +1,4 @@
-//! What the platform says of how requests are decided, and may change while the process runs.
+//! The platform's settings for decisions, which may change while the process runs.
 
 use std::sync::Arc;
 

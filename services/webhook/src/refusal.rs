@@ -1,10 +1,10 @@
-//! Why a request is not answered with a review: decided as data, then rendered as an HTTP status, a text and a metric.
+//! The reasons for which a request gets no review as its response, rendered as HTTP status, text and metric.
 //!
-//! The API server shows the text to whoever made the pod or writes it to its log, so it says what was wrong and what was
-//! expected. Whose fault it is decides the status: 4xx the caller's, 5xx ours. Under either, `failurePolicy` applies.
+//! The API server shows the text to the pod's author or logs it, so the text says what was wrong and what was expected.
+//! The status is 4xx for a fault of the client and 5xx for a fault of the webhook. `failurePolicy` applies to both.
 
 use std::any::Any;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -13,11 +13,10 @@ use http::{Response, StatusCode, Version};
 use pillion_engine::review::{InternalError, ReviewError};
 
 use crate::body::BodyError;
+use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
 use crate::overload::Shed;
 
-/// Bytes of a text that a client wrote, as far as it is logged.
-pub(crate) const LOGGED_BYTES: usize = 256;
 /// Bytes of an answer that is a text.
 pub(crate) const ANSWERED_BYTES: usize = 1024;
 
@@ -147,39 +146,9 @@ impl fmt::Display for Header<'_> {
     }
 }
 
-/// A text on one line of printable characters, and of so many bytes at most.
-pub(crate) struct Bounded<'t>(pub(crate) &'t str, pub(crate) usize);
-
-impl fmt::Display for Bounded<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut left = self.1;
-        for character in self.0.chars() {
-            let quoted = matches!(character, '"' | '\'' | '\\');
-            let bytes = if quoted { 1 } else { character.escape_debug().map(char::len_utf8).sum() };
-            let Some(rest) = left.checked_sub(bytes) else { return formatter.write_str("...") };
-            left = rest;
-            if quoted {
-                formatter.write_char(character)?;
-            } else {
-                write!(formatter, "{}", character.escape_debug())?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_clients_text_is_bounded_and_on_one_line() {
-        assert_eq!(Bounded("pod \"a\\b\"", 64).to_string(), "pod \"a\\b\"");
-        assert_eq!(Bounded("a\nb\u{1b}[31m\u{202e}", 64).to_string(), "a\\nb\\u{1b}[31m\\u{202e}");
-        assert_eq!(Bounded("abcdef", 3).to_string(), "abc...");
-        assert_eq!(Bounded("ab\n", 3).to_string(), "ab...");
-        assert_eq!(Bounded(&"x".repeat(10_000), LOGGED_BYTES).to_string().len(), LOGGED_BYTES + 3);
-    }
 
     #[test]
     fn a_panics_text_is_for_the_log_alone() {

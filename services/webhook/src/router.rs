@@ -1,135 +1,44 @@
-//! The routes of the admission port: an HTTP request becomes a review, the engine decides it, and the decision becomes an
-//! answer, a line in the log and a few counters.
+//! The routes of the admission port: a request becomes a review, the engine decides it, and the decision becomes a
+//! response, a log line and counters.
 //!
-//! A decision about a small pod takes some 30 us of computing, less than handing it to another thread would: it is made
-//! where the request was read, when it is its turn. One about a large object is made on a thread of its own.
+//! Deciding a small pod computes for some 30 us, less than a handover to another thread costs, so it runs on the thread
+//! that read the request, once it holds a permit. A large object is decided on a thread of its own.
+
+mod canary;
+mod profiles;
 
 use std::fmt;
-use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::routing::post;
 use bytes::Bytes;
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use pillion_api::names::VALIDATE_PROFILES_PATH;
-use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Endpoint, Review};
-use pillion_engine::snapshot::{Namespace, Snapshot};
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-use crate::body::{self, Limits, Sender, Shared, Whole};
+use crate::admission::{Admission, Answered, Case, Known, LookUpTerms};
+use crate::body::{self, BufferedBody, Limits, Sender, Shared};
 use crate::budget::Budget;
-use crate::connection::client_address;
-use crate::decision::{Answered, Case, Known, LookUpTerms};
-use crate::metrics::{Metrics, Tenant};
-use crate::overload::{
-    self, Deadline, Overload, OverloadSettings, Place, Shed, Turn, UnfinishedBodies, UnfinishedBounds,
-};
-use crate::policy::Policy;
-use crate::refusal::{ANSWERED_BYTES, Bounded, LOGGED_BYTES, Refusal};
-use crate::switch::Switch;
+use crate::client_text::{Bounded, LOGGED_BYTES};
+use crate::metrics::Tenant;
+use crate::overload::{self, Deadline, Overload, Permit, RequestPermit, Shed, UnfinishedBodies, UnfinishedBounds};
+use crate::refusal::{ANSWERED_BYTES, Refusal};
 use crate::trace::RequestSpan;
-
-/// The look-up of one namespace.
-#[derive(Clone, Copy, Debug)]
-pub struct NamespaceLookup<'n> {
-    /// Whatever a client wrote, of any length.
-    pub name: &'n str,
-    /// The client that sent the review.
-    pub client: IpAddr,
-    /// An answer that was given before this moment will not do: it contradicts what the API server calls.
-    pub after: Option<Instant>,
-}
-
-/// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
-/// Missing: it is not known there either. Failed: it cannot be looked up now.
-///
-/// The router bounds the time of one look-up. The function has to make sure that the name can be one, and to bound the
-/// look-ups' number, in all and for each client.
-pub type LiveNamespace =
-    Arc<dyn for<'n> Fn(NamespaceLookup<'n>) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
-
-/// Looks up what a review of this client wants besides its namespace: service accounts, owners, objects that profiles declare.
-///
-/// The router bounds the time of it, and asks only where something is wanted, which is seldom. The function remembers answers,
-/// takes calls for the same object together, bounds the requests in all and for each client, and says of what could not be
-/// had that it failed.
-pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
-
-/// The limits of one request.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct RequestSettings {
-    /// Bytes of a body. A review of an update holds two objects of up to 3 MiB.
-    pub body_limit: usize,
-    /// Bytes that the bodies of all requests may take together; what would be more is answered with 503. Large bodies
-    /// leave a quarter of it to small ones.
-    pub body_budget: usize,
-    /// From the end of a request's head to the end of its body.
-    pub body_timeout: Duration,
-    /// How long the look-up of a namespace may take, and all that a review wants besides.
-    pub live_timeout: Duration,
-    /// How many requests there may be at one time, and how long they may take.
-    pub overload: OverloadSettings,
-}
-
-impl Default for RequestSettings {
-    fn default() -> Self {
-        Self {
-            body_limit: 7 * 1024 * 1024,
-            body_budget: 64 * 1024 * 1024,
-            body_timeout: Duration::from_secs(5),
-            live_timeout: Duration::from_millis(300),
-            overload: OverloadSettings::default(),
-        }
-    }
-}
-
-/// What requests are answered with.
-#[derive(Clone)]
-pub struct Admission {
-    /// Profiles and namespaces, replaced as a whole by whoever watches the cluster.
-    pub snapshot: Arc<ArcSwap<Snapshot>>,
-    /// The look-up of namespaces that the snapshot does not know, if there is one.
-    pub live_namespace: Option<LiveNamespace>,
-    /// The look-ups that reviews want. Without it nothing is found.
-    pub look_ups: Option<LookUps>,
-    /// What the platform says, replaced as a whole by whoever reads its file.
-    pub policy: Arc<ArcSwap<Policy>>,
-    /// Whether anything is decided at all.
-    pub switch: Switch,
-    /// Where requests are counted.
-    pub metrics: Arc<Metrics>,
-    /// The limits.
-    pub settings: RequestSettings,
-}
+use crate::transport::client_address;
 
 /// [`Admission`], and what all requests share besides.
 pub(crate) struct Service {
     admission: Admission,
     bodies: Shared,
     overload: Overload,
-}
-
-impl fmt::Debug for Admission {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Admission")
-            .field("live_namespace", &self.live_namespace.is_some())
-            .field("look_ups", &self.look_ups.is_some())
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The routes: POST to `/mutate`, to `/validate`, and to the paths of each injection level below them.
@@ -212,21 +121,21 @@ impl Service {
         let terms = LookUpTerms { client: client_address(request.extensions()), deadline };
         let receive = span.receive();
         let body = self.receive(request, deadline).instrument(receive.clone()).await?;
-        // Only now: a client that never finishes its body takes no place from those that have.
-        let _place = self.place()?;
+        // Only now: a client that never finishes its body takes no permit from those that have.
+        let _request_permit = self.request_permit()?;
         let asked = Asked { endpoint, span, tenant, terms };
         if overload::is_large(&body.bytes) {
             drop(receive);
             // Elsewhere in memory: each request is moved about with room for the largest of its states.
-            Box::pin(self.decide_apart(asked, body)).await
+            Box::pin(self.decide_offloaded(asked, body)).await
         } else {
             self.decide_here(asked, &body.bytes, receive).await
         }
     }
 
-    /// A turn to compute. Who is turned away is counted for whom the first bytes name, as far as that is known to exist.
-    async fn turn(&self, asked: Asked<'_>, body: &Bytes) -> Result<Turn, Refusal> {
-        self.overload.turn(body, asked.terms.deadline).await.map_err(|shed| {
+    /// Waits for a permit to compute. A rejected request is attributed to the namespace peeked from its body, if that exists.
+    async fn permit(&self, asked: Asked<'_>, body: &Bytes) -> Result<Permit, Refusal> {
+        self.overload.permit(body, asked.terms.deadline).await.map_err(|shed| {
             if let Some(name) = overload::namespace(body) {
                 asked.tenant.found(name, self.admission.snapshot.load().namespace(name).is_some());
             }
@@ -237,7 +146,7 @@ impl Service {
     /// Decides on the thread that the request was read on.
     async fn decide_here(&self, asked: Asked<'_>, body: &Bytes, receive: Span) -> Result<Answered, Refusal> {
         let Asked { endpoint, span, tenant, terms } = asked;
-        let mut turn = self.turn(asked, body).instrument(receive.clone()).await?;
+        let mut permit = self.permit(asked, body).instrument(receive.clone()).await?;
         let review = receive.in_scope(|| Review::parse(body)).map_err(Refusal::Review)?;
         drop(receive);
         span.review(&review);
@@ -252,28 +161,28 @@ impl Service {
                 &mut resolve,
             )?;
             // Others compute while this one waits for a look-up.
-            drop(turn);
+            drop(permit);
             let answered = self.admission.fetch(next, &mut known, terms).instrument(resolve.clone()).await;
             if let Some(answered) = answered {
                 return Ok(answered);
             }
-            turn = self.turn(asked, body).instrument(resolve).await?;
+            permit = self.permit(asked, body).instrument(resolve).await?;
         }
     }
 
-    /// Decides on a thread of its own. What was read is read again after a look-up, so that nobody waits for one on it.
-    async fn decide_apart(self: &Arc<Self>, asked: Asked<'_>, mut body: Whole) -> Result<Answered, Refusal> {
+    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that no such thread waits for one.
+    async fn decide_offloaded(self: &Arc<Self>, asked: Asked<'_>, mut body: BufferedBody) -> Result<Answered, Refusal> {
         let Asked { endpoint, terms, .. } = asked;
         let snapshot = self.admission.snapshot.load_full();
         let mut known = Known::default();
         loop {
             let mut resolve = asked.span.resolve();
-            let turn = self.turn(asked, &body.bytes).instrument(resolve.clone()).await?;
+            let permit = self.permit(asked, &body.bytes).instrument(resolve.clone()).await?;
             let (service, snapshot) = (Arc::clone(self), Arc::clone(&snapshot));
             let (span, tenant) = (asked.span.clone(), asked.tenant.clone());
             let work = move || {
                 // Given back when the work is done, also if nobody waits for it any more, as are the body's bytes.
-                let _turn = turn;
+                let _permit = permit;
                 let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review);
                 let next = review.and_then(|review| {
                     span.review(&review);
@@ -284,7 +193,7 @@ impl Service {
                 (body, known, next, resolve)
             };
             let (read, so_far, next, resolve) =
-                self.overload.apart(work).await.map_err(|panic| Refusal::from_panic(&*panic))?;
+                self.overload.offload(work).await.map_err(|panic| Refusal::from_panic(&*panic))?;
             (body, known) = (read, so_far);
             let answered = self.admission.fetch(next?, &mut known, terms).instrument(resolve).await;
             if let Some(answered) = answered {
@@ -294,7 +203,7 @@ impl Service {
     }
 
     /// The body of a request that may be a review.
-    pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<Whole, Refusal> {
+    pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<BufferedBody, Refusal> {
         self.receive_at_most(self.admission.settings.body_limit, request, deadline).await
     }
 
@@ -304,7 +213,7 @@ impl Service {
         bytes: usize,
         request: Request,
         deadline: Deadline,
-    ) -> Result<Whole, Refusal> {
+    ) -> Result<BufferedBody, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {
             return Err(Refusal::Shed(Shed::Deadline));
@@ -322,9 +231,9 @@ impl Service {
         &self.admission
     }
 
-    /// A place for a request whose body has arrived, held until there is an answer.
-    pub(crate) fn place(&self) -> Result<Place<'_>, Refusal> {
-        self.overload.place().ok_or(Refusal::Shed(Shed::InFlight))
+    /// Returns a permit for a request whose body has arrived. The caller holds it until there is a response.
+    pub(crate) fn request_permit(&self) -> Result<RequestPermit<'_>, Refusal> {
+        self.overload.request_permit().ok_or(Refusal::Shed(Shed::InFlight))
     }
 
     pub(crate) fn deadline(&self, query: Option<&str>) -> Deadline {

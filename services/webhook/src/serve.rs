@@ -1,8 +1,8 @@
-//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with a limit on everything, and an end that loses no request.
+//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with a limit on everything, and a drain that loses no request.
 //!
-//! The API server pools connections for 90 seconds and does not repeat a POST that met a closing one. So a server that
-//! ends keeps accepting and answering, tells each client by `Connection: close` (HTTP/2: GOAWAY) to go elsewhere, and
-//! is done when no connection is left.
+//! The API server pools connections for 90 seconds and does not repeat a POST that met a closing one. So a draining
+//! server keeps accepting and answering, and asks each client by `Connection: close` (HTTP/2: GOAWAY) to connect
+//! elsewhere. It ends when no connection is left.
 
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use rustls::server::Acceptor;
+use rustls::ServerConfig;
+use rustls::server::{Acceptor, NoServerSessionStorage};
+use rustls_pki_types::CertificateDer;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -23,16 +25,18 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+mod connection;
 mod drain;
-mod places;
+mod connection_permits;
 
+use self::connection::{Builders, Ended, Protocol, Terms};
+use self::connection_permits::{ConnectionPermit, ConnectionPermits, Left, Standing};
 use self::drain::Drain;
-pub(crate) use self::drain::Retire;
-use self::places::{Left, Place, Places, Standing};
-use crate::clients::Caller;
-use crate::connection::{self, Builders, Ended, Protocol, Terms};
+use self::drain::Retire;
+use crate::clients::{Caller, ClientCertificates};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
-use crate::tls::Tls;
+use crate::tls::{ServingCertificate, provider};
+use crate::transport::TransportMetrics;
 
 /// How long to wait after `accept` failed: most likely for a file descriptor.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
@@ -123,6 +127,48 @@ impl ServerSettings {
     }
 }
 
+/// How a server speaks TLS: with which certificate, and to whom.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    clients: Option<Arc<ClientCertificates>>,
+}
+
+impl Tls {
+    /// Serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1 offered. With `clients`,
+    /// only those are answered that have shown a certificate of theirs, whatever they are at the time.
+    ///
+    /// # Errors
+    /// The cryptography library does not support these versions of TLS, which would be a fault of the build.
+    pub fn new(
+        certificate: Arc<ServingCertificate>,
+        clients: Option<Arc<ClientCertificates>>,
+    ) -> Result<Self, rustls::Error> {
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+        let builder = match &clients {
+            Some(clients) => builder.with_client_cert_verifier(Arc::<ClientCertificates>::clone(clients)),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(certificate);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // The API server keeps no sessions. Without resumption every handshake shows the present certificate, and the
+        // client's is looked at each time.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self { config: Arc::new(config), clients })
+    }
+
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config)
+    }
+
+    /// Who has connected, by the certificates that were shown and found to be good.
+    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
+        self.clients.as_ref().map_or_else(Caller::anybody, |clients| clients.caller(shown, metrics))
+    }
+}
+
 /// A server that is bound, and not yet running.
 #[derive(Debug)]
 #[must_use = "a server does nothing until it is run"]
@@ -184,7 +230,7 @@ impl Server {
         let tracker = TaskTracker::new();
         let cut = CancellationToken::new();
         let acceptor = Connections {
-            places: Places::new(settings.max_connections, cut.clone()),
+            permits: ConnectionPermits::new(settings.max_connections, cut.clone()),
             tracker: tracker.clone(),
             shared: Arc::new(Shared {
                 builders: Builders::new(&settings),
@@ -227,7 +273,7 @@ struct Shared {
 }
 
 struct Connections {
-    places: Places,
+    permits: ConnectionPermits,
     tracker: TaskTracker,
     shared: Arc<Shared>,
 }
@@ -305,7 +351,7 @@ impl Connections {
     }
 
     fn spawn(&self, stream: TcpStream, peer: SocketAddr) {
-        let Some(place) = self.places.take(peer.ip()) else {
+        let Some(permit) = self.permits.take(peer.ip()) else {
             if let Security::Tls { metrics, .. } = &self.shared.security {
                 metrics.handshake(HandshakeResult::Refused);
             }
@@ -314,7 +360,7 @@ impl Connections {
         };
         let shared = Arc::clone(&self.shared);
         self.tracker.spawn(async move {
-            if place.run(shared.serve(stream, peer, &place)).await == Left::GivenUp {
+            if permit.run(shared.serve(stream, peer, &permit)).await == Left::GivenUp {
                 shared.gave_up(peer);
             }
         });
@@ -322,26 +368,26 @@ impl Connections {
 }
 
 impl Shared {
-    async fn serve(&self, stream: TcpStream, peer: SocketAddr, place: &Place) {
+    async fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: &ConnectionPermit) {
         // An answer is one small write. Waiting for more to send with it would only make it late.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
         }
         let ended = match &self.security {
             Security::Plain => {
-                place.stands(Standing::Open);
-                self.http(stream, (peer, Protocol::Http1), Caller::anybody(), place).await
+                permit.stands(Standing::Open);
+                self.http(stream, (peer, Protocol::Http1), Caller::anybody(), permit).await
             }
             Security::Tls { tls, metrics } => {
                 let _open = Open::new(metrics);
                 let Some(stream) = self.handshake(stream, peer, tls, metrics).await else { return };
                 let caller = tls.caller(stream.get_ref().1.peer_certificates(), &metrics.transport);
-                place.stands(if caller.is_known() { Standing::Known } else { Standing::Open });
+                permit.stands(if caller.is_known() { Standing::Known } else { Standing::Open });
                 let protocol = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
-                let ended = self.http(stream, (peer, protocol), caller, place).await;
+                let ended = self.http(stream, (peer, protocol), caller, permit).await;
                 if let Ended::TimedOut(waiting) = ended {
                     metrics.transport.timed_out(waiting);
                 }
@@ -385,7 +431,7 @@ impl Shared {
         stream
     }
 
-    /// Its place was given up for somebody with fewer connections.
+    /// Counts and logs a connection that was closed for a client with fewer connections.
     fn gave_up(&self, peer: SocketAddr) {
         if let Security::Tls { metrics, .. } = &self.security {
             metrics.transport.given_up.inc();
@@ -394,13 +440,19 @@ impl Shared {
         tracing::debug!(%peer, limit, "too many connections: one is closed for a client that has fewer");
     }
 
-    async fn http<S>(&self, stream: S, (peer, protocol): (SocketAddr, Protocol), caller: Caller, place: &Place) -> Ended
+    async fn http<S>(
+        &self,
+        stream: S,
+        (peer, protocol): (SocketAddr, Protocol),
+        caller: Caller,
+        permit: &ConnectionPermit,
+    ) -> Ended
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
         let retire = Retire::new(at, self.drain.clone());
-        let terms = Terms { address: peer.ip(), protocol, retire, caller, requests: place.requests() };
+        let terms = Terms { address: peer.ip(), protocol, retire, caller, requests: permit.requests() };
         connection::serve(stream, &self.builders, self.app.clone(), &self.settings, terms).await
     }
 }

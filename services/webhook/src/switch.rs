@@ -1,4 +1,4 @@
-//! The kill switch, as requests see it: while it is off, everything is allowed as it is.
+//! The kill switch as requests see it: while it is off, the webhook allows every object unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,23 +1,20 @@
-//! The serving certificate: read from PEM text, checked, and swapped while connections are served.
+//! Reads and checks the serving certificate from PEM text, and replaces it while connections are open.
 //!
-//! Who may call is the other half of it: see [`crate::clients`].
+//! [`crate::clients`] authenticates clients, and [`crate::serve::Tls`] combines both.
 //!
-//! One [`ServerConfig`] lives as long as the process. It asks a [`ServingCertificate`] at each handshake, so a new
-//! certificate is one pointer store, and connections that are open are left alone.
+//! The [`rustls::ServerConfig`] lives as long as the process and asks a [`ServingCertificate`] at each handshake. So a
+//! new certificate is one pointer store, and open connections are left alone.
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use rustls::InconsistentKeys;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{InconsistentKeys, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-
-use crate::clients::{Caller, ClientCertificates};
-use crate::transport::TransportMetrics;
 
 /// PEM text, and the name under which people know it.
 #[derive(Clone, Copy)]
@@ -26,13 +23,6 @@ pub struct PemText<'t> {
     pub source: &'t str,
     /// The text.
     pub text: &'t [u8],
-}
-
-/// How a server speaks TLS: with which certificate, and to whom.
-#[derive(Clone, Debug)]
-pub struct Tls {
-    config: Arc<ServerConfig>,
-    clients: Option<Arc<ClientCertificates>>,
 }
 
 /// Why a certificate and a key cannot be served.
@@ -134,41 +124,6 @@ impl ServingCertificate {
     #[must_use]
     pub fn leaf(&self) -> Option<CertificateDer<'static>> {
         self.current.load().as_ref()?.cert.first().cloned()
-    }
-}
-
-impl Tls {
-    /// Serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1 offered. With `clients`,
-    /// only those are answered that have shown a certificate of theirs, whatever they are at the time.
-    ///
-    /// # Errors
-    /// The cryptography library does not support these versions of TLS, which would be a fault of the build.
-    pub fn new(
-        certificate: Arc<ServingCertificate>,
-        clients: Option<Arc<ClientCertificates>>,
-    ) -> Result<Self, rustls::Error> {
-        let builder = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
-        let builder = match &clients {
-            Some(clients) => builder.with_client_cert_verifier(Arc::<ClientCertificates>::clone(clients)),
-            None => builder.with_no_client_auth(),
-        };
-        let mut config = builder.with_cert_resolver(certificate);
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // The API server keeps no sessions. Without resumption every handshake shows the present certificate, and the
-        // client's is looked at each time.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), clients })
-    }
-
-    pub(crate) fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.config)
-    }
-
-    /// Who has connected, by the certificates that were shown and found to be good.
-    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
-        self.clients.as_ref().map_or_else(Caller::anybody, |clients| clients.caller(shown, metrics))
     }
 }
 

@@ -1,10 +1,9 @@
-//! Spans of admission requests: one for the request, joined to the trace of whoever sent it, and one for each of its
-//! parts.
+//! Spans of admission requests: one for the request, as a child of the API server's trace, and one for each step.
 //!
-//! They have a target of their own, so that whoever sets up a subscriber can give them to its traces and to nobody else.
-//! Where nobody listens to the target, a span is one look at a flag. Whether a request is traced is asked once, at its
-//! head; of one that is not, no further span is made. If it then fails or is denied, one span is made of it afterwards,
-//! without its parts.
+//! The spans have a target of their own, so that a subscriber can send them to traces and to nothing else. Without a
+//! subscriber for the target, a span costs one look at a flag. Sampling is decided once, at the request's head; an
+//! unsampled request makes no further span. If such a request fails or is denied, one span without steps is made of it
+//! afterwards.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -20,8 +19,9 @@ use tracing::field::{Empty, display};
 use tracing::{Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
+use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
-use crate::refusal::{Bounded, LOGGED_BYTES, Refusal};
+use crate::refusal::Refusal;
 
 /// The target of all spans of requests, and of nothing else.
 pub const TARGET: &str = "pillion_trace";

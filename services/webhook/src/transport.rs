@@ -1,13 +1,51 @@
-//! What the server measures of its transport, beside connections and handshakes: what it could not accept, whom it no
-//! longer waited for, whom it turned away, and whether it is about to end.
+//! Facts about a connection that other layers use: the client's address, what the connection waits for, and the metrics
+//! of the transport (failed accepts, timeouts, rejected requests, draining).
 
+use std::net::{IpAddr, Ipv4Addr};
+
+use http::Extensions;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::connection::Waiting;
+/// What a connection is waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// For a request.
+    Idle,
+    /// For the rest of a request's head.
+    Head,
+    /// For an answer, or for the body that it needs.
+    Answer,
+    /// For the client to read what it was answered.
+    Reader,
+}
+
+impl Waiting {
+    /// All that a connection can wait for.
+    pub(crate) const ALL: [Self; 4] = [Self::Idle, Self::Head, Self::Answer, Self::Reader];
+
+    /// As it stands in metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Head => "head",
+            Self::Answer => "answer",
+            Self::Reader => "reader",
+        }
+    }
+}
+
+/// The address of the client, in the extensions of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientAddress(pub(crate) IpAddr);
+
+/// The address of the client that sent a request; the unspecified one where a request comes from no connection.
+pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
+    extensions.get::<ClientAddress>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.0)
+}
 
 /// Why a request was answered with 401 or 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

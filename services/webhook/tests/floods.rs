@@ -17,7 +17,7 @@ use axum::body::Body;
 use futures::FutureExt;
 use http::Request;
 use pillion_engine::lookup::Answer::Missing;
-use pillion_webhook::router::{LiveNamespace, RequestSettings};
+use pillion_webhook::admission::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -31,7 +31,7 @@ const MIB: usize = 1024 * 1024;
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// B65: 10,000 namespaces that nobody has heard of. What they cost the API server is bounded where it is asked, which is
-/// shown there (`services/control/src/live/tests.rs`); here, that they leave nothing behind: no series, no memory.
+/// shown there (`services/control/src/informer/live/tests.rs`); here, that they leave nothing behind: no series, no memory.
 #[tokio::test]
 async fn ten_thousand_namespaces_leave_nothing_behind() {
     let _alone = ALONE.lock().await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::support::{Answer, App, Running, post, review_text, until};
 use futures::future::join_all;
-use pillion_webhook::router::RequestSettings;
+use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;

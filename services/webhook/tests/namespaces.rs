@@ -14,7 +14,7 @@ use http::{Request, StatusCode};
 use pillion_api::names::InjectionLevel;
 use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::{Namespace, Snapshot};
-use pillion_webhook::router::{LiveNamespace, NamespaceLookup, RequestSettings};
+use pillion_webhook::admission::{LiveNamespace, NamespaceLookup, RequestSettings};
 use tokio::time::Instant;
 use tower::ServiceExt;
 

@@ -20,7 +20,7 @@ use futures::{FutureExt, StreamExt, stream};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use pillion_engine::lookup::Answer::Missing;
-use pillion_webhook::router::{LiveNamespace, RequestSettings};
+use pillion_webhook::admission::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
 use tokio::task::{JoinSet, yield_now};

@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 use http::{Request, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pillion_webhook::router::RequestSettings;
+use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::serve::{Drained, Server, ServerSettings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -10,7 +10,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use pillion_webhook::router::RequestSettings;
+use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};

@@ -1,4 +1,4 @@
-//! When something was set, as `managedFields` tell it: the time at which its manager last changed anything of its own.
+//! When a field was set, by `managedFields`: the time at which its manager last changed one of its fields.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 use pillion_api::opt_in::OptIn;

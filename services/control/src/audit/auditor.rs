@@ -1,4 +1,4 @@
-//! The book of the audit: what is kept of every pod, what is to be judged, and which whole pods are to be read. Pure.
+//! The state of the audit: what is kept of every pod, what must be judged, and which whole pods must be read. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -10,19 +10,19 @@ use pillion_engine::lookup::{LookedUp, Wanted};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 
+use super::facts::ClusterFacts;
 use super::kept::{Has, Judged, Kept, PodChange, Seen, read};
 use super::pool::Pool;
 use super::report::{Report, Reporter};
-use super::surroundings::Surroundings;
-use crate::change::Change;
 use crate::guard::guarded;
+use crate::informer::change::Change;
 
 /// So many pods of a namespace are read one by one. If there are more, all of the namespace are listed.
 const ONE_BY_ONE: usize = 8;
 
-/// A request that is due, and answered by [`Auditor::whole`] for each pod, then [`Auditor::done`].
+/// A read of whole pods that is due. The caller answers it by [`Auditor::whole`] for each pod, then [`Auditor::done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Errand {
+pub enum PodFetch {
     /// Read one pod.
     Get {
         /// Its namespace.
@@ -39,7 +39,7 @@ pub enum Errand {
     },
 }
 
-impl Errand {
+impl PodFetch {
     pub(super) fn namespace(&self) -> &str {
         let (Self::Get { namespace, .. } | Self::List { namespace, .. }) = self;
         namespace
@@ -50,7 +50,7 @@ impl Errand {
 #[derive(Debug)]
 pub struct Auditor {
     snapshot: Arc<Snapshot>,
-    places: BTreeMap<Box<str>, Place>,
+    namespaces: BTreeMap<Box<str>, NamespaceState>,
     /// Namespaces that nobody calls the webhook for, whatever their labels say.
     excluded: BTreeSet<Box<str>>,
     /// Number of the list that is being read, or was last.
@@ -64,14 +64,14 @@ pub struct Auditor {
     /// The namespaces with a request under way, one for each. With the pods that the watch has reported since it began: the
     /// answer is older than that.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
-    /// The namespace of the last errand. The next one is another's: nobody's pods wait for all of somebody else's.
+    /// The namespace of the last fetch. The next one is another namespace's, so no namespace waits for all of another's pods.
     last: Box<str>,
-    shelves: Shelves,
+    pools: InternPools,
 }
 
 /// An opted-in namespace.
 #[derive(Debug)]
-struct Place {
+struct NamespaceState {
     namespace: Arc<Namespace>,
     /// When it was first seen to be opted in.
     since: i64,
@@ -93,9 +93,9 @@ struct Listing {
     gone: HashSet<Box<str>>,
 }
 
-/// What pods share.
+/// Interned values that pods share.
 #[derive(Debug, Default)]
-struct Shelves {
+struct InternPools {
     texts: Pool<Box<str>>,
     records: Pool<Has>,
     verdicts: Pool<Vec<Judged>>,
@@ -107,7 +107,7 @@ impl Auditor {
     pub fn new(snapshot: Arc<Snapshot>, now: i64) -> Self {
         let mut auditor = Self {
             snapshot: Arc::new(Snapshot::default()),
-            places: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
             excluded: BTreeSet::new(),
             epoch: 0,
             is_listed: false,
@@ -116,7 +116,7 @@ impl Auditor {
             listings: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             last: Box::default(),
-            shelves: Shelves::default(),
+            pools: InternPools::default(),
         };
         auditor.set_snapshot(snapshot, now);
         // The first list has them.
@@ -127,7 +127,7 @@ impl Auditor {
     /// How many pods are kept.
     #[must_use]
     pub fn pods(&self) -> usize {
-        self.places.values().map(|place| place.pods.len()).sum()
+        self.namespaces.values().map(|state| state.pods.len()).sum()
     }
 
     /// The profiles and namespaces that it goes by.
@@ -150,19 +150,19 @@ impl Auditor {
         let is_audited = |name: &str, namespace: &Namespace| namespace.level().is_some() && !excluded.contains(name);
         for (name, namespace) in snapshot.namespaces().filter(|(name, namespace)| is_audited(name, namespace)) {
             seen.insert(name);
-            if let Some(place) = self.places.get_mut(name) {
-                let is_other = place.namespace != *namespace;
-                place.namespace = Arc::clone(namespace);
+            if let Some(state) = self.namespaces.get_mut(name) {
+                let is_other = state.namespace != *namespace;
+                state.namespace = Arc::clone(namespace);
                 if is_other || other_profiles {
                     *self.unjudged.entry(name.into()).or_default() |= is_other;
                 }
             } else {
-                let place = Place { namespace: Arc::clone(namespace), since: now, pods: HashMap::new() };
-                self.places.insert(name.into(), place);
+                let state = NamespaceState { namespace: Arc::clone(namespace), since: now, pods: HashMap::new() };
+                self.namespaces.insert(name.into(), state);
                 self.due.insert(name.into(), Due::All);
             }
         }
-        self.places.retain(|name, _| seen.contains(&**name));
+        self.namespaces.retain(|name, _| seen.contains(&**name));
         self.due.retain(|name, _| seen.contains(&**name));
         self.listings.retain(|name, _| seen.contains(&**name));
         self.unjudged.retain(|name, _| seen.contains(&**name));
@@ -190,9 +190,9 @@ impl Auditor {
             }
             Change::ListComplete => {
                 let epoch = self.epoch;
-                for place in self.places.values_mut() {
-                    place.pods.retain(|_, pod| pod.epoch == epoch);
-                    place.pods.shrink_to(place.pods.len() * 2);
+                for state in self.namespaces.values_mut() {
+                    state.pods.retain(|_, pod| pod.epoch == epoch);
+                    state.pods.shrink_to(state.pods.len() * 2);
                 }
                 self.is_listed = true;
             }
@@ -213,8 +213,8 @@ impl Auditor {
         if let Some(listing) = self.listings.get_mut(namespace) {
             listing.gone.insert(name.into());
         }
-        if let Some(place) = self.places.get_mut(namespace) {
-            place.pods.remove(name);
+        if let Some(state) = self.namespaces.get_mut(namespace) {
+            state.pods.remove(name);
         }
         if let Some(Due::Some(names)) = self.due.get_mut(namespace) {
             names.remove(name);
@@ -225,9 +225,9 @@ impl Auditor {
         if seen.is_exempt {
             return self.forget(&seen.namespace, &seen.name);
         }
-        let Some(place) = self.places.get_mut(&seen.namespace) else { return };
+        let Some(state) = self.namespaces.get_mut(&seen.namespace) else { return };
         let Seen { namespace, name, uid, created, owner, metadata, has, .. } = seen;
-        let known = place.pods.get_mut(&name).filter(|known| known.uid == uid);
+        let known = state.pods.get_mut(&name).filter(|known| known.uid == uid);
         let is_same = |known: &Kept| *known.metadata == metadata;
         let verdict = match known {
             Some(known) if is_same(known) && *known.has == has => {
@@ -237,21 +237,21 @@ impl Auditor {
             Some(known) if is_same(known) => Arc::clone(&known.verdict),
             _ => Arc::default(),
         };
-        let shelves = &mut self.shelves;
+        let pools = &mut self.pools;
         let mut kept = Kept {
             uid,
             created,
             epoch: self.epoch,
-            owner: owner.map(|owner| shelves.texts.share(owner)),
-            metadata: shelves.texts.share(metadata),
-            has: shelves.records.share(has),
+            owner: owner.map(|owner| pools.texts.share(owner)),
+            metadata: pools.texts.share(metadata),
+            has: pools.records.share(has),
             verdict,
         };
-        kept.verdict = judge(&self.snapshot, (&namespace, &place.namespace), &kept, false, shelves);
+        kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), &kept, false, pools);
         if is_open(&kept.verdict) {
             add_due(&mut self.due, &namespace, &name);
         }
-        place.pods.insert(name, kept);
+        state.pods.insert(name, kept);
     }
 
     /// Judges pods again, of so many about; whether there are more.
@@ -259,14 +259,14 @@ impl Auditor {
         let mut judged = 0;
         while judged < most {
             let Some((name, forgets)) = self.unjudged.pop_first() else { break };
-            let Some(place) = self.places.get_mut(&name) else { continue };
-            judged += place.pods.len().max(1);
+            let Some(state) = self.namespaces.get_mut(&name) else { continue };
+            judged += state.pods.len().max(1);
             // Pods that are alike are judged once. What the keys point to is kept with them.
             let mut alike = HashMap::new();
-            for (pod_name, pod) in &mut place.pods {
+            for (pod_name, pod) in &mut state.pods {
                 let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
                 let (_, verdict) = alike.entry(key).or_insert_with(|| {
-                    let verdict = judge(&self.snapshot, (&name, &place.namespace), pod, forgets, &mut self.shelves);
+                    let verdict = judge(&self.snapshot, (&name, &state.namespace), pod, forgets, &mut self.pools);
                     (Arc::clone(&pod.verdict), verdict)
                 });
                 pod.verdict = Arc::clone(verdict);
@@ -280,17 +280,17 @@ impl Auditor {
 
     /// The next request that is due: one namespace after the other, a request each. [`Self::done`] or [`Self::failed`] has to
     /// be called for each request that this returns.
-    pub fn next_errand(&mut self) -> Option<Errand> {
+    pub fn next_errand(&mut self) -> Option<PodFetch> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
-        let errand = self.errand_of(namespace)?;
-        self.in_flight.insert(errand.namespace().into(), HashSet::new());
-        Some(errand)
+        let pod_fetch = self.errand_of(namespace)?;
+        self.in_flight.insert(pod_fetch.namespace().into(), HashSet::new());
+        Some(pod_fetch)
     }
 
-    fn errand_of(&mut self, namespace: Box<str>) -> Option<Errand> {
+    fn errand_of(&mut self, namespace: Box<str>) -> Option<PodFetch> {
         if let Some(listing) = self.listings.get(&namespace) {
-            return Some(Errand::List { namespace, from: listing.next.clone() });
+            return Some(PodFetch::List { namespace, from: listing.next.clone() });
         }
         let due = self.due.get_mut(&namespace)?;
         if let Due::Some(names) = due
@@ -300,11 +300,11 @@ impl Auditor {
             if names.is_empty() {
                 self.due.remove(&namespace);
             }
-            return Some(Errand::Get { namespace, name: name? });
+            return Some(PodFetch::Get { namespace, name: name? });
         }
         self.due.remove(&namespace);
         self.listings.insert(namespace.clone(), Listing::default());
-        Some(Errand::List { namespace, from: None })
+        Some(PodFetch::List { namespace, from: None })
     }
 
     /// Whose turn it is: the first after the last in the alphabet, and then from its beginning.
@@ -320,14 +320,14 @@ impl Auditor {
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
-    /// An errand was done. Of a page: where the next one begins. Of a pod: whether it is there.
-    pub fn done(&mut self, errand: &Errand, next: Option<String>, is_there: bool) {
-        self.in_flight.remove(errand.namespace());
-        match errand {
-            Errand::Get { namespace, name } if !is_there => self.forget(namespace, name),
-            Errand::Get { .. } => {}
-            Errand::List { namespace, .. } if next.is_none() => _ = self.listings.remove(namespace),
-            Errand::List { namespace, .. } => {
+    /// Notes that a fetch is done. Of a page: where the next one begins. Of a pod: whether it is there.
+    pub fn done(&mut self, pod_fetch: &PodFetch, next: Option<String>, is_there: bool) {
+        self.in_flight.remove(pod_fetch.namespace());
+        match pod_fetch {
+            PodFetch::Get { namespace, name } if !is_there => self.forget(namespace, name),
+            PodFetch::Get { .. } => {}
+            PodFetch::List { namespace, .. } if next.is_none() => _ = self.listings.remove(namespace),
+            PodFetch::List { namespace, .. } => {
                 if let Some(listing) = self.listings.get_mut(namespace) {
                     listing.next = next;
                 }
@@ -335,17 +335,17 @@ impl Auditor {
         }
     }
 
-    /// An errand failed: it is due again.
-    pub fn failed(&mut self, errand: Errand) {
-        self.in_flight.remove(errand.namespace());
-        match errand {
-            Errand::Get { namespace, name } if self.places.contains_key(&namespace) => {
+    /// Notes that a fetch failed: it is due again.
+    pub fn failed(&mut self, pod_fetch: PodFetch) {
+        self.in_flight.remove(pod_fetch.namespace());
+        match pod_fetch {
+            PodFetch::Get { namespace, name } if self.namespaces.contains_key(&namespace) => {
                 add_due(&mut self.due, &namespace, &name);
             }
-            Errand::Get { .. } => {}
-            Errand::List { namespace, .. } => {
+            PodFetch::Get { .. } => {}
+            PodFetch::List { namespace, .. } => {
                 self.listings.remove(&namespace);
-                if self.places.contains_key(&namespace) {
+                if self.namespaces.contains_key(&namespace) {
                     self.due.insert(namespace, Due::All);
                 }
             }
@@ -356,13 +356,13 @@ impl Auditor {
     pub fn ask_again(&mut self) -> usize {
         let is_it = |judged: &Judged| judged.standing == Standing::NotLookedUp;
         let mut count = 0;
-        for (namespace, place) in &mut self.places {
-            for (name, pod) in place.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(is_it)) {
+        for (namespace, state) in &mut self.namespaces {
+            for (name, pod) in state.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(is_it)) {
                 let open = pod.verdict.iter().cloned().map(|judged| match judged.standing {
                     Standing::NotLookedUp => Judged { standing: Standing::Open, by_whole: false, ..judged },
                     _ => judged,
                 });
-                pod.verdict = self.shelves.verdicts.share(open.collect());
+                pod.verdict = self.pools.verdicts.share(open.collect());
                 add_due(&mut self.due, namespace, name);
                 count += 1;
             }
@@ -374,11 +374,11 @@ impl Auditor {
     #[must_use]
     pub fn needs(&self, pod: Value<'_>) -> Wanted {
         let name = pod.at(&["metadata", "namespace"]).and_then(Value::as_str).unwrap_or_default();
-        let Some(place) = self.places.get(&*name) else { return Wanted::default() };
+        let Some(state) = self.namespaces.get(&*name) else { return Wanted::default() };
         let needs = || {
             let read = audit::read(pod);
-            let authors = read.original_object.as_ref().map_or(pod, OwnedTape::root);
-            audit::needs(&self.snapshot, &name, &place.namespace, authors)
+            let original = read.original_object.as_ref().map_or(pod, OwnedTape::root);
+            audit::needs(&self.snapshot, &name, &state.namespace, original)
         };
         guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
     }
@@ -391,20 +391,20 @@ impl Auditor {
         }
         if self.in_flight.get(&seen.namespace).is_some_and(|newer| newer.contains(&seen.name)) {
             // Read again, if it still waits for that.
-            let place = self.places.get(&seen.namespace);
-            if place.and_then(|place| place.pods.get(&seen.name)).is_some_and(|pod| is_open(&pod.verdict)) {
+            let state = self.namespaces.get(&seen.namespace);
+            if state.and_then(|state| state.pods.get(&seen.name)).is_some_and(|pod| is_open(&pod.verdict)) {
                 add_due(&mut self.due, &seen.namespace, &seen.name);
             }
             return;
         }
         let (namespace, name) = (seen.namespace.clone(), seen.name.clone());
         self.take(seen);
-        let Some(place) = self.places.get_mut(&namespace) else { return };
-        let Some(kept) = place.pods.get_mut(&name).filter(|kept| is_open(&kept.verdict)) else { return };
+        let Some(state) = self.namespaces.get_mut(&namespace) else { return };
+        let Some(kept) = state.pods.get_mut(&name).filter(|kept| is_open(&kept.verdict)) else { return };
         let found = guarded(&format_args!("pod {namespace}/{name}"), || {
             let record = audit::read(pod);
-            let authors = record.original_object.as_ref().map_or(pod, OwnedTape::root);
-            audit::of_object(&self.snapshot, &namespace, &place.namespace, authors, looked_up)
+            let original = record.original_object.as_ref().map_or(pod, OwnedTape::root);
+            audit::of_object(&self.snapshot, &namespace, &state.namespace, original, looked_up)
         });
         let answered = kept.verdict.iter().cloned().map(|judged| {
             if judged.standing != Standing::Open {
@@ -422,9 +422,9 @@ impl Auditor {
             };
             Judged { standing, by_whole: true, ..judged }
         });
-        kept.verdict = self.shelves.verdicts.share(answered.collect());
+        kept.verdict = self.pools.verdicts.share(answered.collect());
         // What becomes of others by it: those of one exclusive group.
-        kept.verdict = judge(&self.snapshot, (&namespace, &place.namespace), kept, false, &mut self.shelves);
+        kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), kept, false, &mut self.pools);
         if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
             names.remove(&name);
             if names.is_empty() {
@@ -436,26 +436,26 @@ impl Auditor {
     /// Whether a pod waits for its whole to be read.
     #[must_use]
     pub fn waits(&self, namespace: &str, name: &str) -> bool {
-        let pod = self.places.get(namespace).map(|place| place.pods.get(name));
+        let pod = self.namespaces.get(namespace).map(|state| state.pods.get(name));
         pod.is_some_and(|pod| pod.is_none_or(|pod| is_open(&pod.verdict)))
     }
 
     /// A namespace as it is now, if it is opted in.
     #[must_use]
     pub fn namespace(&self, name: &str) -> Option<&Arc<Namespace>> {
-        self.places.get(name).map(|place| &place.namespace)
+        self.namespaces.get(name).map(|state| &state.namespace)
     }
 
     /// What is found, with so many findings at most.
     #[must_use]
-    pub fn report(&self, surroundings: &Surroundings, most: usize) -> Report {
-        let mut reporter = Reporter::new(&self.snapshot, surroundings, most);
-        for (name, place) in &self.places {
+    pub fn report(&self, facts: &ClusterFacts, most: usize) -> Report {
+        let mut reporter = Reporter::new(&self.snapshot, facts, most);
+        for (name, state) in &self.namespaces {
             // Sorted where it is shown: a table that is the same in every run.
-            let mut pods: Vec<_> = place.pods.iter().collect();
+            let mut pods: Vec<_> = state.pods.iter().collect();
             pods.sort_unstable_by_key(|(name, _)| *name);
             for (pod_name, pod) in pods {
-                reporter.add((name, &place.namespace), place.since, pod_name, pod);
+                reporter.add((name, &state.namespace), state.since, pod_name, pod);
             }
         }
         let is_idle =
@@ -492,7 +492,7 @@ fn judge(
     (name, namespace): (&str, &Arc<Namespace>),
     pod: &Kept,
     forgets: bool,
-    shelves: &mut Shelves,
+    pools: &mut InternPools,
 ) -> Arc<Vec<Judged>> {
     let before = |profile: &str, revision: &str| {
         let is_it = |judged: &&Judged| {
@@ -512,13 +512,13 @@ fn judge(
     let Ok(found) = found else {
         // Nobody knows what it ought to have: so nothing that it has is surplus.
         let undecided = |(profile, revision): &(Box<str>, Box<str>)| Judged {
-            profile: shelves.texts.share(profile.clone()),
-            revision: shelves.texts.share(revision.clone()),
+            profile: pools.texts.share(profile.clone()),
+            revision: pools.texts.share(revision.clone()),
             standing: Standing::Undecided,
             by_whole: false,
         };
         let undecided = pod.has.profiles.iter().map(undecided).collect();
-        return shelves.verdicts.share(undecided);
+        return pools.verdicts.share(undecided);
     };
     let found = found.unwrap_or_default();
     let judged = found.into_iter().map(|expected| {
@@ -529,12 +529,12 @@ fn judge(
             (standing, _) => standing,
         };
         Judged {
-            profile: shelves.texts.share(profile.into()),
-            revision: shelves.texts.share(revision.into()),
+            profile: pools.texts.share(profile.into()),
+            revision: pools.texts.share(revision.into()),
             standing,
             by_whole: before.is_some(),
         }
     });
     let judged = judged.collect();
-    shelves.verdicts.share(judged)
+    pools.verdicts.share(judged)
 }

@@ -1,4 +1,4 @@
-//! Why a pod is not as its profiles say: what can be known of it afterwards. Pure, and a table of cases.
+//! Why a pod differs from its profiles, as far as it can be known afterwards: a pure function with a table of cases.
 
 use std::fmt;
 

@@ -1,11 +1,11 @@
-//! What the audit found of each profile, as the condition `Injected` of its status: for whoever looks at the profile.
+//! Writes the audit's findings of each profile as the condition `Injected` of its status.
 //!
-//! It has a field manager of its own, so that whoever writes the rest of the status never takes it away, and the other way
-//! round. What has not changed is not written; the first report of a term is held against what stands there, and nothing
-//! is said before that report is complete: half of the pods say nothing of a profile.
+//! The condition has a field manager of its own, so that it and the rest of the status never remove each other. An
+//! unchanged condition is not written: the first report of a term is compared with the stored condition. Nothing is
+//! written before that report is complete, since half of the pods prove nothing.
 //!
-//! Each write is one that every watcher of profiles gets. So only another status or reason is written at once; how many
-//! pods there are follows now and then.
+//! Every write reaches all watchers of profiles. So only a changed status or reason is written at once; changed numbers
+//! of pods follow at intervals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,9 +22,9 @@ use tracing::debug;
 
 use super::report::{ProfileAudit, Report};
 use super::task::Audited;
-use crate::leading::Leading;
-use crate::profile_status;
-use crate::watch::chain;
+use crate::client::chain;
+use crate::leader::LeaderContext;
+use crate::revisions::profile_status;
 
 /// The condition's type: `True` while every pod that a profile is for has it as it is at work.
 pub const INJECTED: &str = "Injected";
@@ -58,9 +58,9 @@ struct Told {
     is_written: bool,
 }
 
-/// What was told of all profiles.
+/// The last written condition of each profile.
 #[derive(Debug, Default)]
-struct Book {
+struct ConditionTracker {
     told: BTreeMap<Box<str>, Told>,
     /// Since when all pods were listed.
     listed: Option<Instant>,
@@ -68,15 +68,15 @@ struct Book {
 }
 
 /// Writes conditions while it leads.
-pub async fn run(leading: Leading, mut audited: watch::Receiver<Audited>) {
+pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) {
     let writing = async {
-        let mut book = Book::default();
+        let mut tracker = ConditionTracker::default();
         // Time is up, or there is something new.
         while !matches!(timeout(AT_LEAST_EVERY, audited.changed()).await, Ok(Err(_))) {
             let found = audited.borrow_and_update().clone();
-            for (profile, said) in book.due(&found.report, Instant::now()) {
+            for (profile, said) in tracker.due(&found.report, Instant::now()) {
                 match write(&leading.client, &profile, &said).await {
-                    Ok(()) => book.is_written(&profile),
+                    Ok(()) => tracker.is_written(&profile),
                     Err(error) => {
                         debug!(%profile, error = chain(&error), "what the audit found of a profile was not written; trying again");
                     }
@@ -88,8 +88,8 @@ pub async fn run(leading: Leading, mut audited: watch::Receiver<Audited>) {
     leading.stop.run_until_cancelled(writing).await;
 }
 
-impl Book {
-    /// What is to be written. It is due until it [`Book::is_written`].
+impl ConditionTracker {
+    /// What is to be written. It is due until it [`ConditionTracker::is_written`].
     fn due(&mut self, report: &Report, now: Instant) -> Vec<(Box<str>, Said)> {
         let listed = self.listed.or_else(|| report.is_listed.then_some(now));
         self.listed = listed;
@@ -223,55 +223,55 @@ mod tests {
         Report { is_complete, is_listed: is_complete, profiles, ..Report::default() }
     }
 
-    fn write_all(book: &mut Book, report: &Report, now: Instant) -> Vec<(String, &'static str)> {
-        let due = book.due(report, now);
+    fn write_all(tracker: &mut ConditionTracker, report: &Report, now: Instant) -> Vec<(String, &'static str)> {
+        let due = tracker.due(report, now);
         for (name, _) in &due {
-            book.is_written(name);
+            tracker.is_written(name);
         }
         due.into_iter().map(|(name, said)| (name.into(), said.reason)).collect()
     }
 
     #[test]
     fn only_another_status_is_told_at_once_and_counts_now_and_then() {
-        let (mut book, now) = (Book::default(), Instant::now());
+        let (mut tracker, now) = (ConditionTracker::default(), Instant::now());
         let told = |name: &str, reason| vec![(name.to_owned(), reason)];
         let first = report(true, [("a", audit(1, 0, 0)), ("b", audit(1, 1, 0))]);
-        assert_eq!(write_all(&mut book, &first, now).len(), 2);
-        assert_eq!(write_all(&mut book, &first, now), []);
+        assert_eq!(write_all(&mut tracker, &first, now).len(), 2);
+        assert_eq!(write_all(&mut tracker, &first, now), []);
         let counts = report(true, [("a", audit(2, 0, 0)), ("b", audit(2, 1, 0))]);
-        assert_eq!(write_all(&mut book, &counts, now + AT_LEAST_EVERY), []);
+        assert_eq!(write_all(&mut tracker, &counts, now + AT_LEAST_EVERY), []);
         let status = report(true, [("a", audit(2, 0, 0)), ("b", audit(2, 0, 0))]);
-        assert_eq!(write_all(&mut book, &status, now + AT_LEAST_EVERY), told("b", "AllInjected"));
-        assert_eq!(write_all(&mut book, &status, now + COUNTS_EVERY), told("a", "AllInjected"));
+        assert_eq!(write_all(&mut tracker, &status, now + AT_LEAST_EVERY), told("b", "AllInjected"));
+        assert_eq!(write_all(&mut tracker, &status, now + COUNTS_EVERY), told("a", "AllInjected"));
         let gone = report(true, [("b", audit(2, 0, 0))]);
-        assert_eq!(write_all(&mut book, &gone, now + COUNTS_EVERY), told("a", "NoPods"));
-        assert_eq!(write_all(&mut book, &gone, now + 2 * COUNTS_EVERY), []);
+        assert_eq!(write_all(&mut tracker, &gone, now + COUNTS_EVERY), told("a", "NoPods"));
+        assert_eq!(write_all(&mut tracker, &gone, now + 2 * COUNTS_EVERY), []);
     }
 
     #[test]
     fn what_was_not_written_stays_due() {
-        let (mut book, now) = (Book::default(), Instant::now());
+        let (mut tracker, now) = (ConditionTracker::default(), Instant::now());
         let found = report(true, [("a", audit(1, 0, 0))]);
-        assert_eq!(book.due(&found, now).len(), 1);
-        assert_eq!(book.due(&found, now).len(), 1, "nothing else has to change");
-        book.is_written("a");
-        assert_eq!(book.due(&found, now), []);
+        assert_eq!(tracker.due(&found, now).len(), 1);
+        assert_eq!(tracker.due(&found, now).len(), 1, "nothing else has to change");
+        tracker.is_written("a");
+        assert_eq!(tracker.due(&found, now), []);
         let gone = report(true, []);
-        assert_eq!((book.due(&gone, now).len(), book.due(&gone, now).len()), (1, 1));
+        assert_eq!((tracker.due(&gone, now).len(), tracker.due(&gone, now).len()), (1, 1));
     }
 
     #[test]
     fn nothing_is_told_before_a_report_is_complete() {
-        let (mut book, now) = (Book::default(), Instant::now());
+        let (mut tracker, now) = (ConditionTracker::default(), Instant::now());
         let half = report(false, [("a", audit(0, 0, 0))]);
-        assert_eq!(book.due(&half, now), []);
-        assert_eq!(book.due(&half, now + 2 * COMPLETE_WITHIN), [], "no pod was seen");
+        assert_eq!(tracker.due(&half, now), []);
+        assert_eq!(tracker.due(&half, now + 2 * COMPLETE_WITHIN), [], "no pod was seen");
         let listed = Report { is_listed: true, ..half };
-        assert_eq!(book.due(&listed, now), []);
-        assert_eq!(book.due(&listed, now + COMPLETE_WITHIN).len(), 1, "something always waits to be looked at");
-        let mut book = Book::default();
-        assert_eq!(write_all(&mut book, &report(true, [("a", audit(1, 0, 0))]), now).len(), 1);
-        assert_eq!(write_all(&mut book, &report(false, [("a", audit(1, 1, 0))]), now).len(), 1);
+        assert_eq!(tracker.due(&listed, now), []);
+        assert_eq!(tracker.due(&listed, now + COMPLETE_WITHIN).len(), 1, "something always waits to be looked at");
+        let mut tracker = ConditionTracker::default();
+        assert_eq!(write_all(&mut tracker, &report(true, [("a", audit(1, 0, 0))]), now).len(), 1);
+        assert_eq!(write_all(&mut tracker, &report(false, [("a", audit(1, 1, 0))]), now).len(), 1);
     }
 
     #[test]

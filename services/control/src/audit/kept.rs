@@ -1,4 +1,4 @@
-//! What is kept of a pod: a hundred bytes of the ten thousand that it has.
+//! What the audit keeps of a pod: a hundred bytes of its ten thousand.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use pillion_api::names::MIRROR_ANNOTATION;
 use pillion_engine::audit::{self, Injected, Standing};
 use pillion_engine::json::{OwnedTape, Value};
 
-use crate::change::Change;
-use crate::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPLIED};
+use crate::informer::change::Change;
+use crate::informer::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPLIED};
 
 /// Namespace and name of a pod.
 pub type PodKey = (Box<str>, Box<str>);

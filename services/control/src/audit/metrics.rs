@@ -1,4 +1,5 @@
-//! The last report as metrics. All label sets are closed but that of namespaces, which is bounded and off unless asked for.
+//! The last report as metrics. All labels have closed sets of values, except namespaces, which are bounded and off by
+//! default.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,19 +1,20 @@
-//! The audit: pods of opted-in namespaces that lack what their profiles say, or carry an older revision, and why.
+//! Finds pods of opted-in namespaces that lack what their profiles say, or carry an older revision, and says why.
 //!
-//! It compares the record of a pod with *selection*, and renders nothing. What is done when:
+//! The audit compares the injection record of a pod with *selection*, and renders nothing:
 //!
-//! * **Pods are watched as metadata.** Of each, labels and annotations as its author wrote them are kept, once for all pods
-//!   that have the same, and what its record lists (`kept`). Pods that have ended, and those of other namespaces, are not.
-//! * **Metadata decides at once** which profiles are asked for, dropped, and select the pod ([`pillion_engine::audit`]).
-//! * **A profile with conditions**, or with parameters that can refuse, is decided by the whole pod, and only its verdict is
-//!   kept. A pod that has the profile in its record is not asked about: the webhook has decided when it was created. So
-//!   whole pods are read only of those that have not, once for each revision of the profile and each change of the
-//!   namespace, one request at a time with a pause in between ([`Errand`]).
-//! * **When profiles or namespaces change**, what is kept is judged again in memory, once for all pods that are alike. Of a
-//!   profile whose template alone has changed nothing has to be read again: its older revision is in the records.
+//! * **Pods are watched as metadata.** The audit keeps each pod's original labels and annotations, once for all pods
+//!   with equal ones, and what its record lists (`kept`). It ignores pods that have ended and pods of other namespaces.
+//! * **Metadata decides at once** which profiles are requested, dropped, and select the pod
+//!   ([`pillion_engine::audit`]).
+//! * **A profile with conditions**, or with parameters that can reject, needs the whole pod; only the verdict is kept.
+//!   A pod with the profile in its record needs no such read, because the webhook decided when it was created. So the
+//!   audit reads few whole pods: once for each revision of the profile and each change of the namespace, one request at
+//!   a time with a pause in between ([`PodFetch`]).
+//! * **When profiles or namespaces change**, the audit judges the kept data again in memory, once for all equal pods.
+//!   If only a profile's template has changed, nothing is read again, because the records name the older revision.
 //!
-//! The book ([`Auditor`]) is pure: changes in, errands and a [`Report`] out. [`run`] is the task of the leader, and
-//! [`once`] is the same for `pillion status`, by lists, with the controller dead.
+//! [`Auditor`] is pure: it takes changes and returns reads to do and a [`Report`]. [`run`] is the leader's task.
+//! [`once`] does the same from lists for `pillion status`, without the controller.
 
 mod ages;
 mod auditor;
@@ -26,19 +27,19 @@ mod pool;
 mod questions;
 mod report;
 mod spans;
-mod surroundings;
+mod facts;
 mod task;
 
 pub use ages::{NamespaceAge, ProfileAge};
-pub use auditor::{Auditor, Errand};
+pub use auditor::{Auditor, PodFetch};
 pub use cause::{Cause, Circumstances, Silence, State, cause};
+pub use facts::ClusterFacts;
 pub use kept::{PodChange, PodKey, Seen, kind_with_group, read};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, Served, once, served};
 pub use questions::NOT_ENDED;
 pub use report::{Finding, ProfileAudit, Report, Standings};
 pub use spans::Spans;
-pub use surroundings::Surroundings;
 pub use task::{AuditSettings, Audited, Parts, Reads, run};
 
 #[cfg(test)]

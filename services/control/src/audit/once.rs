@@ -1,4 +1,4 @@
-//! The audit by lists, once: for `pillion status`, which works with the controller dead.
+//! Runs the audit once, from lists: for `pillion status`, which works without a controller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use pillion_engine::snapshot::Snapshot;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::auditor::{Auditor, Errand};
+use super::auditor::{Auditor, PodFetch};
+use super::facts::ClusterFacts;
 use super::questions::{Asking, Look, ask_ages, fetch, look};
 use super::report::Report;
-use super::surroundings::Surroundings;
 use super::task::{AuditSettings, JUDGED_AT_ONCE, Reads, now, take_whole};
+use crate::informer::watch::Publisher;
 use crate::release::Release;
-use crate::watch::Publisher;
 
 /// How long profiles and namespaces may take to be listed.
 const LISTED_WITHIN: Duration = Duration::from_secs(30);
@@ -75,8 +75,8 @@ pub async fn once(
     for namespace in opted_in.into_iter().filter(|name| !auditor.excluded().contains(name)).collect::<Vec<_>>() {
         let mut from = None;
         loop {
-            let errand = Errand::List { namespace: namespace.clone(), from };
-            let fetched = timeout(settings.request_limit, fetch(client, &errand)).await;
+            let pod_fetch = PodFetch::List { namespace: namespace.clone(), from };
+            let fetched = timeout(settings.request_limit, fetch(client, &pod_fetch)).await;
             let fetched = fetched.unwrap_or_else(|_| Err(kube::Error::Service("no answer in time".into())));
             let pods = |source| OnceError::Pods { namespace: namespace.clone(), source: Box::new(source) };
             let (pods, next) = fetched.map_err(pods)?;
@@ -91,18 +91,18 @@ pub async fn once(
     }
     auditor.set_listed();
     while auditor.judge(JUDGED_AT_ONCE) {}
-    let mut surroundings = Surroundings::default();
+    let mut facts = ClusterFacts::default();
     if let Some(Look { registered, has_endpoint, is_off, .. }) = looked {
         let now = now();
-        surroundings.away.look(now, registered.is_none() || !has_endpoint);
-        surroundings.off.look(now, is_off);
-        surroundings.registered = Some(registered.unwrap_or(i64::MAX));
+        facts.away.look(now, registered.is_none() || !has_endpoint);
+        facts.off.look(now, is_off);
+        facts.registered = Some(registered.unwrap_or(i64::MAX));
     }
-    let mut report = auditor.report(&surroundings, settings.most_findings);
+    let mut report = auditor.report(&facts, settings.most_findings);
     // Each round knows some ages more.
     let asking = Asking { client, opt_in: &opt_in, most: usize::MAX };
-    while ask_ages(asking, &auditor, &mut surroundings, &report).await {
-        report = auditor.report(&surroundings, settings.most_findings);
+    while ask_ages(asking, &auditor, &mut facts, &report).await {
+        report = auditor.report(&facts, settings.most_findings);
     }
     Ok(report)
 }

@@ -1,4 +1,4 @@
-//! A panic over one pod is that pod's alone, and the audit goes on.
+//! Tests that a panic over one pod affects that pod alone, and the audit continues.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::kept::Has;
 use super::*;
-use crate::change::Change;
 use crate::guard::faults;
+use crate::informer::change::Change;
 
 /// When the audit begins.
 const START: i64 = 1_000;
@@ -48,7 +48,7 @@ fn seen(name: &str) -> Seen {
 }
 
 fn standings(auditor: &Auditor) -> Standings {
-    auditor.report(&Surroundings::default(), 10).pods
+    auditor.report(&ClusterFacts::default(), 10).pods
 }
 
 #[test]
@@ -59,10 +59,10 @@ fn a_whole_pod_over_which_the_engine_panics_is_undecided_and_waits_for_nothing()
         listed(&json!({"activation": "Always", "matchConditions": conditions, "template": template}), &["bad", "good"]);
     assert_eq!(standings(&auditor).pending, 2);
     let fault = faults::at("pod of-bad/bad");
-    for errand in std::iter::from_fn(|| auditor.next_errand()).collect::<Vec<_>>() {
-        let Errand::Get { name, .. } = &errand else { panic!("{errand:?}") };
+    for pod_fetch in std::iter::from_fn(|| auditor.next_errand()).collect::<Vec<_>>() {
+        let PodFetch::Get { name, .. } = &pod_fetch else { panic!("{pod_fetch:?}") };
         auditor.whole(whole(name).root(), &LookedUp::default());
-        auditor.done(&errand, None, true);
+        auditor.done(&pod_fetch, None, true);
     }
     drop(fault);
     let found = standings(&auditor);

@@ -1,4 +1,4 @@
-//! Values that many have, kept once: the pods of a workload are alike.
+//! Interns values that many pods share, since the pods of a workload are alike.
 
 use std::collections::HashSet;
 use std::hash::Hash;

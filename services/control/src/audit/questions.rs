@@ -1,5 +1,5 @@
-//! What the audit asks the API server: pods, as metadata by a watch and whole by errands; whether the webhook is there and
-//! whom it is called for; and how old namespaces and profiles are.
+//! The audit's requests to the API server: pods as metadata by a watch, and whole by [`PodFetch`]es; whether the
+//! webhook is available and for whom it is called; and the ages of namespaces and profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use pillion_engine::profile::ProfileName;
 use tracing::{debug, warn};
 
 use super::ages::{self, NamespaceAge, ProfileAge};
-use super::auditor::{Auditor, Errand};
+use super::auditor::{Auditor, PodFetch};
+use super::facts::ClusterFacts;
 use super::kept::{PodChange, Seen, read};
 use super::report::Report;
-use super::surroundings::Surroundings;
-use crate::change::Change;
+use crate::client::{WATCH_FOR, chain, described, pauses};
 use crate::guard::guarded;
+use crate::informer::change::Change;
 use crate::release::Release;
-use crate::watch::{WATCH_FOR, chain, described, pauses};
 
 /// Pods that have ended need nothing any more.
 pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
@@ -65,19 +65,19 @@ pub(super) struct Asking<'a> {
     pub(super) most: usize,
 }
 
-/// The pods of an errand, and where the next page begins.
+/// The pods of a fetch, and where the next page begins.
 pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
-/// Reads the pods of an errand.
-pub(super) async fn fetch(client: &Client, errand: &Errand) -> kube::Result<Page> {
+/// Reads the pods of a fetch.
+pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
     // As whatever JSON they are: a field that this build does not know may be read by an expression.
     let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
-    match errand {
-        Errand::Get { namespace, name } => {
+    match pod_fetch {
+        PodFetch::Get { namespace, name } => {
             let found = api(namespace).get_opt(name).await?;
             Ok((found.as_ref().and_then(whole).into_iter().collect(), None))
         }
-        Errand::List { namespace, from } => {
+        PodFetch::List { namespace, from } => {
             let mut parameters = ListParams::default().fields(NOT_ENDED).limit(PODS_A_PAGE);
             parameters.continue_token.clone_from(from);
             let list = api(namespace).list(&parameters).await?;
@@ -183,16 +183,11 @@ pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Loo
 }
 
 /// Asks for the ages that would explain something. Whether any is known now.
-pub(super) async fn ask_ages(
-    asking: Asking<'_>,
-    auditor: &Auditor,
-    surroundings: &mut Surroundings,
-    report: &Report,
-) -> bool {
+pub(super) async fn ask_ages(asking: Asking<'_>, auditor: &Auditor, facts: &mut ClusterFacts, report: &Report) -> bool {
     let Asking { client, opt_in, most } = asking;
     let at_work: BTreeMap<_, _> =
         auditor.snapshot().profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
-    surroundings.keep(|name| auditor.namespace(name).is_some(), |name| at_work.contains_key(name));
+    facts.keep(|name| auditor.namespace(name).is_some(), |name| at_work.contains_key(name));
     let mut is_new = false;
     for name in report.asked_namespaces.iter().take(most) {
         let Some(namespace) = auditor.namespace(name) else { continue };
@@ -200,7 +195,7 @@ pub(super) async fn ask_ages(
         match api.get_metadata_opt(name).await {
             Ok(found) => {
                 let age = found.map(|found| NamespaceAge::of(&found.metadata, opt_in)).unwrap_or_default();
-                surroundings.set_namespace(name, namespace, age);
+                facts.set_namespace(name, namespace, age);
                 is_new = true;
             }
             Err(error) => debug!(namespace = %name, error = chain(&error), "its age is not known at present"),
@@ -219,7 +214,7 @@ pub(super) async fn ask_ages(
         match found {
             Ok(found) => {
                 let age = found.map(|metadata| ProfileAge::of(&metadata)).unwrap_or_default();
-                surroundings.set_profile(name, profile.revision(), age);
+                facts.set_profile(name, profile.revision(), age);
                 is_new = true;
             }
             Err(error) => debug!(profile = %name, error = chain(&error), "its age is not known at present"),

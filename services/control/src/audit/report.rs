@@ -1,4 +1,5 @@
-//! What the audit finds, as data: from it come metrics, the table of `pillion status` and the condition of each profile.
+//! The findings of the audit as data. Metrics, the table of `pillion status` and the condition of each profile are made
+//! from it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use pillion_engine::profile::CompiledProfile;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 
 use super::cause::{Cause, Circumstances, State, cause};
+use super::facts::ClusterFacts;
 use super::kept::{Has, Judged, Kept};
-use super::surroundings::Surroundings;
 
 /// For how many namespaces, and for how many profiles, one report asks their age.
 const ASKED: usize = 64;
@@ -123,7 +124,7 @@ struct Comparison {
 
 /// Makes a report, pod by pod.
 pub(super) struct Reporter<'a> {
-    surroundings: &'a Surroundings,
+    facts: &'a ClusterFacts,
     at_work: HashMap<&'a str, &'a Arc<CompiledProfile>>,
     /// By verdict and record, which many pods share.
     compared: HashMap<(*const Vec<Judged>, *const Has), (Comparison, u64)>,
@@ -132,12 +133,12 @@ pub(super) struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    pub(super) fn new(snapshot: &'a Snapshot, surroundings: &'a Surroundings, most: usize) -> Self {
+    pub(super) fn new(snapshot: &'a Snapshot, facts: &'a ClusterFacts, most: usize) -> Self {
         let at_work: HashMap<_, _> =
             snapshot.profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
         let profiles = at_work.keys().map(|name| ((*name).into(), ProfileAudit::default())).collect();
         let report = Report { profiles, ..Report::default() };
-        Self { surroundings, at_work, compared: HashMap::new(), most, report }
+        Self { facts, at_work, compared: HashMap::new(), most, report }
     }
 
     /// Adds a pod of a namespace that is known to have been opted in at `since` at the latest.
@@ -193,13 +194,13 @@ impl<'a> Reporter<'a> {
             created: pod.created,
             is_recorded: pod.has.is_recorded,
             profile_gone: at_work.is_none(),
-            silence: self.surroundings.silence(pod.created),
+            silence: self.facts.silence(pod.created),
             ..Circumstances::default()
         };
         if state != State::Missing {
             return circumstances;
         }
-        match self.surroundings.namespace(name, namespace) {
+        match self.facts.namespace(name, namespace) {
             Some(age) => {
                 circumstances.opted_in = age.opted_in.map(|opted_in| opted_in.min(since));
                 circumstances.namespace_changed = age.changed;
@@ -209,7 +210,7 @@ impl<'a> Reporter<'a> {
             }
             None => {}
         }
-        match at_work.and_then(|at_work| self.surroundings.profile(profile, at_work.revision())) {
+        match at_work.and_then(|at_work| self.facts.profile(profile, at_work.revision())) {
             Some(age) => {
                 circumstances.profile_created = age.created;
                 circumstances.profile_changed = age.changed;

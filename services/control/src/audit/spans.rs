@@ -1,4 +1,4 @@
-//! Spans of time in which something was so, as far as somebody looked now and then.
+//! Periods of time in which a condition held, as far as samples show.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! The audit as a task: one watch, a few requests at a time, one report a second at most.
+//! Runs the audit as a task: one watch, a few requests at a time, and at most one report a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tracing::{debug, info, warn};
 
-use super::auditor::{Auditor, Errand};
+use super::auditor::{Auditor, PodFetch};
+use super::facts::ClusterFacts;
 use super::metrics::AuditMetrics;
 use super::questions::{Asking, Look, Page, ask_ages, fetch, look, watch_pods};
 use super::report::{ProfileAudit, Report};
-use super::surroundings::Surroundings;
-use crate::index::Status;
-use crate::leading::Leading;
-use crate::lookups::Lookups;
+use crate::client::chain;
+use crate::informer::index::Status;
+use crate::informer::lookups::Lookups;
+use crate::leader::LeaderContext;
 use crate::release::Release;
-use crate::watch::chain;
 
 /// How many changes of pods are taken at a time.
 const BATCH: usize = 256;
@@ -110,7 +110,7 @@ struct Task {
     settings: AuditSettings,
     metrics: AuditMetrics,
     reads: Reads,
-    surroundings: Surroundings,
+    facts: ClusterFacts,
     auditor: Auditor,
     /// How long to wait until what could not be looked up is asked for again, and until when that is.
     ask_pause: Duration,
@@ -144,29 +144,19 @@ pub struct Parts {
 }
 
 /// Audits as long as it leads. Nothing is written to the cluster.
-pub async fn run(leading: Leading, parts: Parts, settings: AuditSettings) {
-    let Leading { client, release, stop } = leading;
+pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) {
+    let LeaderContext { client, release, stop } = leading;
     let Parts { published, mut status, reads, metrics, audited } = parts;
     let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
     let is_synced = stop.run_until_cancelled(synced).await;
     if is_synced == Some(true) {
         let mut auditor = Auditor::new(published.load_full(), now());
         auditor.set_excluded(BTreeSet::from([release.namespace().into()]), now());
-        let surroundings = Surroundings::default();
+        let facts = ClusterFacts::default();
         let shown = metrics.clone();
         let (ask_pause, ask_again) = (settings.ask_again, Instant::now() + settings.ask_again);
-        let task = Task {
-            client,
-            release,
-            settings,
-            metrics,
-            reads,
-            surroundings,
-            auditor,
-            ask_pause,
-            ask_again,
-            is_stale: true,
-        };
+        let task =
+            Task { client, release, settings, metrics, reads, facts, auditor, ask_pause, ask_again, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
         // The next leader's are the ones that count.
         shown.publish(Arc::default());
@@ -182,16 +172,16 @@ impl Task {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         let mut next_errand = Instant::now();
-        let mut errand = None;
+        let mut pod_fetch = None;
         let mut in_flight = FuturesUnordered::new();
         // Which namespaces are left alone is known before any pod is.
         let mut more_to_judge = self.look().await;
         loop {
-            if errand.is_none() && in_flight.len() < self.settings.requests {
-                errand = self.auditor.next_errand();
+            if pod_fetch.is_none() && in_flight.len() < self.settings.requests {
+                pod_fetch = self.auditor.next_errand();
             }
             tokio::select! {
-                // Cancel-safe: what is not in a batch stays in its stream, and an errand is not begun.
+                // Cancel-safe: what is not in a batch stays in its stream, and a fetch is not started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {
@@ -214,14 +204,14 @@ impl Task {
                     more_to_judge |= self.look().await;
                     self.ask_again();
                 }
-                () = tokio::time::sleep_until(next_errand), if errand.is_some() => {
+                () = tokio::time::sleep_until(next_errand), if pod_fetch.is_some() => {
                     next_errand = Instant::now() + self.settings.pause;
-                    if let Some(errand) = errand.take() {
-                        in_flight.push(go(self.client.clone(), errand, self.settings.request_limit));
+                    if let Some(pod_fetch) = pod_fetch.take() {
+                        in_flight.push(go(self.client.clone(), pod_fetch, self.settings.request_limit));
                     }
                 }
-                Some((errand, fetched)) = in_flight.next() => {
-                    if !self.take_fetched(errand, fetched).await {
+                Some((pod_fetch, fetched)) = in_flight.next() => {
+                    if !self.take_fetched(pod_fetch, fetched).await {
                         next_errand = Instant::now() + self.settings.pause_after_failure;
                     }
                 }
@@ -232,8 +222,8 @@ impl Task {
         }
     }
 
-    /// Takes what came of an errand. Whether it was done.
-    async fn take_fetched(&mut self, errand: Errand, fetched: kube::Result<Page>) -> bool {
+    /// Takes the result of a fetch. Returns whether it succeeded.
+    async fn take_fetched(&mut self, pod_fetch: PodFetch, fetched: kube::Result<Page>) -> bool {
         self.is_stale = true;
         self.metrics.requested(fetched.is_ok());
         match fetched {
@@ -242,22 +232,22 @@ impl Task {
                     take_whole(&mut self.auditor, &self.reads, pod).await;
                     tokio::task::coop::consume_budget().await;
                 }
-                self.auditor.done(&errand, next, !pods.is_empty());
+                self.auditor.done(&pod_fetch, next, !pods.is_empty());
                 true
             }
             Err(error) => {
-                warn!(error = chain(&error), ?errand, "pods could not be read for the audit; trying again");
-                self.auditor.failed(errand);
+                warn!(error = chain(&error), ?pod_fetch, "pods could not be read for the audit; trying again");
+                self.auditor.failed(pod_fetch);
                 false
             }
         }
     }
 
     async fn report(&mut self, audited: &watch::Sender<Audited>) {
-        let mut report = self.auditor.report(&self.surroundings, self.settings.most_findings);
+        let mut report = self.auditor.report(&self.facts, self.settings.most_findings);
         let asking = Asking { client: &self.client, opt_in: &self.settings.opt_in, most: AGES_AT_ONCE };
-        if ask_ages(asking, &self.auditor, &mut self.surroundings, &report).await {
-            report = self.auditor.report(&self.surroundings, self.settings.most_findings);
+        if ask_ages(asking, &self.auditor, &mut self.facts, &report).await {
+            report = self.auditor.report(&self.facts, self.settings.most_findings);
         }
         let asks = !report.asked_namespaces.is_empty() || !report.asked_profiles.is_empty();
         self.is_stale = asks && report.total() > 0;
@@ -304,10 +294,10 @@ impl Task {
                     self.is_stale |= self.auditor.excluded() != &excluded;
                     more_to_judge = self.auditor.set_excluded(excluded, now);
                 }
-                self.surroundings.away.look(now, registered.is_none() || !has_endpoint);
-                self.surroundings.off.look(now, is_off);
-                if self.surroundings.registered != registered && registered.is_some() {
-                    self.surroundings.registered = registered;
+                self.facts.away.look(now, registered.is_none() || !has_endpoint);
+                self.facts.off.look(now, is_off);
+                if self.facts.registered != registered && registered.is_some() {
+                    self.facts.registered = registered;
                     self.is_stale = true;
                 }
             }
@@ -318,11 +308,11 @@ impl Task {
     }
 }
 
-/// Does an errand.
-async fn go(client: Client, errand: Errand, limit: Duration) -> (Errand, kube::Result<Page>) {
-    let fetched = timeout(limit, fetch(&client, &errand)).await;
+/// Executes a fetch.
+async fn go(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, kube::Result<Page>) {
+    let fetched = timeout(limit, fetch(&client, &pod_fetch)).await;
     let late = |_| Err(kube::Error::Service(format!("no answer within {limit:?}").into()));
-    (errand, fetched.unwrap_or_else(late))
+    (pod_fetch, fetched.unwrap_or_else(late))
 }
 
 /// Judges a whole pod, with what has to be looked up for it.

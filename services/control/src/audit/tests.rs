@@ -1,4 +1,4 @@
-//! The book of the audit: pods, profiles and namespaces come and change, and each finding has its cause.
+//! The audit's state: pods, profiles and namespaces come and change, and each finding has its cause.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Served, Snapshot};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::change::Change;
+use crate::informer::change::Change;
 
 /// When the audit begins.
 const START: i64 = 1_000;
@@ -107,23 +107,23 @@ fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
 }
 
 /// Everything known of the past, as of a cluster that was set up long before the pods.
-fn known(auditor: &Auditor) -> Surroundings {
-    let mut surroundings = Surroundings::default();
-    surroundings.away.look(START, false);
-    surroundings.off.look(START, false);
-    surroundings.registered = Some(1);
+fn known(auditor: &Auditor) -> ClusterFacts {
+    let mut facts = ClusterFacts::default();
+    facts.away.look(START, false);
+    facts.off.look(START, false);
+    facts.registered = Some(1);
     for (name, namespace) in auditor.snapshot().namespaces() {
-        surroundings.set_namespace(name, namespace, NamespaceAge { opted_in: Some(10), changed: Some(10) });
+        facts.set_namespace(name, namespace, NamespaceAge { opted_in: Some(10), changed: Some(10) });
     }
     for profile in auditor.snapshot().profiles().iter() {
         let age = ProfileAge { created: Some(20), changed: Some(20) };
-        surroundings.set_profile(profile.display_name(), profile.revision(), age);
+        facts.set_profile(profile.display_name(), profile.revision(), age);
     }
-    surroundings
+    facts
 }
 
-fn findings(auditor: &Auditor, surroundings: &Surroundings) -> Vec<(String, String, State, Cause)> {
-    let report = auditor.report(surroundings, 100);
+fn findings(auditor: &Auditor, facts: &ClusterFacts) -> Vec<(String, String, State, Cause)> {
+    let report = auditor.report(facts, 100);
     assert_eq!(report.total(), report.findings.len() as u64);
     let told = |finding: Finding| (finding.pod.into(), finding.profile.into(), finding.state, finding.cause);
     report.findings.into_iter().map(told).collect()
@@ -133,24 +133,24 @@ fn one(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, Str
     vec![(pod.to_owned(), profile.to_owned(), state, cause)]
 }
 
-/// Does the errands that are due with these pods; how many there were.
+/// Executes the fetches that are due with these pods, and returns their number.
 fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
     let mut count = 0;
-    while let Some(errand) = auditor.next_errand() {
+    while let Some(pod_fetch) = auditor.next_errand() {
         count += 1;
-        assert!(count < 1_000, "no end: {errand:?}");
+        assert!(count < 1_000, "no end: {pod_fetch:?}");
         let is_asked = |pod: &&Pod| {
             let text = |key: &str| pod.value["metadata"][key].as_str().unwrap().to_owned();
-            match &errand {
-                Errand::Get { namespace, name } => text("namespace") == **namespace && text("name") == **name,
-                Errand::List { namespace, .. } => text("namespace") == **namespace,
+            match &pod_fetch {
+                PodFetch::Get { namespace, name } => text("namespace") == **namespace && text("name") == **name,
+                PodFetch::List { namespace, .. } => text("namespace") == **namespace,
             }
         };
         let found: Vec<_> = pods.iter().filter(is_asked).collect();
         for pod in &found {
             auditor.whole(pod.whole().root(), &LookedUp::default());
         }
-        auditor.done(&errand, None, !found.is_empty());
+        auditor.done(&pod_fetch, None, !found.is_empty());
     }
     count
 }
@@ -211,7 +211,7 @@ fn each_finding_has_its_cause() {
 #[test]
 fn ages_are_asked_for_what_they_would_explain_and_only_once() {
     let auditor = listed(shop(profiles(&[("a", always())])), &[pod("p")]);
-    let report = auditor.report(&Surroundings::default(), 10);
+    let report = auditor.report(&ClusterFacts::default(), 10);
     assert_eq!(report.asked_namespaces.iter().map(|name| &**name).collect::<Vec<_>>(), ["shop"]);
     assert_eq!(report.asked_profiles.iter().map(|name| &**name).collect::<Vec<_>>(), ["a"]);
     let report = auditor.report(&known(&auditor), 10);
@@ -226,15 +226,15 @@ fn a_namespace_that_opts_in_later_has_its_pods_listed() {
     assert_eq!(auditor.pods(), 0, "nothing is kept of others");
     let label = [(INJECTION_LABEL, "enabled")];
     auditor.set_snapshot(Arc::new(before.with_namespace("shop", Some(Namespace::new(label, [])))), 5_000);
-    let errand = auditor.next_errand().unwrap();
-    assert_eq!(errand, Errand::List { namespace: "shop".into(), from: None });
-    auditor.failed(errand);
-    assert!(!auditor.report(&Surroundings::default(), 1).is_complete);
+    let pod_fetch = auditor.next_errand().unwrap();
+    assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: None });
+    auditor.failed(pod_fetch);
+    assert!(!auditor.report(&ClusterFacts::default(), 1).is_complete);
     assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1);
-    let mut surroundings = known(&auditor);
+    let mut facts = known(&auditor);
     let namespace = auditor.namespace("shop").unwrap();
-    surroundings.set_namespace("shop", namespace, NamespaceAge { opted_in: Some(4_990), changed: None });
-    assert_eq!(findings(&auditor, &surroundings), one("p", "a", State::Missing, Cause::BeforeOptIn));
+    facts.set_namespace("shop", namespace, NamespaceAge { opted_in: Some(4_990), changed: None });
+    assert_eq!(findings(&auditor, &facts), one("p", "a", State::Missing, Cause::BeforeOptIn));
 
     auditor.set_snapshot(Arc::new(before), 6_000);
     assert_eq!(auditor.pods(), 0);
@@ -301,22 +301,22 @@ fn whole_pods_are_read_of_those_that_lack_a_profile_with_conditions_and_once_for
 fn many_pods_are_read_by_lists_and_a_failure_is_tried_again() {
     let pods: Vec<_> = (0..100).map(|number| pod(&format!("p{number:03}"))).collect();
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &pods);
-    let errand = auditor.next_errand().unwrap();
-    assert_eq!(errand, Errand::List { namespace: "shop".into(), from: None });
-    auditor.failed(errand);
-    let errand = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_errand().unwrap();
+    assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: None });
+    auditor.failed(pod_fetch);
+    let pod_fetch = auditor.next_errand().unwrap();
     for pod in &pods[..50] {
         auditor.whole(pod.whole().root(), &LookedUp::default());
     }
-    auditor.done(&errand, Some("more".to_owned()), true);
-    let errand = auditor.next_errand().unwrap();
-    assert_eq!(errand, Errand::List { namespace: "shop".into(), from: Some("more".to_owned()) });
+    auditor.done(&pod_fetch, Some("more".to_owned()), true);
+    let pod_fetch = auditor.next_errand().unwrap();
+    assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: Some("more".to_owned()) });
     // One goes while the next page, which still shows it, is on its way.
     auditor.update(Change::Deleted(("shop".into(), "p099".into())));
     for pod in &pods[50..] {
         auditor.whole(pod.whole().root(), &LookedUp::default());
     }
-    auditor.done(&errand, None, true);
+    auditor.done(&pod_fetch, None, true);
     assert_eq!(auditor.next_errand(), None);
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.pods.missing, auditor.pods()), (99, 99));
@@ -341,21 +341,21 @@ fn nobodys_pods_wait_for_somebody_else() {
     let mut told = Vec::new();
     for _ in 0..9 {
         // Of a list that never ends one page, and always one that fails.
-        let errand = auditor.next_errand().unwrap();
-        match &errand {
-            Errand::List { namespace, .. } => {
+        let pod_fetch = auditor.next_errand().unwrap();
+        match &pod_fetch {
+            PodFetch::List { namespace, .. } => {
                 assert_eq!(&**namespace, "a-busy");
                 told.push("a-busy");
-                auditor.done(&errand, Some("more".to_owned()), true);
+                auditor.done(&pod_fetch, Some("more".to_owned()), true);
             }
-            Errand::Get { namespace, .. } if &**namespace == "b-broken" => {
+            PodFetch::Get { namespace, .. } if &**namespace == "b-broken" => {
                 told.push("b-broken");
-                auditor.failed(errand);
+                auditor.failed(pod_fetch);
             }
-            Errand::Get { .. } => {
+            PodFetch::Get { .. } => {
                 told.push("quiet");
                 auditor.whole(others[1].whole().root(), &LookedUp::default());
-                auditor.done(&errand, None, true);
+                auditor.done(&pod_fetch, None, true);
             }
         }
     }
@@ -376,11 +376,11 @@ fn several_namespaces_are_read_at_a_time_and_each_by_one_request() {
         }
     }
     let mut auditor = listed(snapshot, &pods);
-    let errands: Vec<_> = std::iter::from_fn(|| auditor.next_errand()).collect();
-    let namespaces: Vec<_> = errands.iter().map(Errand::namespace).collect();
+    let pod_fetches: Vec<_> = std::iter::from_fn(|| auditor.next_errand()).collect();
+    let namespaces: Vec<_> = pod_fetches.iter().map(PodFetch::namespace).collect();
     assert_eq!(namespaces, ["one", "three", "two"]);
-    let complete = |auditor: &Auditor| auditor.report(&Surroundings::default(), 10).is_complete;
-    auditor.failed(errands[0].clone());
+    let complete = |auditor: &Auditor| auditor.report(&ClusterFacts::default(), 10).is_complete;
+    auditor.failed(pod_fetches[0].clone());
     assert_eq!(auditor.next_errand().unwrap().namespace(), "one");
     // None is left to begin, and some are not through.
     assert_eq!((auditor.next_errand(), complete(&auditor)), (None, false));
@@ -389,10 +389,10 @@ fn several_namespaces_are_read_at_a_time_and_each_by_one_request() {
 #[test]
 fn deleted_pod_stays_gone_when_its_answer_is_late() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
-    let errand = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_errand().unwrap();
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
     auditor.whole(pod("p").whole().root(), &LookedUp::default());
-    auditor.done(&errand, None, true);
+    auditor.done(&pod_fetch, None, true);
     assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
 }
 
@@ -401,7 +401,7 @@ fn namespace_whose_due_pods_are_deleted_is_not_under_way() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
     assert_eq!(auditor.next_errand(), None);
-    assert!(auditor.report(&Surroundings::default(), 1).is_complete);
+    assert!(auditor.report(&ClusterFacts::default(), 1).is_complete);
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn a_pod_that_pins_a_revision_has_to_have_that_one() {
     // Nothing was looked up, and so not the revision either.
     assert_eq!(auditor.report(&known(&auditor), 1).pods.undecided, 1);
     assert_eq!(auditor.ask_again(), 1);
-    let errand = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_errand().unwrap();
     let wanted = auditor.needs(pods[2].whole().root());
     assert_eq!(wanted.objects.len(), 1);
     let spec = json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": "old"}}}});
@@ -473,7 +473,7 @@ fn a_pod_that_pins_a_revision_has_to_have_that_one() {
     let object = Answer::Found(Arc::new(OwnedTape::parse(object).unwrap()));
     let looked_up = LookedUp { objects: vec![(wanted.objects[0].clone(), object)], ..LookedUp::default() };
     auditor.whole(pods[2].whole().root(), &looked_up);
-    auditor.done(&errand, None, true);
+    auditor.done(&pod_fetch, None, true);
     let missing = auditor.report(&known(&auditor), 10).findings.into_iter().find(|finding| &*finding.pod == "lll");
     assert_eq!(missing.unwrap().want.as_deref(), Some(&*old));
 }
@@ -484,10 +484,10 @@ fn what_could_not_be_looked_up_is_asked_for_again() {
         "matchConditions": [{"name": "it", "expression": "!serviceAccount.hasValue()"}]});
     let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
     let answer = |auditor: &mut Auditor, answer: Answer<Arc<OwnedTape>>| {
-        let errand = auditor.next_errand().unwrap();
+        let pod_fetch = auditor.next_errand().unwrap();
         let looked_up = LookedUp { service_account: answer, ..LookedUp::default() };
         auditor.whole(pod("p").whole().root(), &looked_up);
-        auditor.done(&errand, None, true);
+        auditor.done(&pod_fetch, None, true);
     };
     answer(&mut auditor, Answer::Failed("no answer in time".into()));
     let report = auditor.report(&known(&auditor), 10);

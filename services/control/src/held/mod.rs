@@ -1,11 +1,11 @@
-//! The controller's part in `held` namespaces: the policies by which their pods wait, and what becomes of pods that wait.
+//! The controller's part in `held` namespaces: installs the policies that make pods wait, and releases pods that wait.
 //!
-//! * [`policies`]: keeps the API server's policies as they ought to be, or away.
-//! * [`pod`]: what is kept of a pod that waits.
-//! * [`plan`]: what is to be done about such pods, as a pure function with a memory.
-//! * [`release`]: watches for them, and does it.
+//! * [`policies`]: creates, updates and removes the API server's policies.
+//! * [`pod`]: what the controller keeps of a waiting pod.
+//! * [`plan`]: decides what to do about waiting pods; a pure function with state.
+//! * [`release`]: watches waiting pods and executes the plan.
 //! * [`wanted`]: whether pods are to wait at all.
-//! * [`metrics`]: how many wait, and what was done.
+//! * [`metrics`]: counts waiting pods and actions.
 
 pub mod metrics;
 pub mod plan;

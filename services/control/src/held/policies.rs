@@ -1,8 +1,7 @@
-//! Keeps the policies of `held` namespaces in the API server as they ought to be, or away.
+//! Keeps the policies of `held` namespaces in their desired state, or removes them.
 //!
-//! What is stored is compared with what was meant, field by field: server-side apply alone would leave standing what others
-//! added. What differs is written again, at once, but not more often than a pause that grows while somebody else keeps
-//! writing too.
+//! Stored policies are compared field by field, since server-side apply would keep additions by others. Drift is
+//! corrected at once, but after a growing pause if another writer keeps changing the policy.
 
 use std::time::Duration;
 
@@ -24,9 +23,9 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::metrics::{HeldMetrics, Policies};
-use crate::belongs;
-use crate::leading::{FIELD_MANAGER, Leading};
-use crate::watch::{chain, config, pauses};
+use crate::client::owner_reference;
+use crate::client::{chain, config, pauses};
+use crate::leader::{FIELD_MANAGER, LeaderContext};
 
 /// The API group in which the policies are.
 const GROUP: &str = "admissionregistration.k8s.io/v1";
@@ -86,12 +85,12 @@ enum Found {
 /// Keeps the policies while this process leads: in place or away, as `wanted` says. While it says neither, which is how a
 /// term begins, they stay as the last leader left them.
 pub async fn run(
-    leading: Leading,
+    leading: LeaderContext,
     settings: PolicySettings,
     mut wanted: watch::Receiver<Option<bool>>,
     metrics: HeldMetrics,
 ) {
-    let Leading { client, stop, release } = leading;
+    let LeaderContext { client, stop, release } = leading;
     let all = match all(&client, &settings) {
         Ok(all) => all,
         Err(error) => {
@@ -116,7 +115,7 @@ pub async fn run(
         };
         let (state, repaired) = match is_supported(&client).await {
             Ok(true) => {
-                let owner = if is_wanted { belongs::to_the_namespace(&client, &release).await } else { None };
+                let owner = if is_wanted { owner_reference::for_namespace(&client, &release).await } else { None };
                 keep(&all, is_wanted, owner.as_ref(), &metrics).await
             }
             Ok(false) => {
@@ -262,7 +261,8 @@ async fn keep(
 
 /// Sees to it that an object is as it was meant, and is its owner's; what it was before.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
-    let is_its_owners = |object: &DynamicObject| owner.is_none_or(|owner| belongs::is_given(&object.metadata, owner));
+    let is_its_owners =
+        |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::is_given(&object.metadata, owner));
     let before = wanted.api.get_opt(&wanted.name).await?;
     let found = match &before {
         None => Found::Absent,
@@ -285,7 +285,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
         // Somebody added what we never wrote, so applying leaves it there.
         let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
         if let Some(owner) = owner {
-            belongs::give(&mut replaced.metadata, owner.clone());
+            owner_reference::give(&mut replaced.metadata, owner.clone());
         }
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         wanted.api.replace(&wanted.name, &parameters, &replaced).await?;
@@ -383,7 +383,7 @@ mod tests {
         let (client, asked) = api_server(resources);
         let release = Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
         let stop = CancellationToken::new();
-        let leading = Leading { client, release: Arc::new(release), stop: stop.clone() };
+        let leading = LeaderContext { client, release: Arc::new(release), stop: stop.clone() };
         let mut registry = Registry::default();
         let metrics = HeldMetrics::register(&mut registry);
         let settings = PolicySettings::new(held::Settings::new("pillion", "pillion-system"));

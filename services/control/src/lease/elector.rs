@@ -1,4 +1,4 @@
-//! The election as it is done: reads, writes and watches of the one Lease, and the terms of the leader.
+//! Executes the election: reads, writes and watches the Lease, and runs the leader's terms.
 
 use std::fmt;
 use std::future::Future;
@@ -19,10 +19,10 @@ use tracing::{debug, info, warn};
 use super::decide::{Action, Loss, View, decide, transitions};
 use super::metrics::{End, Operation};
 use super::{Held, LeaseMetrics, Settings, SettingsError};
-use crate::leading::{FIELD_MANAGER, Leading};
+use crate::client::WATCH_FOR;
+use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::random;
 use crate::release::Release;
-use crate::watch::WATCH_FOR;
 
 /// The longest pause between two terms, and the shortest term that says nothing of the next one, in durations of the Lease.
 const LONGEST_PAUSE: u32 = 4;
@@ -79,8 +79,8 @@ impl Claim {
 
     /// What the leader's tasks are given.
     #[must_use]
-    pub fn leading(&self, client: Client, release: Arc<Release>) -> Leading {
-        Leading { client, release, stop: self.stop.clone() }
+    pub fn leading(&self, client: Client, release: Arc<Release>) -> LeaderContext {
+        LeaderContext { client, release, stop: self.stop.clone() }
     }
 
     /// Whether the term goes on, by the clock: `false` also in the moment after a process went on that had been stopped

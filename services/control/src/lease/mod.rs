@@ -1,19 +1,19 @@
-//! Which of the controllers leads: an election by a Lease.
+//! Leader election among the controllers, by a Lease.
 //!
-//! A holder writes into the Lease every few seconds, and whoever else wants it watches. Nobody's clock is compared with
-//! anybody's: a Lease is lost by its holder when what stands in it has not changed for as long as it promises, *as the
-//! watcher's own monotonic clock measures it*. A clock that is fast steals nothing.
+//! The holder renews the Lease every few seconds, and all other candidates watch it. Clocks of different machines are
+//! never compared: a Lease is lost when its content has not changed for as long as it promises, *measured by the
+//! watcher's own monotonic clock*. A fast clock steals nothing.
 //!
-//! The holder gives up on its own, earlier than the others may take it: [`Settings::renew_deadline`] after it *sent* its
-//! last write that went through. [`Claim::holds`] asks the clock, and so knows it at once also in a process that was
-//! stopped and goes on. Each write names the `resourceVersion` of what was read, so that of two that take the Lease at one
-//! time one gets a conflict. None of it is a fence for what the leader writes elsewhere: those writes guard themselves.
+//! The holder gives up earlier than others may take over: [`Settings::renew_deadline`] after it *sent* its last
+//! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices at once. Each write names
+//! the `resourceVersion` that was read, so one of two concurrent writers gets a conflict. The Lease does not fence the
+//! leader's other writes: those guard themselves.
 //!
-//! At the end of a term the tasks of the leader end first, and then the Lease is released: its holder is taken out, and
-//! the next takes over at once, since it watches.
+//! At the end of a term the leader's tasks end first. Then the holder is removed from the Lease, and the next candidate
+//! takes over at once, since it watches.
 //!
-//! [`decide`](decide::decide) is the decision, pure; [`elector`] does it. Roles needed: `get`, `update` and `watch` on the
-//! one Lease by name, and `create`.
+//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. RBAC permissions: `get`, `update` and
+//! `watch` on the one Lease by name, and `create`.
 
 pub mod decide;
 pub mod elector;

@@ -1,4 +1,4 @@
-//! Many verdicts become what the rotation observes: how many rounds in a row found everybody with the newest leaf.
+//! Summarises verdicts for the rotation: how many rounds in a row found all endpoints with the newest certificate.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Endpoint, Expected, Probed, Unfit, Verdict};
-use crate::rotation::{Endpoints, Generation};
+use crate::certificates::rotation::{Endpoints, Generation};
 
 /// What has to stay the same for rounds to be counted together, beside the endpoints themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

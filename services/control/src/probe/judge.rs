@@ -1,4 +1,4 @@
-//! The verdict on the leaf that an endpoint shows: whose it is, and whether it will do.
+//! The verdict on an endpoint's certificate: its CA, and whether it is acceptable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::dial::Unreachable;
+use crate::certificates::rotation::Generation;
 use crate::release::Release;
-use crate::rotation::Generation;
 
 /// An authority of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What is counted of probes.
+//! Metrics of probes.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::{Probed, Verdict};
-use crate::rotation::Endpoints;
+use crate::certificates::rotation::Endpoints;
 
 /// How a round ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

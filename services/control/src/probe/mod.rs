@@ -1,17 +1,17 @@
-//! Which leaf every endpoint of the webhook serves, as it is found by connecting to it.
+//! Connects to every endpoint of the webhook and judges the certificate that it serves.
 //!
-//! What stands in the Secret is not what a replica serves, and a replica that is ready need not be one that the API server
-//! trusts. So each address behind the Service gets a TLS connection of its own, ready or not and also while it ends, and
-//! the leaf that it shows is judged: against the *bundle* that the API servers have, and against the *newest* authority
-//! alone. The replica proves in the handshake that it has the leaf's key.
+//! The Secret does not prove what a replica serves, and a ready replica need not be one that the API server trusts. So
+//! each address behind the Service gets a TLS connection of its own, whether it is ready, not ready or terminating. Its
+//! certificate is judged against the *bundle* that API servers have, and against the *newest* CA alone. The handshake
+//! proves that the replica has the key.
 //!
-//! [`targets`] says who is probed, [`dial`] connects, [`judge`] is the verdict, [`fold`] makes of many verdicts what
-//! the rotation observes, and [`run`] does it again and again. With certificates of somebody else's making (cert-manager's,
-//! say) nothing is rotated, and probing is the same: [`Expected::of_strangers`] knows nobody but the bundle.
+//! [`targets`] selects the endpoints, [`dial`] connects, [`judge`] gives the verdict, [`fold`] summarises verdicts for
+//! the rotation, and [`run`] repeats it. With certificates of another issuer (such as cert-manager) nothing rotates,
+//! and probing is the same: [`Expected::of_strangers`] knows only the bundle.
 //!
-//! Roles needed: `list` on endpoint slices in the release's namespace; `get` on its Service and `list` on pods there, if
-//! [`Settings::pods`] is set; and for [`report`] `get` on the webhook configuration, and `get` and `create` on the `ConfigMap`
-//! of the kill switch.
+//! RBAC permissions: `list` on endpoint slices in the release's namespace; `get` on its Service and `list` on pods
+//! there, if [`Settings::pods`] is set; and for [`report`] `get` on the webhook configuration, and `get` and `create`
+//! on the `ConfigMap` of the kill switch.
 
 pub mod dial;
 pub mod fold;

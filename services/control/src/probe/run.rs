@@ -1,4 +1,4 @@
-//! Probing, round after round.
+//! Probes all endpoints, round after round.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use super::fold::UNKNOWN;
 use super::judge::{Judgement, certificates};
 use super::metrics::Outcome;
 use super::{Expected, Judge, ProbeMetrics, Probed, Rounds, Selected, Settings, Verdict, dial};
-use crate::clock::Clock;
-use crate::leading::Leading;
+use crate::certificates::clock::Clock;
+use crate::certificates::rotation::Endpoints;
+use crate::leader::LeaderContext;
 use crate::release::Release;
-use crate::rotation::Endpoints;
-use crate::switch::Making;
+use crate::webhook_config::switch::Making;
 
 /// What one round found.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ impl Prober {
 /// Probes while it leads: at once when something else is expected, and then every [`Settings::gap`]. While nothing is
 /// expected, or nobody knows which endpoints there are, nothing is found.
 pub async fn run(
-    leading: Leading,
+    leading: LeaderContext,
     settings: Settings,
     metrics: ProbeMetrics,
     clock: Clock,
@@ -153,7 +153,7 @@ pub async fn run(
 /// Probes endpoints whose certificates are of somebody else's making: the leaves that they serve, against the `caBundle`s of
 /// the webhook configuration. Nothing is made of what it finds but the `ConfigMap` of the kill switch, once there is somebody
 /// whom API servers would call: nobody else is there to make it, and guardrails hold only while it is there.
-pub async fn report(leading: Leading, settings: Settings, metrics: ProbeMetrics) {
+pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMetrics) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone());
     let (mut told, mut is_called, mut making) = (Vec::new(), false, Making::default());
@@ -186,8 +186,8 @@ pub async fn report(leading: Leading, settings: Settings, metrics: ProbeMetrics)
 }
 
 /// Makes the `ConfigMap` of the kill switch where there is none. It is asked for and not watched: so often is often enough.
-async fn keep_switch(leading: &Leading, making: &mut Making) {
-    let Leading { client, release, .. } = leading;
+async fn keep_switch(leading: &LeaderContext, making: &mut Making) {
+    let LeaderContext { client, release, .. } = leading;
     let switches = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     // Whoever cannot be told makes it, which does no harm to one that is there.
     if let Ok(found) = switches.get_metadata_opt(release.switch()).await {

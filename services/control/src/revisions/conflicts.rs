@@ -1,10 +1,10 @@
-//! Which profiles are in one another's way, by their texts alone: for the condition `Conflicted`.
+//! Finds profiles that interfere with one another by their texts alone, for the condition `Conflicted`.
 //!
 //! * A value such as `true` of a key that two profiles of one scope share means neither of them, and the pod gets none.
-//! * A name that a namespace's own profile shares with one of the platform's means the namespace's own there.
+//! * If a namespaced profile has the name of a cluster profile, the name means the namespaced one in its namespace.
 //!
-//! What two profiles do to one and the same pod is not looked at: that is decided with the pod, and told by its warnings and
-//! by the audit.
+//! What two profiles do to the same pod is not considered here: that is decided with the pod, and reported by its
+//! warnings and by the audit.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! Doing what was planned.
+//! Executes the plans for profiles: writes revisions and status, and runs dry runs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use tracing::{info, warn};
 
 use super::budget::Budget;
 use super::dry_run::{Verdict, pod_template, verdict};
-use super::observe::{self, Profile, World};
+use super::observe::{self, Profile, RevisionStore};
 use super::plan::{News, Plan, plan};
 use super::schedule::{Ended, Schedule};
 use super::trials::Question;
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
+use crate::client::chain;
 use crate::guard::guarded;
-use crate::leading::{FIELD_MANAGER, Leading};
-use crate::profile_status::{self, kind};
-use crate::watch::chain;
+use crate::leader::{FIELD_MANAGER, LeaderContext};
+use crate::revisions::profile_status::{self, kind};
 
 /// How many changes are taken at a time.
 const BATCH: usize = 1024;
@@ -69,7 +69,7 @@ enum Done {
 }
 
 /// Accepts and publishes for as long as this one leads.
-pub async fn run(leading: Leading, settings: Settings, metrics: Metrics) {
+pub async fn run(leading: LeaderContext, settings: Settings, metrics: Metrics) {
     let stop = leading.stop.clone();
     tokio::select! {
         () = stop.cancelled() => {}
@@ -78,9 +78,9 @@ pub async fn run(leading: Leading, settings: Settings, metrics: Metrics) {
 }
 
 async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) {
-    let mut world = loop {
-        match World::begin(&client, settings.memory).await {
-            Ok(world) => break world,
+    let mut store = loop {
+        match RevisionStore::begin(&client, settings.memory).await {
+            Ok(store) => break store,
             Err(error) => {
                 let error = chain(&error);
                 warn!(error, "what was accepted of profiles before cannot be read; trying again");
@@ -88,7 +88,8 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) 
             }
         }
     };
-    let writer = Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(Teller::new(&client)) };
+    let writer =
+        Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(EventRecorder::new(&client)) };
     let mut seen = observe::seen(&client, &settings.opt_in).ready_chunks(BATCH);
     let mut schedule = Schedule::new(settings.clone());
     // Nothing else waits for a dry run.
@@ -107,52 +108,52 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) 
             batch = seen.next() => {
                 let Some(batch) = batch else { return };
                 for seen in batch {
-                    world.take(seen);
+                    store.take(seen);
                     tokio::task::coop::consume_budget().await;
                 }
                 // Nothing is looked at before all first lists are complete.
-                if world.is_complete() {
+                if store.is_complete() {
                     schedule.changed(Instant::now());
                 }
             }
             Some((question, verdict)) = answers.next() => {
                 let now = Instant::now();
-                world.trials.answered(&question.name, &question.revision, verdict, now);
+                store.trials.answered(&question.name, &question.revision, verdict, now);
                 schedule.changed(now);
             }
             () = look => {
                 let begun = Instant::now();
-                if schedule.begins(world.namespaces_changed(), Instant::now()) {
-                    world.count_anew();
+                if schedule.begins(store.namespaces_changed(), Instant::now()) {
+                    store.count_anew();
                 }
-                let read = read_again(&client, &mut world).await;
-                let ended = look_at_all(&mut world, &writer, &questions, settings.keep).await.max(read);
+                let read = read_again(&client, &mut store).await;
+                let ended = look_at_all(&mut store, &writer, &questions, settings.keep).await.max(read);
                 schedule.ended(ended, Instant::now());
-                if let Some(at) = world.trials.next_after(begun) {
+                if let Some(at) = store.trials.next_after(begun) {
                     schedule.look_by(at);
                 }
-                metrics.rejected.set(i64::try_from(world.rejected()).unwrap_or(i64::MAX));
+                metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
             }
         }
     }
 }
 
 /// Reads profiles once more for which there was no memory, and is now. How that ended.
-async fn read_again(client: &Client, world: &mut World) -> Ended {
-    let names = world.index.take_readable(READ_AT_ONCE);
+async fn read_again(client: &Client, store: &mut RevisionStore) -> Ended {
+    let names = store.index.take_readable(READ_AT_ONCE);
     // There may be more.
     let mut ended = if names.is_empty() { Ended::Well } else { Ended::Open };
     let reading = stream::iter(names).map(|name| async move { (observe::read_again(client, &name).await, name) });
     let mut reading = reading.buffer_unordered(AT_ONCE);
     while let Some((read, name)) = reading.next().await {
         match read {
-            Ok(Some(seen)) => world.take(seen),
+            Ok(Some(seen)) => store.take(seen),
             // It is gone, as the watch says or will say.
             Ok(None) => {}
             Err(error) => {
                 let error = chain(&error);
                 warn!(profile = %name, error, "the profile could not be read again; trying again");
-                world.index.not_read(name);
+                store.index.not_read(name);
                 ended = Ended::InVain;
             }
         }
@@ -162,22 +163,27 @@ async fn read_again(client: &Client, world: &mut World) -> Ended {
 
 /// Looks at all profiles, and does what is to be done. How that ended. What is in vain for one is not tried again in this look,
 /// and keeps no other waiting.
-async fn look_at_all(world: &mut World, writer: &Writer, questions: &UnboundedSender<Question>, keep: usize) -> Ended {
+async fn look_at_all(
+    store: &mut RevisionStore,
+    writer: &Writer,
+    questions: &UnboundedSender<Question>,
+    keep: usize,
+) -> Ended {
     let mut in_vain = HashSet::new();
     let ended = |in_vain: &HashSet<ProfileName>| if in_vain.is_empty() { Ended::Well } else { Ended::InVain };
     for _ in 0..ROUNDS {
         let mut work = Vec::new();
-        world.tidy();
-        let all = world.profiles.iter().filter(|(name, _)| !in_vain.contains(*name));
+        store.tidy();
+        let all = store.profiles.iter().filter(|(name, _)| !in_vain.contains(*name));
         let all: Vec<_> = all.map(|(name, profile)| (name.clone(), Arc::clone(profile))).collect();
         for (name, profile) in all {
             // A panic over one of them must not end the term: the next leader would find the same profile.
-            let decided = guarded(&format_args!("the plan of {name}"), || decide(world, &name, &profile, keep));
+            let decided = guarded(&format_args!("the plan of {name}"), || decide(store, &name, &profile, keep));
             if let Ok(Some((plan, revision))) = decided {
                 work.push((name, profile, plan, revision));
             }
         }
-        for question in world.questions.drain(..) {
+        for question in store.questions.drain(..) {
             // The other end goes with this one.
             let _ = questions.unbounded_send(question);
         }
@@ -192,15 +198,15 @@ async fn look_at_all(world: &mut World, writer: &Writer, questions: &UnboundedSe
         let mut is_late = false;
         for (of, done) in done {
             match done {
-                Done::Made(metadata) => world.made(*metadata),
+                Done::Made(metadata) => store.made(*metadata),
                 Done::Written { name, metadata, status, deleted, in_vain: failed } => {
                     for revision in deleted {
-                        world.unmade(&name, &revision);
+                        store.unmade(&name, &revision);
                     }
                     if failed {
                         in_vain.insert(of);
                     }
-                    world.written(&name, *metadata, *status);
+                    store.written(&name, *metadata, *status);
                 }
                 Done::TooLate => is_late = true,
                 Done::InVain => {
@@ -219,43 +225,43 @@ async fn look_at_all(world: &mut World, writer: &Writer, questions: &UnboundedSe
 
 /// What is to be done about a profile, with the revision that is to be made of it; `None`: nothing.
 pub(super) fn decide(
-    world: &mut World,
+    store: &mut RevisionStore,
     name: &ProfileName,
     profile: &Profile,
     keep: usize,
 ) -> Option<(Plan, Option<RevisionSpec>)> {
-    let namespaces = world.count(name);
-    let existing = world.existing(name, &profile.uid);
-    let observed = world.observe(name, profile, &existing, namespaces)?;
+    let namespaces = store.count(name);
+    let existing = store.existing(name, &profile.uid);
+    let observed = store.observe(name, profile, &existing, namespaces)?;
     let plan = plan(&observed, keep);
     let accepted = observed.accepted.as_ref().filter(|_| plan.create).map(|accepted| accepted.revision.clone());
     let revision = match accepted {
         None => None,
         Some(accepted) => {
             let kept = guarded(&format_args!("the revision of {name}"), || {
-                let whole = world.index.whole(name);
+                let whole = store.index.whole(name);
                 whole.map(|(whole, source)| whole.to_revision(name, profile.generation, Some(&source)))
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
                     // Another build wrote the revision that is gone, and this one writes its text otherwise.
-                    world.forget_alias(name);
-                    return decide(world, name, profile, keep);
+                    store.forget_alias(name);
+                    return decide(store, name, profile, keep);
                 }
                 Ok(kept) => Some(kept),
                 Err(fault) => {
-                    world.refuse(name.clone(), accepted, fault);
+                    store.refuse(name.clone(), accepted, fault);
                     // It is told in the status, for which nothing is made.
-                    return decide(world, name, profile, keep);
+                    return decide(store, name, profile, keep);
                 }
             }
         }
     };
     if let Some(accepted) = observed.accepted.as_ref().filter(|_| plan.dry_run)
-        && let Some(good) = world.index.state(name).and_then(|state| state.good)
-        && let Some(question) = world.trials.begin(name, &accepted.revision, good, Instant::now())
+        && let Some(good) = store.index.state(name).and_then(|state| state.good)
+        && let Some(question) = store.trials.begin(name, &accepted.revision, good, Instant::now())
     {
-        world.questions.push(question);
+        store.questions.push(question);
     }
     let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
     (!is_idle).then_some((plan, revision))
@@ -287,7 +293,7 @@ async fn ask(pod_templates: &Api<DynamicObject>, question: Question) -> (Questio
 struct Writer {
     client: Client,
     metrics: Metrics,
-    teller: Arc<Teller>,
+    teller: Arc<EventRecorder>,
 }
 
 impl Writer {
@@ -437,12 +443,12 @@ impl Writer {
 }
 
 /// Tells by Events, as many as people read.
-struct Teller {
+struct EventRecorder {
     recorder: Recorder,
     budget: Mutex<Budget>,
 }
 
-impl Teller {
+impl EventRecorder {
     fn new(client: &Client) -> Self {
         let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);

@@ -1,18 +1,19 @@
-//! Acceptance: the leader compiles each generation of a profile, keeps what compiles as an immutable revision, and
-//! publishes it in the profile's status. Replicas serve what is published ([`crate::served`]).
+//! Accepts profiles: the leader compiles each generation of a profile, keeps it as an immutable revision if it
+//! compiles, and publishes it in the profile's status. Replicas serve what is published ([`crate::informer::served`]).
 //!
-//! * `plan`: what is to be done about one profile, as a pure function of what is observed.
-//! * `conflicts`: which profiles are in one another's way.
-//! * `dry_run`: which pod the API server is asked about, and what its answer means.
-//! * `observe`: the watches, and all that is known of profiles and their revisions.
-//! * `execute`: doing it; `schedule`: when. `trials`: which dry runs are due, under way and done.
+//! * `plan`: decides what to do about one profile; a pure function of the observed state.
+//! * `conflicts`: finds profiles that interfere with one another.
+//! * `dry_run`: builds the pod for the API server's dry run, and interprets the response.
+//! * `observe`: watches profiles and their revisions.
+//! * `execute`: carries out plans; `schedule` says when. `trials`: tracks dry runs.
+//! * `profile_status`: writes the status of a profile.
 //!
-//! Everything is level-triggered: after a change all profiles are looked at again, and what is as it ought to be costs
-//! a comparison. What was accepted before stands in the cluster, so whoever leads next goes on where the last one was:
-//! before the watches begin, the accepted texts are read, and are the last good ones of profiles that are broken now.
+//! The task is level-triggered: after a change it plans all profiles again, and a profile in its desired state costs a
+//! comparison. Accepted revisions are in the cluster, so the next leader continues where the last one stopped: before
+//! it watches, it reads the accepted texts and uses them for profiles that are broken now.
 //!
-//! A revision is written before its profile's status names it, and deleted after its status does not any more. Writes of
-//! the status carry the `resourceVersion` of what was observed: a leader that was paused meanwhile loses by conflict.
+//! A revision is written before its profile's status names it, and deleted after the status no longer does. Writes of
+//! the status carry the `resourceVersion` that was observed, so a leader that was paused gets a conflict.
 
 mod budget;
 mod conflicts;
@@ -20,6 +21,7 @@ mod dry_run;
 mod execute;
 mod observe;
 mod plan;
+pub(crate) mod profile_status;
 mod schedule;
 mod trials;
 
@@ -34,7 +36,7 @@ use prometheus_client::registry::Registry;
 
 pub use execute::run;
 
-use crate::share;
+use crate::informer::share;
 
 /// By what a revision is bounded, as a label: who follows only the metadata of revisions has to know it.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";

@@ -1,4 +1,4 @@
-//! All that the leader knows of profiles and their revisions: what the watches say, and what was there before them.
+//! The leader's state of profiles and their revisions, from the watches and from what was stored before.
 
 mod reading;
 
@@ -22,13 +22,13 @@ use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
 use super::trials::{Question, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
-use crate::change::Change;
 use crate::guard::guarded;
-use crate::index::{Index, Update};
-use crate::profiles::{self, State, StoredProfile};
-use crate::served::read_status;
-use crate::share;
-use crate::watch;
+use crate::informer::change::Change;
+use crate::informer::index::{Index, Update};
+use crate::informer::profiles::{self, State, StoredProfile};
+use crate::informer::served::read_status;
+use crate::informer::share;
+use crate::informer::watch;
 
 /// What is kept of a profile besides its text.
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ struct Listing {
 }
 
 /// All that is known.
-pub(super) struct World {
+pub(super) struct RevisionStore {
     pub(super) index: Index,
     /// Shared with who acts on them: after each event all are looked at.
     pub(super) profiles: BTreeMap<ProfileName, Arc<Profile>>,
@@ -138,7 +138,7 @@ impl Profile {
     }
 }
 
-impl World {
+impl RevisionStore {
     fn new(memory: share::Limits) -> Self {
         Self {
             index: Index::default().keeping_texts().bounded_by(memory),
@@ -174,7 +174,7 @@ impl World {
         each::<ClusterInjectionProfile, _>(client, &mut note).await?;
         each::<InjectionProfile, _>(client, &mut note).await?;
 
-        let mut world = Self::new(memory);
+        let mut store = Self::new(memory);
         let mut seed = |object: WithSpec| {
             let WithSpec { metadata, spec } = object;
             let name =
@@ -182,12 +182,12 @@ impl World {
             if let Some((uid, revision)) = accepted.get(&name)
                 && **revision == *spec.revision
             {
-                world.accept(name, uid.clone(), &spec);
+                store.accept(name, uid.clone(), &spec);
             }
         };
         each::<ClusterProfileRevision, _>(client, &mut seed).await?;
         each::<ProfileRevision, _>(client, &mut seed).await?;
-        Ok(world)
+        Ok(store)
     }
 
     /// Remembers what was accepted by whoever led before.

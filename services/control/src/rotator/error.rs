@@ -1,10 +1,10 @@
-//! Why a turn came to nothing.
+//! Why a turn failed.
 
 use std::time::Duration;
 
-use crate::authority::{MakeError, MissingAuthority};
-use crate::canary::server::IdentityError;
-use crate::configuration::WriteError;
+use crate::certificates::authority::{MakeError, MissingAuthority};
+use crate::trust_probe::server::IdentityError;
+use crate::webhook_config::WriteError;
 
 /// Why a turn came to nothing.
 #[derive(Debug, thiserror::Error)]

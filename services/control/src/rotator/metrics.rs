@@ -1,4 +1,4 @@
-//! How far the rotation is, for people who look at it from afar.
+//! Metrics of the rotation's state.
 
 use jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::Done;
-use crate::rotation::{Blocked, Phase, Record, Trigger};
+use crate::certificates::rotation::{Blocked, Phase, Record, Trigger};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabel {

@@ -1,22 +1,21 @@
-//! The rotation as it is done: what [`crate::rotation`] decides is observed here, and written.
+//! Executes the rotation: observes what [`crate::certificates::rotation`] needs, and writes what it decides.
 //!
-//! A turn reads the objects, asks for the next step and makes it: one write, or none. Nothing is kept from one turn to the
-//! next but what stands in the objects, so that it does not matter who makes the next one. Turns follow one another while
-//! there is something to write; then the next comes when an object changes, when a probe or a canary has found something,
-//! when a time has come, and every so often besides.
+//! A turn reads the objects, asks for the next step and makes at most one write. Turns keep no state but the objects,
+//! so any leader can make the next one. Turns follow one another while there is something to write. After that, a turn
+//! starts when an object changes, a probe reports, a deadline passes, or a regular interval ends.
 //!
-//! * `objects`: what a turn reads, all of one moment.
-//! * `turn`: one turn; `error`: why one came to nothing.
-//! * `told`: what is told by Events.
-//! * [`question`]: what API servers are asked meanwhile.
-//! * `rehearsal`: whether they are known to reach the replicas.
-//! * [`asked`]: how a person asks for a rotation.
-//! * `wake`: what is watched, so that a turn comes when something changes.
-//! * [`metrics`]: how far it is.
+//! * `objects`: reads all objects as of one moment.
+//! * `reconciler`: one turn; `error`: why a turn failed.
+//! * `report`: records Events.
+//! * [`question`]: trust probes while the rotation waits for API servers.
+//! * `rehearsal`: the connectivity check of the replicas.
+//! * [`asked`]: an operator's request for a rotation.
+//! * `wake`: watches the objects and starts turns.
+//! * [`metrics`]: the state of the rotation.
 //!
-//! Roles needed: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap` by name,
-//! `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the Lease; `create` and
-//! `patch` on Events.
+//! RBAC permissions: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap`
+//! by name, `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the
+//! Lease; `create` and `patch` on Events.
 
 pub mod asked;
 mod error;
@@ -24,8 +23,8 @@ pub mod metrics;
 mod objects;
 pub mod question;
 mod rehearsal;
-mod told;
-mod turn;
+mod report;
+mod reconciler;
 mod wake;
 
 use std::sync::Arc;
@@ -39,16 +38,16 @@ use tracing::{debug, error, info, warn};
 
 use self::error::TurnError;
 use self::question::{Answered, Question};
-use self::told::Teller;
-use self::turn::{Next, Turn};
-use crate::authority::Lifetimes;
-use crate::canary::Canary;
-use crate::clock::Clock;
-use crate::configuration::{Live, Rules, Target};
-use crate::leading::Leading;
+use self::reconciler::{Next, Reconciler};
+use self::report::EventRecorder;
+use crate::certificates::authority::Lifetimes;
+use crate::certificates::clock::Clock;
+use crate::certificates::rotation::{self, Blocked};
+use crate::client::chain;
+use crate::leader::LeaderContext;
 use crate::probe::{Expected, Found};
-use crate::rotation::{self, Blocked};
-use crate::watch::chain;
+use crate::trust_probe::Canary;
+use crate::webhook_config::{Live, Rules, Target};
 
 pub use metrics::RotatorMetrics;
 
@@ -73,9 +72,9 @@ pub struct Settings {
     pub interval: Duration,
 }
 
-/// What others tell the rotation, and what it tells them.
+/// The channels between the rotation and the other tasks of the leader.
 #[derive(Debug)]
-pub struct Wires {
+pub struct RotatorChannels {
     /// What the profiles are for; `None` until they are known, and nothing of that is changed.
     pub rules: watch::Receiver<Option<Rules>>,
     /// What endpoints are to be probed for.
@@ -107,17 +106,17 @@ impl Done {
 }
 
 /// Rotates while it leads.
-pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics: RotatorMetrics) {
+pub async fn run(leading: LeaderContext, settings: Settings, mut channels: RotatorChannels, metrics: RotatorMetrics) {
     let wake = wake::Wake::new(&leading);
-    let mut turn = Turn::new(leading.clone(), settings.clone(), metrics.clone());
-    let teller = Teller::new(&leading);
+    let mut reconciler = Reconciler::new(leading.clone(), settings.clone(), metrics.clone());
+    let teller = EventRecorder::new(&leading);
     let (mut pause, mut writes, mut told) = (FIRST_PAUSE, 0, None);
     while !leading.stop.is_cancelled() {
         // What is cut off is looked at again: every write is guarded.
-        let made = timeout(TURN_LIMIT, turn.make(&mut wires));
+        let made = timeout(TURN_LIMIT, reconciler.make(&mut channels));
         let looked = Box::pin(leading.stop.run_until_cancelled(made)).await;
         let looked = looked.map(|made| made.unwrap_or(Err(TurnError::Late(TURN_LIMIT))));
-        if turn.gave_up() {
+        if reconciler.gave_up() {
             teller.unreached().await;
         }
         let rest = match looked {
@@ -162,16 +161,16 @@ pub async fn run(leading: Leading, settings: Settings, mut wires: Wires, metrics
             () = leading.stop.cancelled() => break,
             () = tokio::time::sleep_until(due) => {}
             () = wake.woken() => {}
-            () = changed(&mut wires.found) => {}
-            () = changed(&mut wires.answered) => {}
-            () = changed(&mut wires.live) => {}
-            () = changed(&mut wires.rules) => {}
+            () = changed(&mut channels.found) => {}
+            () = changed(&mut channels.answered) => {}
+            () = changed(&mut channels.live) => {}
+            () = changed(&mut channels.rules) => {}
         }
     }
-    wires.expected.send_replace(None);
-    wires.question.send_replace(None);
-    wires.target.send_replace(None);
-    wires.canary.show(None);
+    channels.expected.send_replace(None);
+    channels.question.send_replace(None);
+    channels.target.send_replace(None);
+    channels.canary.show(None);
     metrics.forget();
 }
 
@@ -201,7 +200,7 @@ fn tell(blocked: Blocked, until: Option<Timestamp>) {
             warn!("the webhook configuration was taken away on purpose, and stays away: nobody is injected");
         }
         Blocked::Unable => {
-            error!("{}", told::UNABLE);
+            error!("{}", report::UNABLE);
         }
         Blocked::Propagation | Blocked::Endpoints | Blocked::Soaking | Blocked::Repair => {
             debug!(until, reason = blocked.as_str(), "the rotation waits");

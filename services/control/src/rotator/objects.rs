@@ -1,5 +1,5 @@
-//! What a turn reads. The record is read before and after the others: what it says and what they are is of one moment, or it
-//! is read again.
+//! Reads the objects for a turn. It reads the record before and after the others. If the record has changed meanwhile,
+//! it reads all again, so that all objects are of one moment.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use kube::api::Api;
 use kube::{Client, ResourceExt};
 use rustls_pki_types::CertificateDer;
 
-use super::asked::Wish;
+use super::asked::RotationRequest;
 use super::error::TurnError;
-use crate::authority::serving::Judging;
-use crate::authority::{AuthoritySecret, Known, Lifetimes, ServingSecret, identity};
-use crate::clock::{Clock, Reading};
-use crate::configuration::{self, Live};
-use crate::leading::FIELD_MANAGER;
+use crate::certificates::authority::serving::Judging;
+use crate::certificates::authority::{AuthoritySecret, Known, Lifetimes, ServingSecret, identity};
+use crate::certificates::clock::{Clock, Reading};
+use crate::certificates::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
+use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
-use crate::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
+use crate::webhook_config::{self, Live};
 
 /// The objects of one moment.
 #[derive(Debug)]
@@ -38,14 +38,14 @@ pub(super) struct Objects {
     /// Certificates in them of nobody who is known.
     pub(super) unknown: Vec<CertificateDer<'static>>,
     /// What a person asks for.
-    pub(super) wish: Option<Wish>,
+    pub(super) request: Option<RotationRequest>,
     /// By what time all this was judged, and whether that may be gone by.
     pub(super) time: Reading,
 }
 
-/// What is known besides the objects.
+/// Observations besides the objects.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Besides {
+pub(super) struct Observations {
     /// What probes found.
     pub(super) endpoints: Endpoints,
     /// What API servers answered.
@@ -56,15 +56,15 @@ pub(super) struct Besides {
     pub(super) standing: Duration,
 }
 
-/// Where they are.
+/// Clients for the objects.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct ObjectClients {
     pub(super) client: Client,
     pub(super) secrets: Api<Secret>,
     leases: Api<Lease>,
 }
 
-impl Place {
+impl ObjectClients {
     pub(super) fn new(client: Client, release: &Release) -> Self {
         let (secrets, leases) = (
             Api::namespaced(client.clone(), release.namespace()),
@@ -77,17 +77,17 @@ impl Place {
 impl Objects {
     /// Reads all, as they are now and not as some cache has them.
     pub(super) async fn read(
-        place: &Place,
+        clients: &ObjectClients,
         release: &Release,
         lifetimes: &Lifetimes,
         clock: &Clock,
         disarmed: bool,
     ) -> Result<Self, TurnError> {
-        let secret = async |name: String| place.secrets.get_opt(&name).await.map_err(TurnError::Read);
+        let secret = async |name: String| clients.secrets.get_opt(&name).await.map_err(TurnError::Read);
         let record = secret(release.authority_secret()).await?;
         let leaf = secret(release.serving_secret()).await?;
-        let live = configuration::observe(&place.client, release, disarmed).await.map_err(TurnError::Read)?;
-        let lease = place.leases.get_opt(&release.lease()).await.map_err(TurnError::Read)?;
+        let live = webhook_config::observe(&clients.client, release, disarmed).await.map_err(TurnError::Read)?;
+        let lease = clients.leases.get_opt(&release.lease()).await.map_err(TurnError::Read)?;
         let after = secret(release.authority_secret()).await?;
         let version = |secret: &Option<Secret>| secret.as_ref().map(|secret| (secret.uid(), secret.resource_version()));
         if version(&record) != version(&after) {
@@ -100,8 +100,8 @@ impl Objects {
         let know = |certificate: &[u8]| known?.generation_of(&CertificateDer::from(certificate));
         let configuration = live.configuration(&know);
         let unknown = live.unknown(&know).into_iter().map(CertificateDer::from).collect();
-        let wish = Wish::of(lease.as_ref(), record.as_ref());
-        Ok(Self { record, authority, leaf, serving, live, configuration, unknown, wish, time })
+        let request = RotationRequest::of(lease.as_ref(), record.as_ref());
+        Ok(Self { record, authority, leaf, serving, live, configuration, unknown, request, time })
     }
 
     /// The record with its material, if it can be read.
@@ -134,8 +134,8 @@ impl Objects {
     }
 
     /// All that the next step depends on.
-    pub(super) fn observed(&self, release: &Release, besides: Besides) -> Observed {
-        let Besides { endpoints, propagation, unable, standing } = besides;
+    pub(super) fn observed(&self, release: &Release, besides: Observations) -> Observed {
+        let Observations { endpoints, propagation, unable, standing } = besides;
         let claimed = self.unknown.iter().filter_map(|unknown| identity::claimed(release, unknown)).max();
         Observed {
             now: self.time.now,
@@ -145,7 +145,7 @@ impl Objects {
             configuration: self.configuration(standing),
             endpoints,
             propagation,
-            asked: self.wish.as_ref().map(Wish::trigger),
+            asked: self.request.as_ref().map(RotationRequest::trigger),
             highest: self.authority.highest.max(self.serving.highest).max(claimed),
         }
     }

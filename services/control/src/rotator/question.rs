@@ -1,5 +1,4 @@
-//! What API servers are asked while a rotation or a rehearsal waits for them, again and again until it does not wait any
-//! more.
+//! Asks API servers for trust probes or connectivity checks, again and again while the rotation waits for them.
 
 use std::time::Duration;
 
@@ -7,9 +6,9 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::canary::Asker;
-use crate::leading::Leading;
-use crate::rotation::{Generation, Propagation};
+use crate::certificates::rotation::{Generation, Propagation};
+use crate::leader::LeaderContext;
+use crate::trust_probe::Asker;
 
 /// What is asked. An answer to another question is none to this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +53,7 @@ impl Answered {
 
 /// Asks while it leads and while there is a question, with a `pause` between two rounds.
 pub async fn run(
-    leading: Leading,
+    leading: LeaderContext,
     mut asker: Asker,
     pause: Duration,
     mut question: watch::Receiver<Option<Question>>,

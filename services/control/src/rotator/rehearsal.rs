@@ -1,21 +1,22 @@
-//! Whether API servers are known to reach the replicas, before they are told to refuse pods when nobody answers.
+//! The connectivity check: whether API servers reach the replicas, before API servers are told to reject pods without a
+//! response.
 //!
-//! That a replica answers at its own address says nothing of the Service's: endpoints, and the rules for them on the machine
-//! of each API server, come later, by seconds. So an empty configuration is filled for a *rehearsal* first, in which a call
-//! that fails refuses nobody and canaries lead to the replicas; each API server is asked for one; and when each has reached a
-//! replica, the configuration is written as it is to stay. That does not take for ever: after a while it is written anyway, as
-//! what replicas say of themselves is then all that can be known.
+//! A replica that answers at its own address proves nothing about the Service: endpoints, and the rules for them on
+//! each API server's machine, follow seconds later. So an empty configuration is first written for a check, in which a
+//! failed call rejects no pod and canaries lead to the replicas. Each API server is asked for a canary. When each has
+//! reached a replica, the final configuration is written. After a time limit it is written anyway, since then only the
+//! replicas' own readiness is known.
 //!
-//! It is known for a term of the leader, so that what somebody deletes comes back at once as it was, and until a person
-//! disarms it.
+//! The result holds for the leader's term, so a deleted configuration comes back at once, until an operator disables
+//! the webhooks.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::configuration::Live;
+use crate::certificates::rotation::{Configuration, Propagation};
 use crate::release::Release;
-use crate::rotation::{Configuration, Propagation};
+use crate::webhook_config::Live;
 
 /// How long it is waited for at most.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);

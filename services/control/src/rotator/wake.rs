@@ -1,6 +1,6 @@
-//! What is watched, so that a turn comes when something changes: only that it did is of interest, since every turn reads
-//! anew. A watch that is away for a while is no harm: there is a turn every so often anyway. The webhook configurations are
-//! watched by who repairs them.
+//! Watches the objects of the rotation and starts a turn when one of them changes. A turn reads everything again, so
+//! only the fact of a change matters, and a broken watch is harmless: a turn also starts at regular intervals. The task
+//! that corrects drift watches the webhook configurations.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::asked::ASK_ANNOTATION;
-use crate::leading::Leading;
-use crate::one::{self, Seen};
+use crate::client::watch_object::{self, Seen};
+use crate::leader::LeaderContext;
 
 /// Tells of changes. Dropping it ends the watches.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Wake {
 }
 
 impl Wake {
-    pub(super) fn new(leading: &Leading) -> Self {
+    pub(super) fn new(leading: &LeaderContext) -> Self {
         let woken = Arc::new(Notify::new());
         let mut changes = select_all(changes(leading));
         let tell = Arc::clone(&woken);
@@ -44,8 +44,8 @@ impl Wake {
     }
 }
 
-fn changes(leading: &Leading) -> Vec<BoxStream<'static, ()>> {
-    let Leading { client, release, .. } = leading;
+fn changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
+    let LeaderContext { client, release, .. } = leading;
     let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
     let lease = Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), release.namespace());
     vec![
@@ -69,7 +69,7 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let mut last = None;
-    let changed = one::watch(api, called, name).filter_map(move |seen| {
+    let changed = watch_object::watch(api, called, name).filter_map(move |seen| {
         let changed = match seen {
             Seen::Is(object) => {
                 let now = object.as_deref().and_then(what);

@@ -11,8 +11,8 @@ use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, 
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use pillion_api::canary::{InjectionCanary, PATH, PLURAL, VALIDATE_PATH, WEBHOOK, path};
-use pillion_control::canary::{self, Asked, Asker, Canary, CanaryMetrics, Identity, Outcome, Settings, Silence};
-use pillion_control::rotation::{Generation, Propagation};
+use pillion_control::certificates::rotation::{Generation, Propagation};
+use pillion_control::trust_probe::{self, Asked, Asker, Canary, CanaryMetrics, Identity, Outcome, Settings, Silence};
 use pillion_testkit::namespace::{API_SERVER, SECOND_API_SERVER};
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually, register_webhook};
@@ -53,7 +53,7 @@ impl Rig {
         control_plane.apply_crds(&pillion_api::crd::definitions()?).await?;
         let release = Arc::new(release());
         let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
-        services.create(&PostParams::default(), &canary::service(&release)?).await?;
+        services.create(&PostParams::default(), &trust_probe::service(&release)?).await?;
         let (metrics, stop, newest) = (CanaryMetrics::default(), CancellationToken::new(), TestCa::new()?);
         let canary = Canary::new(metrics.clone());
         let listener = TcpListener::bind((CONTROLLER, 8444)).await?;

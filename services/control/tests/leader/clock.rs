@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use pillion_control::clock::{Clock, ClockMetrics, Settings};
+use pillion_control::certificates::clock::{Clock, ClockMetrics, Settings};
 use pillion_testkit::{ControlPlane, Isolation, eventually};
 use tokio_util::sync::CancellationToken;
 

@@ -9,12 +9,12 @@ use axum::Router;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use pillion_control::clock::{self, Clock, ClockMetrics};
-use pillion_control::leading::Leading;
+use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
+use pillion_control::certificates::rotation::{Endpoints, Generation};
+use pillion_control::leader::LeaderContext;
 use pillion_control::probe::dial::Unreachable;
 use pillion_control::probe::judge::certificates;
 use pillion_control::probe::{self, Expected, Found, Known, ProbeMetrics, Prober, Settings, Unfit, Verdict};
-use pillion_control::rotation::{Endpoints, Generation};
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{ControlPlane, TestCa, eventually, https, isolated, register_service, register_webhook};
@@ -166,8 +166,11 @@ fn a_leader_probes_for_what_is_expected_now_and_for_nothing_else() {
 
         let (wanted, wants) = watch::channel(None);
         let (finds, mut found) = watch::channel(None);
-        let leading =
-            Leading { client: control_plane.client(), release: Arc::new(release()), stop: CancellationToken::new() };
+        let leading = LeaderContext {
+            client: control_plane.client(),
+            release: Arc::new(release()),
+            stop: CancellationToken::new(),
+        };
         let stop = leading.stop.clone();
         let mut registry = Registry::default();
         let metrics = ProbeMetrics::register(&mut registry);
@@ -231,7 +234,7 @@ fn certificates_of_somebody_elses_making_are_reported() {
         let mut registry = Registry::default();
         let metrics = ProbeMetrics::register(&mut registry);
         let switches: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
-        let leading = Leading { client, release: Arc::new(release()), stop: CancellationToken::new() };
+        let leading = LeaderContext { client, release: Arc::new(release()), stop: CancellationToken::new() };
         let stop = leading.stop.clone();
         let running = tokio::spawn(probe::report(leading, settings(), metrics));
         let told = async |trusted: usize| {

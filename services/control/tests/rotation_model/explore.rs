@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-use pillion_control::rotation::{Phase, Settings, Stored};
+use pillion_control::certificates::rotation::{Phase, Settings, Stored};
 
 use crate::rotation_model::leader::{Leader, decide, write};
 use crate::rotation_model::world::{

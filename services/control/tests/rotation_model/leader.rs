@@ -2,7 +2,7 @@
 //! long as it takes, or die. Two do so at the same time, since the one that was paused does not know that it leads no more.
 
 use jiff::Timestamp;
-use pillion_control::rotation::{Generation, Observed, Record, Settings, Step, Stored};
+use pillion_control::certificates::rotation::{Generation, Observed, Record, Settings, Step, Stored};
 
 use crate::rotation_model::world::{BundleVersion, GENERATIONS, LeafVersion, Reading, Rules, World, authority, bit};
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use pillion_control::canary::{Outcome, Silence, fold};
-use pillion_control::rotation::{
+use pillion_control::certificates::rotation::{
     Authority, Bundle, Configuration, Endpoints, Generation, Leaf, Observed, Propagation, Record, Serving, Settings,
     Stored, Trigger, next,
 };
-use pillion_control::serving_secret::may_replace;
+use pillion_control::certificates::serving_secret::may_replace;
+use pillion_control::trust_probe::{Outcome, Silence, fold};
 
 use crate::rotation_model::leader::{Leader, Planner};
 

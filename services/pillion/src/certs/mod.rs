@@ -1,6 +1,6 @@
-//! `pillion certs`: the certificates' rotation for a person: how far it is, and that it begin.
+//! `pillion certs`: shows the state of the certificates' rotation, or requests a rotation.
 //!
-//! Both speak with the API server alone, so they tell also what no controller is there to tell.
+//! Both talk only to the API server, so they also work without a running controller.
 
 mod rotate;
 pub(crate) mod status;

@@ -1,4 +1,4 @@
-//! `pillion certs rotate`: asks, and waits until it is done if it is told to.
+//! `pillion certs rotate`: requests a rotation, and waits for its end with `--wait`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, Patch, PatchParams};
-use pillion_control::rotator::asked::{ASK_ANNOTATION, Wish};
+use pillion_control::rotator::asked::{ASK_ANNOTATION, RotationRequest};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -34,9 +34,9 @@ pub(crate) struct RotateArgs {
 
 pub(super) async fn run(args: RotateArgs) -> anyhow::Result<ExitCode> {
     let (client, release) = args.at.connect().await?;
-    let wish = Wish { identity: Timestamp::now().to_string(), compromised: args.compromised };
+    let request = RotationRequest { identity: Timestamp::now().to_string(), compromised: args.compromised };
     let leases: Api<Lease> = Api::namespaced(client.clone(), release.namespace());
-    let patch = json!({"metadata": {"annotations": {ASK_ANNOTATION: wish.to_string()}}});
+    let patch = json!({"metadata": {"annotations": {ASK_ANNOTATION: request.to_string()}}});
     match leases.patch(&release.lease(), &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 404 => bail!(
@@ -47,12 +47,12 @@ pub(super) async fn run(args: RotateArgs) -> anyhow::Result<ExitCode> {
         ),
         Err(error) => return Err(error).context("the Lease cannot be written: that takes the right to patch it"),
     }
-    output::print(&format!("asked for a new certificate authority ({wish}); see: pillion certs status\n"))?;
+    output::print(&format!("asked for a new certificate authority ({request}); see: pillion certs status\n"))?;
     let Some(seconds) = args.wait else { return Ok(ExitCode::SUCCESS) };
     let end = Instant::now() + Duration::from_secs(seconds);
     loop {
         let seen = Seen::read(&client, &release).await?;
-        if seen.has_fulfilled(&wish) {
+        if seen.has_fulfilled(&request) {
             output::print(&seen.text(Timestamp::now()))?;
             return Ok(ExitCode::SUCCESS);
         }

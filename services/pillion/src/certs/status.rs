@@ -1,4 +1,4 @@
-//! `pillion certs status`: what stands in the Secrets and in the webhook configuration, without the keys.
+//! `pillion certs status`: shows the Secrets and the webhook configuration, without the keys.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -10,10 +10,12 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
 use pillion_control::Release;
-use pillion_control::authority::serving::Judging;
-use pillion_control::authority::{AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit};
-use pillion_control::rotation::{Authority, Phase, Record, Stored};
-use pillion_control::rotator::asked::{ASKED_ANNOTATION, Wish};
+use pillion_control::certificates::authority::serving::Judging;
+use pillion_control::certificates::authority::{
+    AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit,
+};
+use pillion_control::certificates::rotation::{Authority, Phase, Record, Stored};
+use pillion_control::rotator::asked::{ASKED_ANNOTATION, RotationRequest};
 use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
@@ -75,10 +77,10 @@ impl Seen {
         })
     }
 
-    /// Whether this wish led to a rotation that is through.
-    pub(super) fn has_fulfilled(&self, wish: &Wish) -> bool {
+    /// Whether this request led to a rotation that is through.
+    pub(super) fn has_fulfilled(&self, request: &RotationRequest) -> bool {
         let stable = self.record.get().is_some_and(|record| record.phase == Phase::Stable);
-        stable && self.fulfilled.as_deref() == Some(wish.to_string().as_str())
+        stable && self.fulfilled.as_deref() == Some(request.to_string().as_str())
     }
 
     /// All of it for programs.

@@ -1,25 +1,33 @@
-//! The controller's policy file as types, with its keys. What is left out has its default.
+//! The controller's policy file as types, with its keys and defaults.
 //!
-//! It is read once: who changes it starts the controller anew, which costs nothing, since the other replica takes over.
+//! It is read once, at the start. A change needs a restart of the controller, which costs nothing, since the other
+//! replica takes over.
 
 use std::time::Duration;
 
 use pillion_api::held;
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel, is_dns_label};
+use pillion_api::names::{InjectionLevel, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
-use pillion_control::authority::Lifetimes;
+use pillion_control::Release;
+use pillion_control::certificates::authority::Lifetimes;
+use pillion_control::certificates::rotation;
 use pillion_control::held::{PolicySettings, ReleaseSettings};
-use pillion_control::{Release, canary, configuration, lease, probe, rotation, rotator, share};
+use pillion_control::informer::share;
+use pillion_control::lease;
+use pillion_control::probe;
+use pillion_control::rotator;
+use pillion_control::trust_probe;
+use pillion_control::webhook_config;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::policy::{ApiVersion, Logs};
+use super::policy::ApiVersion;
 use super::read::{Overrides, PolicyFile};
-use super::rules::{Contradiction, at_most};
+use super::rules::{Contradiction, at_most, opt_in_fault};
 use super::settings::{Setting, Type, fixed};
 use super::units::{Size, Time};
-use crate::telemetry::logs;
+use crate::telemetry::logs::{self, Logs};
 
 /// What the file is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,7 +239,7 @@ impl Default for Webhooks {
 impl Webhooks {
     /// The settings of a release's webhook configurations, without a bundle.
     fn settings(&self, release: &Release) -> webhook_configuration::Settings {
-        let mut settings = configuration::settings_of(release);
+        let mut settings = webhook_config::settings_of(release);
         let seconds = |time: Time| i32::try_from(time.0.as_secs()).unwrap_or(i32::MAX);
         settings.levels = InjectionLevel::ALL.to_vec();
         settings.excluded_namespaces.clone_from(&self.excluded_namespaces);
@@ -277,8 +285,8 @@ impl Certificates {
     }
 
     /// How API servers are asked.
-    pub(crate) fn canary(&self) -> canary::Settings {
-        let mut settings = canary::Settings::default();
+    pub(crate) fn canary(&self) -> trust_probe::Settings {
+        let mut settings = trust_probe::Settings::default();
         settings.timeout = self.probe_timeout.0;
         settings.vanished = self.propagation_timeout.0;
         settings
@@ -324,20 +332,6 @@ impl ControllerPolicy {
             excluded_namespaces: self.webhooks.excluded_namespaces.clone(),
             ..ReleaseSettings::default()
         }
-    }
-}
-
-/// What is wrong with labels to opt in by, also such as say what they cannot.
-pub(super) fn opt_in_fault(labels: &Result<OptIn, OptInError>) -> Option<String> {
-    match labels {
-        Err(error) => Some(error.to_string()),
-        // The policies that have pods wait know no other label.
-        Ok(labels) => labels.held_by_others().map(|(key, value)| {
-            format!(
-                "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \
-                 here, and that label on namespaces whose pods shall wait"
-            )
-        }),
     }
 }
 

@@ -1,8 +1,7 @@
-//! The policy file while the program runs: what can change at once does, what cannot is told, and a file that is broken
-//! leaves the last good one at work.
+//! Reloads the policy file at run time: applies what can change at once, reports what cannot, and keeps the last valid
+//! policy if the file is broken.
 //!
-//! It is read again and again instead of being watched: the kubelet swaps a link to its folder, which a watch of the file
-//! does not see.
+//! It polls the file, because the kubelet swaps a link to the folder, which a watch of the file does not see.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +23,8 @@ use super::read::{self, Overrides};
 use super::settings::{self, Setting};
 use crate::causes;
 use crate::load::Problem;
-use crate::serve::ticks::Ticks;
 use crate::telemetry::Controls;
+use crate::ticks::Ticks;
 
 /// How often the file is read. The kubelet takes up to a minute to bring a ConfigMap anyway.
 pub(crate) const POLL: Duration = Duration::from_secs(5);
@@ -70,17 +69,17 @@ pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
 
 /// Who is told of a policy.
 #[derive(Clone, Debug)]
-pub(crate) struct Takers {
+pub(crate) struct ReloadTargets {
     /// What requests are decided by.
     pub(crate) policy: Arc<ArcSwap<Policy>>,
     pub(crate) controls: Controls,
 }
 
-impl Takers {
+impl ReloadTargets {
     fn apply(&self, policy: &WebhookPolicy) -> anyhow::Result<()> {
         let decided_by = policy.decided_by()?;
         self.policy.store(Arc::new(decided_by));
-        self.controls.apply(policy);
+        self.controls.apply(&policy.logs, &policy.traces);
         Ok(())
     }
 }
@@ -95,16 +94,16 @@ pub(crate) struct ConfigFile {
     at_work: Value,
     /// The text that was read last; `Err`: why it could not be.
     seen: Option<Result<String, String>>,
-    takers: Takers,
+    targets: ReloadTargets,
     metrics: Metrics,
 }
 
 impl ConfigFile {
     /// A file that the process was started with.
-    pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, takers: Takers) -> Self {
+    pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, targets: ReloadTargets) -> Self {
         let started = started.to_value();
         let at_work = started.clone();
-        Self { file, overrides, started, at_work, seen: None, takers, metrics: Metrics::default() }
+        Self { file, overrides, started, at_work, seen: None, targets, metrics: Metrics::default() }
     }
 
     /// Reads the file every so often until `stop`.
@@ -143,7 +142,7 @@ impl ConfigFile {
     }
 
     fn take(&mut self, policy: &WebhookPolicy) {
-        if let Err(error) = self.takers.apply(policy) {
+        if let Err(error) = self.targets.apply(policy) {
             let problem = Problem::whole(self.file.display().to_string(), causes::told(&error));
             return self.refuse(&[problem]);
         }

@@ -1,20 +1,17 @@
-//! The policy file: what the platform says of how requests are answered, in one strict file that is read again when it
-//! changes.
+//! The policy file: strict settings of the platform for decisions, read again when the file changes.
 //!
-//! Flags and the environment say what this process is: its addresses, its files, its collector. The file says what holds
-//! for the requests. A key that is none is refused, and so is a value out of its range, each with its line.
+//! Flags and the environment describe the process: addresses, files, collector. The file describes how requests are
+//! handled. An unknown key or a value out of range is rejected with its line.
 //!
-//! * [`policy`]: the file as types, with the defaults.
+//! * [`policy`]: the webhook's file as types, with defaults.
 //! * [`controller`]: the controller's file.
-//! * [`settings`]: the table of all keys: type, range, whether a change takes effect at once, meaning. Ranges are checked by
-//!   it, changes are found by it, and `docs/configuration.md` is written from it.
-//! * [`rules`]: what has to hold between several keys.
+//! * [`settings`]: the table of all keys: type, range, whether a change needs a restart, meaning. It checks ranges,
+//!   finds changes, and generates `docs/configuration.md`.
+//! * [`rules`]: constraints between keys.
 //! * [`units`]: durations and sizes.
-//! * [`read`]: from a file to a policy, with flags that win over it.
-//! * [`follow`]: the file while the program runs.
-//! * [`check`]: what is checked, and printed, without starting anything.
+//! * [`read`]: reads a file into a policy; flags take precedence.
+//! * [`follow`]: reloads the file at run time.
 
-pub(crate) mod check;
 pub(crate) mod controller;
 pub(crate) mod follow;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The examples of policies in `docs` work, and no flag reads an environment variable of another program.
+//! Tests that the examples of policies in `docs` work, and that no flag reads an environment variable of another
+//! program.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use clap::{Command, CommandFactory};
 
 use super::read::{Overrides, from_text, lines};
 use super::{ControllerPolicy, WebhookPolicy, settings};
-use crate::args::Arguments;
+use crate::cli::Arguments;
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")

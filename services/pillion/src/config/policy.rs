@@ -1,23 +1,22 @@
-//! The policy file as types. What is left out has its default.
+//! The webhook's policy file as types, with defaults.
 
 use std::sync::Arc;
 
 use pillion_api::opt_in::{OptIn, OptInError};
-use pillion_control::lookups::LookupSettings;
+use pillion_control::informer::lookups::LookupSettings;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
+use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::metrics::MetricsSettings;
 use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::policy::Policy;
-use pillion_webhook::router::RequestSettings;
 use pillion_webhook::serve::ServerSettings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::units::{Size, Time};
-
-/// What is logged unless somebody says otherwise.
-pub(crate) const DEFAULT_LEVEL: &str = "info";
+use crate::telemetry::logs::Logs;
+use crate::telemetry::traces::Traces;
 
 /// The version of the file's form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,21 +129,6 @@ pub(crate) struct Connections {
     pub(crate) drain_deadline: Time,
 }
 
-/// What is logged.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Logs {
-    pub(crate) level: String,
-}
-
-/// What is traced.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Traces {
-    pub(crate) ratio: f64,
-    pub(crate) errors_per_second: u32,
-}
-
 impl Default for Requests {
     fn default() -> Self {
         let requests = RequestSettings::default();
@@ -210,18 +194,6 @@ impl Default for Connections {
             drain_minimum: Time(server.drain_minimum),
             drain_deadline: Time(server.drain_deadline),
         }
-    }
-}
-
-impl Default for Logs {
-    fn default() -> Self {
-        Self { level: DEFAULT_LEVEL.to_owned() }
-    }
-}
-
-impl Default for Traces {
-    fn default() -> Self {
-        Self { ratio: 0.01, errors_per_second: 10 }
     }
 }
 

@@ -1,5 +1,6 @@
-//! From a file to a policy: read, checked in all its parts, and with the flags that win over it.
+//! Reads a file into a policy and checks all of it; flags take precedence over the file.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +11,9 @@ use clap::Args;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::controller::opt_in_fault;
 use super::policy::WebhookPolicy;
-use super::rules::{self, Contradiction};
-use super::settings::{self, SETTINGS, Setting};
+use super::rules::{self, Contradiction, opt_in_fault};
+use super::settings::{SETTINGS, Setting, plain};
 use super::units::Time;
 use crate::load::{Problem, Source, place, typed, yaml};
 use crate::telemetry::logs;
@@ -166,7 +166,7 @@ fn wrong<P: PolicyFile>(policy: &P) -> Vec<Wrong> {
         .iter()
         .filter_map(|setting| {
             let message = setting.out_of_range(&tree)?;
-            let default = settings::plain(setting.value(&P::default().to_value()));
+            let default = plain(setting.value(&P::default().to_value()));
             let help = format!("{} The default is {default}", setting.meaning);
             Some(Wrong { path: setting.path, message, help: Some(help) })
         })
@@ -231,6 +231,21 @@ impl Overrides {
             _ => None,
         }
     }
+}
+
+/// The table of a file's keys, for `docs/configuration.md`.
+pub(crate) fn table<P: PolicyFile>() -> String {
+    let defaults = P::default().to_value();
+    let mut table = "| key | type | default | range | reloaded | meaning |\n|---|---|---|---|---|---|\n".to_owned();
+    for setting in P::SETTINGS {
+        let Setting { path, type_, is_live, meaning } = *setting;
+        let default = plain(setting.value(&defaults)).replace("\",\"", "\", \"").replace('"', "");
+        let reloaded = if is_live { "yes" } else { "no" };
+        let (name, range) = (type_.name(), type_.range());
+        // Writing to a string never fails.
+        let _ = writeln!(table, "| `{path}` | {name} | `{default}` | {range} | {reloaded} | {meaning} |");
+    }
+    table
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
-//! What has to hold between several keys of the policy file.
+//! Constraints between keys of the policy file.
 
 use std::fmt::Display;
+
+use pillion_api::names::INJECTION_LABEL;
+use pillion_api::opt_in::{OptIn, OptInError};
 
 use super::policy::WebhookPolicy;
 use super::units::Size;
@@ -106,6 +109,20 @@ pub(super) fn at_most<T: PartialOrd + Display>(
         message: format!("expected at most {other} ({most}), found {value}"),
         help,
     })
+}
+
+/// What is wrong with labels to opt in by, also such as say what they cannot.
+pub(super) fn opt_in_fault(labels: &Result<OptIn, OptInError>) -> Option<String> {
+    match labels {
+        Err(error) => Some(error.to_string()),
+        // The policies that have pods wait know no other label.
+        Ok(labels) => labels.held_by_others().map(|(key, value)| {
+            format!(
+                "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \
+                 here, and that label on namespaces whose pods shall wait"
+            )
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 //! The table of all keys of the policy file.
 //!
-//! It holds what the types of [`super::policy`] do not: the range, whether a change takes effect at once, and the meaning.
-//! A test makes sure that both have the same keys; `docs/configuration.md` shows this table.
-
-use std::fmt::Write as _;
+//! It holds what the types of [`super::policy`] do not: the range, whether a change takes effect at once, and the
+//! meaning. A test checks that both have the same keys; `docs/configuration.md` shows this table.
 
 use serde_json::Value;
 
@@ -299,7 +297,7 @@ impl Type {
     }
 
     /// The type, for people.
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Time(..) => "duration",
             Self::TimeOrNone(..) => "duration or null",
@@ -320,21 +318,6 @@ pub(crate) fn plain(value: &Value) -> String {
 /// The keys that differ between two policies' trees.
 pub(crate) fn changed(before: &Value, after: &Value) -> Vec<Setting> {
     SETTINGS.into_iter().filter(|setting| setting.value(before) != setting.value(after)).collect()
-}
-
-/// The table of a file's keys, for `docs/configuration.md`.
-pub(crate) fn table<P: super::read::PolicyFile>() -> String {
-    let defaults = P::default().to_value();
-    let mut table = "| key | type | default | range | reloaded | meaning |\n|---|---|---|---|---|---|\n".to_owned();
-    for setting in P::SETTINGS {
-        let Setting { path, type_, is_live, meaning } = *setting;
-        let default = plain(setting.value(&defaults)).replace("\",\"", "\", \"").replace('"', "");
-        let reloaded = if is_live { "yes" } else { "no" };
-        let (name, range) = (type_.name(), type_.range());
-        // Writing to a string never fails.
-        let _ = writeln!(table, "| `{path}` | {name} | `{default}` | {range} | {reloaded} | {meaning} |");
-    }
-    table
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! `pillion convert`: makes profiles of what other injectors are configured with.
+//! `pillion convert`: converts the configuration of other injectors into profiles.
 //!
-//! * [`from`]: the conversions themselves, which know nothing of files.
-//! * [`documents`]: reads files into documents, and tells what is wrong with one at its place.
+//! * [`from`]: the conversions, which know nothing of files.
+//! * [`documents`]: reads files into documents and reports errors with their positions.
 
 mod documents;
 pub(crate) mod from;

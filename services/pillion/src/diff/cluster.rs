@@ -1,6 +1,7 @@
-//! The pods that run now, with the profiles that are at work and with changed ones. Nothing is written to the cluster.
+//! Compares running pods under the active and the changed profiles. It writes nothing to the cluster.
 //!
-//! One pod stands for all of its workload. It is taken as its author wrote it, by its record, and decided about twice.
+//! One pod represents its workload. It is reconstructed as its author wrote it, by its injection record, and decided
+//! twice.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,8 +14,10 @@ use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
 use pillion_api::names::{INJECT_LABEL, INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
+use pillion_control::Lookups;
+use pillion_control::audit;
 use pillion_control::audit::NOT_ENDED;
-use pillion_control::{Lookups, audit, lists};
+use pillion_control::client::lists;
 use pillion_engine::decision::{Decision, Reason};
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
@@ -34,7 +37,7 @@ use crate::trial;
 use crate::workload::{Owners, Workload, controller};
 
 /// What decisions depend on beside the pod.
-struct Surroundings {
+struct DiffInputs {
     before: Snapshot,
     after: Snapshot,
     lookups: Lookups,
@@ -48,10 +51,13 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
     let served = audit::served(&client, &release).await?;
     let before = served.snapshot.as_ref().clone().with_guardrails(policy.guardrails.clone());
     let after = changed(&client, &before, &args.profiles).await?;
-    let surroundings = Surroundings {
+    let inputs = DiffInputs {
         after: before.with_profiles(after),
         before,
-        lookups: Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default())),
+        lookups: Lookups::new(
+            client.clone(),
+            pillion_control::informer::lookups::Metrics::register(&mut Registry::default()),
+        ),
         cluster: policy.cluster_facts()?.or_else(LookedUp::unknown_cluster),
     };
     let is_meant = |name: &str| {
@@ -59,7 +65,7 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
             && !served.excluded.contains(name)
             && !SYSTEM_NAMESPACES.contains(&name)
     };
-    let namespaces = surroundings.before.namespaces().filter(|(name, known)| known.level().is_some() && is_meant(name));
+    let namespaces = inputs.before.namespaces().filter(|(name, known)| known.level().is_some() && is_meant(name));
     let namespaces: BTreeMap<Box<str>, Arc<Namespace>> =
         namespaces.map(|(name, known)| (name.into(), Arc::clone(known))).collect();
     if let Some(name) = args.namespace.as_deref().filter(|_| namespaces.is_empty()) {
@@ -71,10 +77,10 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
     for (name, namespace) in &namespaces {
         progress.step(name);
         for (workload, (pod, pods)) in pods(&client, name, &mut owners).await? {
-            let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &surroundings).await;
+            let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &inputs).await;
             let about = || format!("about {workload}");
-            let before = render(&surroundings.before).await.with_context(about)?;
-            let after = render(&surroundings.after).await.with_context(about)?;
+            let before = render(&inputs.before).await.with_context(about)?;
+            let after = render(&inputs.after).await.with_context(about)?;
             compared.push(Compared { name: workload.to_string(), pods, before, after });
         }
     }
@@ -189,7 +195,7 @@ async fn rendered(
     name: &str,
     namespace: &Arc<Namespace>,
     snapshot: &Snapshot,
-    surroundings: &Surroundings,
+    inputs: &DiffInputs,
 ) -> anyhow::Result<Rendered> {
     let level = namespace.level().context("its namespace is not opted in")?;
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
@@ -202,8 +208,8 @@ async fn rendered(
         let endpoint = Endpoint::Level(level);
         let mut facts =
             Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
-        facts.looked_up = surroundings.lookups.get(review.needs(endpoint, snapshot, &facts)).await;
-        facts.looked_up.cluster.clone_from(&surroundings.cluster);
+        facts.looked_up = inputs.lookups.get(review.needs(endpoint, snapshot, &facts)).await;
+        facts.looked_up.cluster.clone_from(&inputs.cluster);
         review.decide(endpoint, snapshot, &facts).context("it cannot be decided on")?
     };
     let mut changed = pod.clone();

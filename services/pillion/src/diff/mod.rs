@@ -1,10 +1,10 @@
-//! `pillion diff`: what changed profiles would do, without doing it.
+//! `pillion diff`: shows what changed profiles would do, without doing it.
 //!
-//! * [`cluster`]: to the pods that run now, a workload at a time. Nothing is written.
-//! * [`files`]: to the pods of manifests, with the profiles as they were beside those as they are.
-//! * [`report`]: what differs, for people and for programs.
+//! * [`cluster`]: to running pods, workload by workload. It writes nothing.
+//! * [`files`]: to the pods of manifests, comparing the old profiles with the new ones.
+//! * [`report`]: prints differences for people and programs.
 //!
-//! Both render the same pod twice with the same engine, so what the API server or others add to a pod never shows as a
+//! Both render the same pod twice with the same engine, so changes by the API server or others never show as a
 //! difference.
 
 mod cluster;

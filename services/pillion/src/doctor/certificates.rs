@@ -1,15 +1,14 @@
-//! What is wrong with the certificate that is served, and with the bundles by which API servers trust it.
+//! Finds mistakes in the served certificate, and in the bundles by which API servers trust it.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
-use pillion_control::authority::judge::{Expected, judge as judge_leaf};
+use pillion_control::certificates::authority::judge::{Expected, judge as judge_leaf};
 use pillion_control::probe::judge::certificates;
 use pillion_control::probe::{Probed, Unfit, Verdict};
 use rustls_pki_types::CertificateDer;
 
-use super::facts::{Canary, Facts, NotRead};
-use super::judge::{is_ours, service};
+use super::facts::{Canary, Facts, NotRead, is_ours, service};
 use crate::finding::{Code, Finding, ObjectRef};
 
 /// A leaf that ends within this was not renewed in time.

@@ -1,17 +1,18 @@
-//! What a doctor looks at, gathered before anything is judged.
+//! The facts for `doctor`, gathered before anything is judged.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
-use pillion_control::at_once::Stored;
+use pillion_control::informer::cluster_listing::Stored;
+use pillion_control::informer::profiles::Broken;
 use pillion_control::probe::Probed;
-use pillion_control::profiles::Broken;
 
+use crate::finding::ObjectRef;
 use crate::installation::Unread;
 
 /// It could not be read; why stands in [`Facts::unread`].
@@ -57,4 +58,14 @@ pub(crate) enum Canary {
     NotTried(String),
     /// So many were; those that came back as they were, and what the API server said of those that it refused.
     Tried { namespace: String, profile: String, tries: usize, untouched: usize, refused: Vec<String> },
+}
+
+pub(super) fn service(facts: &Facts) -> ObjectRef {
+    ObjectRef::new("Service", Some(facts.release.namespace()), facts.release.service())
+}
+
+/// Whether an entry leads to the release.
+pub(super) fn is_ours(entry: &MutatingWebhook, release: &Release) -> bool {
+    let service = entry.client_config.service.as_ref();
+    service.is_some_and(|service| service.name == release.service() && service.namespace == release.namespace())
 }

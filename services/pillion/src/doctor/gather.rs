@@ -1,4 +1,4 @@
-//! Facts from the cluster. Nothing is changed: pods are asked for by dry run.
+//! Gathers facts from the cluster. It changes nothing: pods are created by dry run.
 
 use std::sync::Arc;
 
@@ -11,9 +11,11 @@ use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::webhook_configuration::opt_in_of;
+use pillion_control::Release;
+use pillion_control::client::lists;
+use pillion_control::informer::cluster_listing;
 use pillion_control::probe::judge::certificates;
 use pillion_control::probe::{self, Expected, ProbeMetrics, Prober};
-use pillion_control::{Release, at_once, lists};
 use pillion_engine::decision::ProfileOutcome;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::review::{Endpoint, Facts as Asked, Review};
@@ -21,8 +23,8 @@ use pillion_engine::snapshot::Snapshot;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
+use super::facts::is_ours;
 use super::facts::{Canary, Facts, NotRead};
-use super::judge::is_ours;
 use crate::explain::changes::{self, What};
 use crate::installation::{self, Part, Unread, kept};
 use crate::trial;
@@ -90,7 +92,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let ours =
         configurations.iter().flatten().find(|one| one.metadata.name.as_deref() == Some(release.configuration()));
     let opt_in = ours.and_then(opt_in_of).unwrap_or_default();
-    let at_once = at_once::read(client, None, &opt_in).await;
+    let at_once = cluster_listing::read(client, None, &opt_in).await;
     let has_definitions = !at_once.unread.iter().any(|(_, why)| is_not_found(why));
     unread
         .extend(at_once.unread.into_iter().filter(|(_, why)| !is_not_found(why)).map(|(part, why)| (part.into(), why)));

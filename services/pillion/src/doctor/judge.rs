@@ -1,26 +1,20 @@
-//! From facts to findings. Pure.
+//! Judges facts and returns findings. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
-use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL};
-use pillion_api::opt_in::OptIn;
-use pillion_control::Release;
+use pillion_api::names::INJECTION_LABEL;
 use pillion_control::probe::{Probed, Verdict};
-use pillion_control::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
+use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use serde::Serialize;
 
 use super::certificates::leaves;
-use super::facts::{Canary, Facts};
+use super::facts::{Canary, Facts, is_ours, service};
+use crate::explain::calling::{NO, misspelt};
 use crate::explain::profiles::readiness;
 use crate::explain::webhooks::{creates_pods, selects};
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
 use crate::installation::{Part, switching};
-
-/// How alike a label has to be to one that opts in, to be taken for a slip of the pen.
-const ALIKE: f64 = 0.93;
-/// Values by which people say that a namespace is not opted in.
-pub(crate) const NO: [&str; 6] = ["disabled", "false", "off", "no", "none", "never"];
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -156,10 +150,6 @@ fn configuration(facts: &Facts) -> Vec<Finding> {
     vec![Finding::new(Code::NotRegistered, object, "no entry has the API server call Pillion for pods")]
 }
 
-pub(super) fn service(facts: &Facts) -> ObjectRef {
-    ObjectRef::new("Service", Some(facts.release.namespace()), facts.release.service())
-}
-
 fn replicas(facts: &Facts) -> Vec<Finding> {
     let Some(endpoints) = &facts.endpoints else { return Vec::new() };
     let ready = endpoints.iter().filter(|(_, ready)| *ready).count();
@@ -276,26 +266,6 @@ fn leader(facts: &Facts) -> Vec<Finding> {
     is_old.then(|| Finding::new(Code::NoLeader, object, told())).into_iter().collect()
 }
 
-/// A label that looks like one that opts in, and is none; nor one by which a profile is asked for.
-pub(crate) fn misspelt<'l>(
-    labels: &'l BTreeMap<String, String>,
-    opt_in: &OptIn,
-    asks_for_a_profile: &dyn Fn(&str) -> bool,
-) -> Option<(&'l str, &'l str)> {
-    let known = |key: &str| opt_in.labels().iter().any(|label| label.key == key);
-    if labels.keys().any(|key| known(key)) {
-        return None;
-    }
-    let is_alike = |key: &str| {
-        let key = key.to_lowercase();
-        key == INJECT_LABEL || strsim::jaro_winkler(&key, INJECTION_LABEL) > ALIKE
-    };
-    labels
-        .iter()
-        .find(|(key, _)| is_alike(key) && !asks_for_a_profile(key))
-        .map(|(key, value)| (key.as_str(), value.as_str()))
-}
-
 fn labels(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     for (name, labels) in &facts.namespaces {
@@ -378,12 +348,6 @@ fn others(facts: &Facts) -> Vec<Finding> {
         });
     }
     found
-}
-
-/// Whether an entry leads to the release.
-pub(super) fn is_ours(entry: &MutatingWebhook, release: &Release) -> bool {
-    let service = entry.client_config.service.as_ref();
-    service.is_some_and(|service| service.name == release.service() && service.namespace == release.namespace())
 }
 
 fn versions(facts: &Facts) -> Vec<Finding> {

@@ -1,7 +1,7 @@
-//! `pillion doctor`: what keeps Pillion in a cluster from working, and what to do about it.
+//! `pillion doctor`: finds what keeps Pillion in a cluster from working, and suggests remedies.
 //!
-//! * [`gather`]: the facts, from the cluster; pods are sent through the API server by dry run.
-//! * [`judge`]: from facts to findings, without asking anybody; `certificates` is a part of it.
+//! * [`gather`]: gathers facts from the cluster, and sends pods through the API server by dry run.
+//! * [`judge`]: a pure function from facts to findings; `certificates` is a part of it.
 
 mod certificates;
 pub(crate) mod facts;
@@ -14,7 +14,6 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-pub(crate) use self::judge::{NO, misspelt};
 use crate::args::ClusterArgs;
 use crate::blocking::block_on;
 use crate::explain::NOT_ANSWERED;

@@ -2,9 +2,11 @@ use std::sync::LazyLock;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::{Settings, mutating};
-use pillion_control::authority::{LeafMaterial, Lifetimes, Making, SystemRandomness};
-use pillion_control::rotation::Generation;
+use pillion_control::Release;
+use pillion_control::certificates::authority::{LeafMaterial, Lifetimes, Making, SystemRandomness};
+use pillion_control::certificates::rotation::Generation;
 use serde_json::json;
 
 use super::*;

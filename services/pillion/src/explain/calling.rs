@@ -1,14 +1,21 @@
-//! Why the API server does or does not call the webhook for an object: what is the same for every pod, the entry's selectors
-//! and conditions, and the labels of the namespace.
+//! Why the API server calls the webhook for an object or does not: the installation, the entry's selectors and
+//! conditions, and the labels of the namespace.
 
-use pillion_api::names::{INJECTION_LABEL, SYSTEM_NAMESPACES};
-use pillion_control::switch::INJECTION_KEY;
+use std::collections::BTreeMap;
+
+use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL, SYSTEM_NAMESPACES};
+use pillion_api::opt_in::OptIn;
+use pillion_control::webhook_config::switch::INJECTION_KEY;
 
 use super::judge::Judging;
 use super::webhooks::Outcome;
-use crate::doctor::{NO, misspelt};
 use crate::finding::{Code, ObjectRef, Severity};
 use crate::installation::switching;
+
+/// How alike a label has to be to one that opts in, to be taken for a slip of the pen.
+const ALIKE: f64 = 0.93;
+/// Values by which people say that a namespace is not opted in.
+pub(crate) const NO: [&str; 6] = ["disabled", "false", "off", "no", "none", "never"];
 
 impl Judging<'_> {
     /// What is the same for every pod.
@@ -134,4 +141,24 @@ impl Judging<'_> {
         )
         .remedy = remedy;
     }
+}
+
+/// A label that looks like one that opts in, and is none; nor one by which a profile is asked for.
+pub(crate) fn misspelt<'l>(
+    labels: &'l BTreeMap<String, String>,
+    opt_in: &OptIn,
+    asks_for_a_profile: &dyn Fn(&str) -> bool,
+) -> Option<(&'l str, &'l str)> {
+    let known = |key: &str| opt_in.labels().iter().any(|label| label.key == key);
+    if labels.keys().any(|key| known(key)) {
+        return None;
+    }
+    let is_alike = |key: &str| {
+        let key = key.to_lowercase();
+        key == INJECT_LABEL || strsim::jaro_winkler(&key, INJECTION_LABEL) > ALIKE
+    };
+    labels
+        .iter()
+        .find(|(key, _)| is_alike(key) && !asks_for_a_profile(key))
+        .map(|(key, value)| (key.as_str(), value.as_str()))
 }

@@ -1,5 +1,5 @@
-//! Facts from a cluster, by `get` and `list` alone. Who may not read something is told so, and what can be known without it
-//! is explained all the same.
+//! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation says so and
+//! covers the rest.
 
 use std::sync::Arc;
 
@@ -12,17 +12,19 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::{GroupVersionKind, Selector};
 use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::opt_in_of;
+use pillion_control::Lookups;
+use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
-use pillion_control::lookups::Metrics;
-use pillion_control::switch::{self, INJECTION_KEY, Position};
-use pillion_control::{Lookups, Release, at_once};
+use pillion_control::informer::cluster_listing;
+use pillion_control::informer::lookups::Metrics;
+use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position};
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::Snapshot;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::facts::{NamespaceFacts, Question, Silences, Surroundings};
+use super::facts::{ExplainFacts, NamespaceFacts, Question, Silences};
 use super::subject::{self, KINDS, Kind, Target};
 use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
@@ -80,7 +82,7 @@ impl Cluster {
     }
 
     /// All that is not about one pod.
-    pub(crate) async fn surroundings(&self, namespace: &str) -> Surroundings {
+    pub(crate) async fn surroundings(&self, namespace: &str) -> ExplainFacts {
         let mut unread = Vec::new();
         let policy = match &self.policy {
             Some(policy) => Some(policy.clone()),
@@ -98,7 +100,7 @@ impl Cluster {
         let registered = ours
             .filter(|one| one.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
             .and_then(|one| Some(one.metadata.creation_timestamp.as_ref()?.0.as_second()));
-        let at_once = at_once::read(&self.client, Some(namespace), &opt_in).await;
+        let at_once = cluster_listing::read(&self.client, Some(namespace), &opt_in).await;
         unread.extend(at_once.unread.into_iter().map(|(part, why)| (part.into(), why)));
         let mut silences = Silences { registered, ..Silences::default() };
         self.endpoints(&mut silences, &mut unread).await;
@@ -106,7 +108,7 @@ impl Cluster {
         let cluster = policy.as_ref().map(|policy| policy.cluster_facts().ok().flatten());
         let guardrails = policy.map(|policy| policy.guardrails).unwrap_or_default();
         let snapshot = Snapshot::clone(&at_once.snapshot).with_guardrails(guardrails);
-        Surroundings {
+        ExplainFacts {
             namespace: self.namespace(namespace, &opt_in, &snapshot).await,
             release: self.release.clone(),
             opt_in,
@@ -160,7 +162,7 @@ impl Cluster {
     }
 
     /// The questions about an object: itself first, then its pods; and what was not looked at.
-    pub(crate) async fn questions(&self, target: &Target, facts: &Surroundings) -> anyhow::Result<Asked> {
+    pub(crate) async fn questions(&self, target: &Target, facts: &ExplainFacts) -> anyhow::Result<Asked> {
         let namespace = &facts.namespace.name;
         let mut questions = Vec::new();
         let mut more = None;
@@ -234,7 +236,7 @@ impl Cluster {
     }
 
     /// Looks up what a question is missing.
-    pub(crate) async fn complete(&self, question: &mut Question, facts: &Surroundings, known: &mut Known) {
+    pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut Known) {
         let namespace = &facts.namespace.name;
         if question.workload.is_none() {
             question.workload = self.owners(question.pod(), namespace, known).await.all.last().cloned();
@@ -254,7 +256,7 @@ impl Cluster {
         question.looked_up = self.look_up(question, facts).await;
     }
 
-    async fn look_up(&self, question: &Question, facts: &Surroundings) -> LookedUp {
+    async fn look_up(&self, question: &Question, facts: &ExplainFacts) -> LookedUp {
         let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };
         let wanted = serde_json::to_vec(&question.review).ok().and_then(|body| {
             let review = Review::parse(&body).ok()?;

@@ -1,4 +1,4 @@
-//! What an explanation is made of, gathered from a cluster or from files before anything is judged.
+//! The facts for an explanation, gathered from a cluster or from files before anything is judged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
-use pillion_control::at_once::Stored;
 use pillion_control::audit::{NamespaceAge, Silence};
-use pillion_control::profiles::Broken;
+use pillion_control::informer::cluster_listing::Stored;
+use pillion_control::informer::profiles::Broken;
 use pillion_engine::audit::Injected;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
@@ -20,7 +20,7 @@ use crate::installation::Unread;
 
 /// What all questions of one run have in common.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct ExplainFacts {
     pub(crate) release: Release,
     pub(crate) opt_in: OptIn,
     pub(crate) snapshot: Arc<Snapshot>,

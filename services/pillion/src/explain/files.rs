@@ -1,5 +1,5 @@
-//! Facts from files alone: profiles, manifests, a namespace, the webhook configuration. What is not among them is as a
-//! release with the defaults would have it.
+//! Gathers facts from files: profiles, manifests, a namespace, the webhook configuration. Missing objects default to
+//! those of a release with default settings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use pillion_api::names::{INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
-use pillion_control::namespaces;
+use pillion_control::informer::namespaces;
 use pillion_engine::lookup::{KnownObjects, LookedUp};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::Value;
 
-use super::facts::{NamespaceFacts, Question, Silences, Surroundings};
+use super::facts::{ExplainFacts, NamespaceFacts, Question, Silences};
 use super::subject;
 use crate::config::WebhookPolicy;
 use crate::load::{self, Problem, Source, yaml};
@@ -65,7 +65,7 @@ pub(crate) fn taken_apart(documents: impl IntoIterator<Item = Value>) -> Vec<Val
 ///
 /// # Errors
 /// One of them cannot be read; of profiles, what is wrong with them.
-pub(crate) fn surroundings(given: &Given<'_>) -> anyhow::Result<Result<Surroundings, Vec<Problem>>> {
+pub(crate) fn surroundings(given: &Given<'_>) -> anyhow::Result<Result<ExplainFacts, Vec<Problem>>> {
     let loaded = load::profiles_in(given.profiles, given.namespace);
     if !loaded.problems.is_empty() {
         return Ok(Err(loaded.problems));
@@ -91,7 +91,7 @@ pub(crate) fn around(
     configurations: Option<Vec<MutatingWebhookConfiguration>>,
     policy: &WebhookPolicy,
     release: &Release,
-) -> anyhow::Result<Surroundings> {
+) -> anyhow::Result<ExplainFacts> {
     let opt_in = policy.opt_in();
     let name = metadata.name.clone().unwrap_or_default();
     // The API server puts it on every namespace.
@@ -110,7 +110,7 @@ pub(crate) fn around(
             ..Settings::new(release.namespace(), "files")
         })]
     });
-    Ok(Surroundings {
+    Ok(ExplainFacts {
         namespace: NamespaceFacts { found: snapshot.namespace(&name), name, labels, annotations, age },
         release: release.clone(),
         opt_in,
@@ -192,7 +192,7 @@ pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
 }
 
 /// Answers look-ups among the objects that are there.
-pub(crate) fn complete(question: &mut Question, facts: &Surroundings, objects: &[Value]) {
+pub(crate) fn complete(question: &mut Question, facts: &ExplainFacts, objects: &[Value]) {
     let known = KnownObjects::new(objects, &facts.namespace.name);
     let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };
     let wanted = serde_json::to_vec(&question.review).ok().and_then(|body| {

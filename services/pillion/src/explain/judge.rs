@@ -1,5 +1,5 @@
-//! From facts to an explanation. Pure: what the engine decides is the engine's own decision, what the API server does is
-//! [`super::webhooks`], and why a stored pod is as it is, is what the audit says of such circumstances.
+//! Makes an explanation from facts. Pure: the engine decides, [`super::webhooks`] models the API server, and the
+//! audit's rules explain why a stored pod is as it is.
 
 use pillion_api::profile::Activation;
 use pillion_engine::decision::{Decision, Outcome as Decided, ProfileOutcome, Reason};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::changes::{self, Change, Manager};
-use super::facts::{Origin, Question, Surroundings};
+use super::facts::{ExplainFacts, Origin, Question};
 use super::profiles::{self, ProfileView};
 use super::webhooks::{self, About, EntryView, Outcome};
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
@@ -91,7 +91,7 @@ impl Verdict {
 
 /// What is being judged, with what was found out so far.
 pub(super) struct Judging<'a> {
-    pub(super) facts: &'a Surroundings,
+    pub(super) facts: &'a ExplainFacts,
     pub(super) question: &'a Question,
     pub(super) entries: Vec<EntryView>,
     pub(super) decision: Decision,
@@ -100,7 +100,7 @@ pub(super) struct Judging<'a> {
 }
 
 /// Explains.
-pub(crate) fn judge(facts: &Surroundings, question: &Question) -> Explanation {
+pub(crate) fn judge(facts: &ExplainFacts, question: &Question) -> Explanation {
     let entries = webhooks::entries(
         facts.configurations.as_deref().unwrap_or_default(),
         &facts.release,
@@ -148,7 +148,7 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
 }
 
 /// What the engine decides, by the path that the API server would call.
-fn decide(facts: &Surroundings, question: &Question, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
+fn decide(facts: &ExplainFacts, question: &Question, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == Outcome::Called);
     let endpoint = called.and_then(|entry| entry.level).map_or(Endpoint::Any, Endpoint::Level);
     let nothing = || (Decision::skipped(Reason::OtherResource), Vec::new());

@@ -1,12 +1,13 @@
-//! `pillion explain`: why a pod is, or is not, as its profiles say; from a cluster, from files, or from a saved review.
+//! `pillion explain`: explains why a pod is, or is not, as its profiles say; from a cluster, from files, or from a
+//! saved review.
 //!
-//! * [`subject`]: what is asked about.
-//! * [`facts`]: what an explanation is made of; [`cluster`] and [`files`] gather it.
-//! * [`judge`]: from facts to an [`Explanation`], without asking anybody; [`webhooks`], [`calling`], [`profiles`], [`past`] and
+//! * [`subject`]: the object in question.
+//! * [`facts`]: the facts for an explanation; [`cluster`] and [`files`] gather them.
+//! * [`judge`]: a pure function from facts to an [`Explanation`]; [`webhooks`], [`calling`], [`profiles`], [`past`] and
 //!   [`changes`] are parts of it.
-//! * [`render`]: the explanation for people.
+//! * [`render`]: prints the explanation for people.
 
-mod calling;
+pub(crate) mod calling;
 pub(crate) mod changes;
 mod cluster;
 mod facts;

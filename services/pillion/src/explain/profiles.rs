@@ -1,13 +1,13 @@
-//! Profiles in an explanation: what became of each, what its parameters stand for and who set them, and why one that is
-//! asked for is not at work.
+//! The profiles in an explanation: the outcome of each, the values of its parameters and who set them, and why a
+//! requested profile is not active.
 
 use std::sync::Arc;
 
 use pillion_api::names::{INJECT_LABEL, PROFILES_ANNOTATION};
 use pillion_api::profile::Activation;
 use pillion_api::selector::LabelSelector;
-use pillion_control::at_once::Stored;
-use pillion_control::profiles::Broken;
+use pillion_control::informer::cluster_listing::Stored;
+use pillion_control::informer::profiles::Broken;
 use pillion_engine::decision::{Decision, Notice, Reason};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::select::considered::{Considered, ParameterValue, SetBy, Standing};
@@ -15,7 +15,7 @@ use pillion_engine::snapshot::Snapshot;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::facts::{NamespaceFacts, Surroundings};
+use super::facts::{ExplainFacts, NamespaceFacts};
 use crate::finding::{Code, Finding, ObjectRef, Severity};
 
 /// A profile that was considered.
@@ -69,7 +69,7 @@ pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
 }
 
 /// All profiles that were considered, in the order in which they are applied, then the others.
-pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &Surroundings) -> Vec<ProfileView> {
+pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &ExplainFacts) -> Vec<ProfileView> {
     let mut views: Vec<_> = considered.iter().map(|one| view(decision, one)).collect();
     // Those that are served, where none is considered: of a namespace that is not opted in, or of no pod at all.
     let is_visible = |profile: &&Arc<CompiledProfile>| {

@@ -12,7 +12,7 @@ use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
-use super::facts::{NamespaceFacts, Question, Silences, Surroundings};
+use super::facts::{ExplainFacts, NamespaceFacts, Question, Silences};
 use super::judge::{Explanation, Verdict, judge};
 use super::subject;
 use crate::finding;
@@ -21,15 +21,15 @@ use crate::installation::Part;
 /// When the pod of a test was created: 2026-11-22T00:00:00Z.
 const CREATED: i64 = 1_795_305_600;
 
-fn surroundings(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> Surroundings {
+fn surroundings(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> ExplainFacts {
     let labels: BTreeMap<_, _> = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let metadata = ObjectMeta { name: Some("shop".to_owned()), labels: Some(labels.clone()), ..ObjectMeta::default() };
     let compiled = profiles.iter().map(|(name, spec)| {
         Arc::new(compile(&ProfileName::cluster(*name), &serde_json::from_value(spec.clone()).unwrap()).unwrap())
     });
     let snapshot = Snapshot::new(ProfileSet::new(compiled));
-    let snapshot = snapshot.with_namespaces([pillion_control::namespaces::read(metadata, &OptIn::default())]);
-    Surroundings {
+    let snapshot = snapshot.with_namespaces([pillion_control::informer::namespaces::read(metadata, &OptIn::default())]);
+    ExplainFacts {
         release: Release::new("pillion", "pillion-system", "cluster.local").unwrap(),
         opt_in: OptIn::default(),
         namespace: NamespaceFacts {
@@ -94,7 +94,7 @@ fn codes(explanation: &Explanation) -> Vec<&'static str> {
     explanation.findings.iter().map(|finding| finding.code.as_str()).collect()
 }
 
-fn found(facts: &Surroundings, question: &Question) -> (Vec<&'static str>, Verdict) {
+fn found(facts: &ExplainFacts, question: &Question) -> (Vec<&'static str>, Verdict) {
     let explanation = judge(facts, question);
     for finding in &explanation.findings {
         assert!(!finding.message.is_empty() && !finding.remedy.is_empty(), "{finding:?}");
@@ -119,9 +119,9 @@ fn where_the_api_server_does_not_call_it_says_why() {
     }
     let out = stored(|pod| pod["metadata"]["labels"] = json!({"pillion.dev/inject": "false"}));
     assert_eq!(found(&surroundings(ENABLED, &[logger()]), &out).0, ["opted_out"]);
-    let facts = Surroundings { configurations: Some(Vec::new()), ..surroundings(ENABLED, &[logger()]) };
+    let facts = ExplainFacts { configurations: Some(Vec::new()), ..surroundings(ENABLED, &[logger()]) };
     assert_eq!(found(&facts, &plain()).0, ["not_registered"]);
-    let facts = Surroundings { configurations: None, ..surroundings(&[], &[logger()]) };
+    let facts = ExplainFacts { configurations: None, ..surroundings(&[], &[logger()]) };
     assert_eq!(found(&facts, &plain()).0, ["not_opted_in"]);
 }
 
@@ -129,27 +129,27 @@ fn where_the_api_server_does_not_call_it_says_why() {
 fn a_pod_without_its_record_was_created_at_another_time_or_while_nobody_answered() {
     let facts = || surroundings(ENABLED, &[logger()]);
     let since = |opted_in| NamespaceAge { opted_in: Some(opted_in), changed: None };
-    let late = Surroundings { namespace: NamespaceFacts { age: since(CREATED + 60), ..facts().namespace }, ..facts() };
+    let late = ExplainFacts { namespace: NamespaceFacts { age: since(CREATED + 60), ..facts().namespace }, ..facts() };
     let off = Silences { off_since: Some(CREATED - 5), ..facts().silences };
     for (facts, code, said) in [
         (late, "created_before_opt_in", "2026-11-22T00:01:00Z"),
         (facts(), "unexplained", "and left the profile out"),
         (
-            Surroundings { silences: Silences { ready: Some(0), ..facts().silences }, ..facts() },
+            ExplainFacts { silences: Silences { ready: Some(0), ..facts().silences }, ..facts() },
             "webhook_away",
             "no replica",
         ),
         (
-            Surroundings { silences: Silences { registered: Some(CREATED + 9), ..facts().silences }, ..facts() },
+            ExplainFacts { silences: Silences { registered: Some(CREATED + 9), ..facts().silences }, ..facts() },
             "webhook_away",
             "younger than the pod",
         ),
         (
-            Surroundings { silences: Silences { endpoints_changed: Some(CREATED + 9), ..facts().silences }, ..facts() },
+            ExplainFacts { silences: Silences { endpoints_changed: Some(CREATED + 9), ..facts().silences }, ..facts() },
             "unexplained",
             "have changed since",
         ),
-        (Surroundings { silences: off, ..facts() }, "switched_off", "when the pod was created"),
+        (ExplainFacts { silences: off, ..facts() }, "switched_off", "when the pod was created"),
     ] {
         let explanation = judge(&facts, &plain());
         assert_eq!(codes(&explanation), [code], "{said}");
@@ -233,7 +233,7 @@ fn a_template_is_asked_what_its_pods_would_get() {
     let kind = subject::kind_of(&workload).unwrap();
     let question = subject::of_template(&workload, kind, "shop").unwrap();
     assert_eq!(found(&facts, &question), (vec!["annotation_on_workload"], Verdict::WouldBeInjected));
-    let facts = Surroundings { switched_off: Some(", by kubectl".to_owned()), ..facts };
+    let facts = ExplainFacts { switched_off: Some(", by kubectl".to_owned()), ..facts };
     assert_eq!(found(&facts, &question).1, Verdict::WouldNotBeInjected);
 }
 
@@ -277,7 +277,7 @@ fn pods_of_a_workload_are_created_by_its_controller_and_not_by_a_dry_run() {
 #[test]
 fn what_could_not_be_read_is_told_of_the_release_and_counts_by_what_it_is() {
     let facts =
-        Surroundings { unread: vec![(Part::Namespaces, "forbidden".to_owned())], ..surroundings(ENABLED, &[logger()]) };
+        ExplainFacts { unread: vec![(Part::Namespaces, "forbidden".to_owned())], ..surroundings(ENABLED, &[logger()]) };
     let explanation = judge(&facts, &plain());
     let unreadable = explanation.findings.iter().find(|finding| finding.code.as_str() == "unreadable").unwrap();
     assert_eq!((unreadable.severity, &*unreadable.object.kind), (finding::Severity::Warning, "Release"));

@@ -1,9 +1,9 @@
-//! `pillion export`: writes what profiles say as Kubernetes' own admission policies, which the API server evaluates itself,
-//! and says of all that these cannot say why not.
+//! `pillion export`: writes profiles as Kubernetes' own admission policies, which the API server evaluates itself, and
+//! reports what these policies cannot express.
 //!
 //! * [`asking`]: who gets a profile, as match conditions.
-//! * [`expressions`]: which expressions the API server understands, and the variables that they use.
-//! * [`template`]: a template as a patch, as far as the API server's own mutations can say it.
+//! * [`expressions`]: which expressions the API server understands, and their variables.
+//! * [`template`]: a template as a patch, as far as the API server's mutations allow.
 //! * [`policy`]: a profile as `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
 
 mod asking;

@@ -1,13 +1,13 @@
-//! Profiles from files: found, read, compiled, and what is wrong with them told at its place.
+//! Loads profiles from files: finds, reads and compiles them, and reports mistakes with their positions.
 //!
-//! * [`files`]: which files a path names.
+//! * [`files`]: the files that a path names.
 //! * [`defaults`]: defaults of parameters that are set beside the text.
-//! * [`yaml`]: a file's text as a tree that knows where everything stands.
+//! * [`yaml`]: a file's text as a tree with positions.
 //! * [`typed`]: from the tree to Rust types.
-//! * [`limits`]: how long lists and texts may be.
-//! * [`place`]: from a field's path to its place.
-//! * [`together`]: from the texts of all files to profiles, as one may extend another.
-//! * [`problem`]: what is wrong, and how it is shown.
+//! * [`limits`]: the maximum lengths of lists and texts.
+//! * [`place`]: from a field's path to its position.
+//! * [`together`]: from the texts of all files to profiles, since one may extend another.
+//! * [`problem`]: a mistake, and how it is shown.
 
 pub(crate) mod defaults;
 pub(crate) mod files;

@@ -1,11 +1,11 @@
-//! Who extends a profile: a rollback or a rollout of it does nothing for them.
+//! Finds the profiles that extend a profile: a rollback or a rollout of it does not affect them.
 
 use std::collections::BTreeSet;
 
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
-use pillion_control::lists;
+use pillion_control::client::lists;
 
 /// So many are named.
 const NAMED: usize = 20;

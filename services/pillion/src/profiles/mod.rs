@@ -1,4 +1,4 @@
-//! `pillion profiles`: what was accepted of a profile, and going back to it.
+//! `pillion profiles`: shows the accepted revisions of a profile, and rolls back to one.
 
 mod children;
 mod history;

@@ -1,11 +1,11 @@
-//! `pillion rollout`: workloads whose pods lack what their profiles say, or carry an older revision of it; and, if it is asked
-//! for, their restart.
+//! `pillion rollout`: lists workloads whose pods lack what their profiles say or carry an older revision, and restarts
+//! them on request.
 //!
-//! * [`stale`]: what the audit finds, by workload.
-//! * [`plan`]: whether a workload can be restarted, and within which budget. Pure.
-//! * [`template`]: the pod that is tried before, by a dry run.
-//! * [`restart`]: restarts one, and waits until all of its pods are new, available and as their profiles say.
-//! * [`report`]: what was found and done.
+//! * [`stale`]: the audit's findings by workload.
+//! * [`plan`]: whether a workload can be restarted, and within which budget; pure.
+//! * [`template`]: the pod for a dry run before the restart.
+//! * [`restart`]: restarts a workload and waits until its pods are new, available and as their profiles say.
+//! * [`report`]: prints findings and actions.
 
 mod plan;
 mod report;
@@ -96,7 +96,8 @@ pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<ExitCode> {
 async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let RolloutArgs { namespace, apply, states, max_unavailable_workloads, timeout, at, output: _ } = args;
     let (client, release) = at.connect().await?;
-    let lookups = Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default()));
+    let lookups =
+        Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
     let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;

@@ -1,5 +1,5 @@
-//! Restarts a workload as `kubectl rollout restart` does, and waits until that has come to something. Directly before, a pod
-//! of its template is tried: a restart that would take away what its pods have is worse than none.
+//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before, it tries a pod of
+//! the template: a restart that would remove what the pods have is worse than none.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use pillion_control::audit::NOT_ENDED;
-use pillion_control::lists;
+use pillion_control::client::lists;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 

@@ -1,5 +1,5 @@
-//! `pillion controller`: certificates, webhook configurations, profiles' revisions and status, the audit. Several run, and
-//! one of them leads.
+//! `pillion controller`: certificates, webhook configurations, revisions and status of profiles, the audit. Several
+//! replicas run, and one leads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -10,8 +10,8 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use futures::FutureExt;
 use pillion_control::Release;
-use pillion_control::canary::{self, Canary};
 use pillion_control::lease::{Elector, LeaseMetrics};
+use pillion_control::trust_probe::{self, Canary};
 use pillion_webhook::health::Readiness;
 use pillion_webhook::metrics::Exposition;
 use prometheus_client::registry::Registry;
@@ -22,11 +22,11 @@ use tracing::info;
 use super::operations::{self, Operations};
 use super::signals::Signals;
 use super::term::{Failures, LeaderMetrics, Term};
-use crate::args::{LogArgs, ReleaseArgs};
+use crate::args::ReleaseArgs;
 use crate::config::{ConfigArg, ControllerPolicy, Overrides};
 use crate::output;
 use crate::telemetry::Telemetry;
-use crate::telemetry::logs::LogLevel;
+use crate::telemetry::logs::{LogArgs, LogLevel};
 
 /// Of `--config`, which is another file than the one of replicas.
 const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \
@@ -118,7 +118,7 @@ async fn control(
     let serving = canary.clone();
     let until = stop.clone();
     tasks.spawn(async move {
-        serving.serve(canary_listener, &canary::Settings::default(), until).await;
+        serving.serve(canary_listener, &trust_probe::Settings::default(), until).await;
         "the canary"
     });
     let (policy, failures) = (Arc::new(policy), Failures::default());

@@ -1,6 +1,5 @@
-//! `pillion dev`: the webhook without a cluster, for who writes profiles. Profiles come from files and are loaded again
-//! when they change; the certificate is made here; what is served is told, with commands to try it. A page shows what a
-//! profile does as one types.
+//! `pillion dev`: the webhook without a cluster, for authors of profiles. It loads profiles from files and reloads
+//! them, creates a certificate, and prints commands to try it. A page shows what a profile does while it is typed.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -31,11 +30,11 @@ use super::sample::Sample;
 use super::self_made;
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
-use crate::args::{LogArgs, TraceArgs};
 use crate::config::follow::{self, ConfigFile};
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::telemetry::Controls;
-use crate::telemetry::logs::LogLevel;
+use crate::telemetry::logs::{LogArgs, LogLevel};
+use crate::telemetry::traces::TraceArgs;
 use crate::{causes, output};
 
 /// Where profiles are if nobody says where.
@@ -127,8 +126,8 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     let mut registry = Registry::default();
     controls.register(&mut registry);
     let (settings, requests) = (start.server_settings(), start.request_settings());
-    let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };
-    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, takers));
+    let targets = follow::ReloadTargets { policy: Arc::clone(&policy), controls: controls.clone() };
+    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, targets));
     follow::register(&mut registry, config.as_ref());
     let servers = Servers::bind(Parts {
         listen: args.listen,

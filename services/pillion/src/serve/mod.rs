@@ -1,18 +1,19 @@
 //! The commands that serve: `webhook` and `controller` in a cluster, `dev` on a developer's machine.
 //!
-//! All check everything that can be wrong before a port is bound, and end the same way: not ready first, then drained.
+//! All of them check their configuration before they open a port, and end in the same way: first not ready, then
+//! drained.
 //!
-//! * [`servers`]: a replica's two ports and what stands behind them; [`operations`]: the second of them.
-//! * [`controller`]: a replica of the controller; [`term`]: what it does while it leads.
-//! * [`signals`]: how a process is asked to end; [`ticks`]: looking at something every so often until then.
-//! * [`certificate`]: the serving certificate from files that change; [`self_made`]: one of our own making.
-//! * [`client_authority`]: who may call, from a file that changes.
-//! * [`descriptors`]: as many connections as are allowed.
+//! * [`servers`]: a replica's two ports; [`operations`]: the second of them.
+//! * [`controller`]: a replica of the controller; [`term`]: its tasks while it leads.
+//! * [`signals`]: the signals that end a process.
+//! * [`certificate`]: the serving certificate from files that change; [`self_made`]: a self-signed one.
+//! * [`client_authority`]: the CA of clients, from a file that changes.
+//! * [`descriptors`]: raises the limit of file descriptors to the limit of connections.
 //! * [`profile_files`]: profiles from files that change.
 //! * [`namespaces`]: namespaces without a cluster.
-//! * [`sample`]: a request that shows an injection; [`folder`]: where it is put; [`announce`]: how people are told;
-//!   [`own_path`]: how they call this program.
-//! * [`playground`]: a page to try profiles on.
+//! * [`sample`]: a request that shows an injection; [`folder`]: where it is written; [`announce`]: how `dev` announces
+//!   it; [`own_path`]: how people call this program.
+//! * [`playground`]: a web page to try profiles.
 
 mod announce;
 pub(crate) mod certificate;
@@ -31,7 +32,6 @@ mod self_made;
 mod servers;
 mod signals;
 mod term;
-pub(crate) mod ticks;
 pub(crate) mod webhook;
 
 use std::future::Future;
@@ -39,8 +39,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::args::{LogArgs, TraceArgs};
 use crate::config::WebhookPolicy;
+use crate::telemetry::logs::LogArgs;
+use crate::telemetry::traces::TraceArgs;
 use crate::telemetry::{Controls, Telemetry};
 
 /// Runs a service to its end, then sends what is left of its traces.
@@ -52,7 +53,7 @@ fn run_service<S: Future<Output = anyhow::Result<()>>>(
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
-        let telemetry = Telemetry::start(logs, traces, policy)?;
+        let telemetry = Telemetry::start((logs, traces), (&policy.logs, &policy.traces))?;
         let ended = service(telemetry.controls()).await;
         telemetry.shutdown().await;
         ended.map(|()| ExitCode::SUCCESS)

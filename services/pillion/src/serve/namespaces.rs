@@ -117,7 +117,7 @@ fn add_objects(namespaces: &mut Namespaces, objects: Vec<Value>) -> anyhow::Resu
             bail!("there is a {kind}: expected Namespace objects only");
         }
         let Object { metadata } = serde_json::from_value(object)?;
-        let (name, namespace) = pillion_control::namespaces::read(metadata, &OptIn::default());
+        let (name, namespace) = pillion_control::informer::namespaces::read(metadata, &OptIn::default());
         if name.is_empty() {
             bail!("there is a Namespace without metadata.name");
         }

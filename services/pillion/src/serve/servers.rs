@@ -1,4 +1,4 @@
-//! The two ports of a replica and what stands behind them: admission over TLS, and operations.
+//! The two ports of a replica: admission over TLS, and operations.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,15 +7,16 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use axum::Router;
 use pillion_engine::snapshot::Snapshot;
+use pillion_webhook::admission::{Admission, LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::clients::ClientCertificates;
-use pillion_webhook::first::once_ready;
 use pillion_webhook::health::Readiness;
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
 use pillion_webhook::policy::Policy;
-use pillion_webhook::router::{self, Admission, LiveNamespace, LookUps, RequestSettings};
-use pillion_webhook::serve::{Server, ServerSettings};
+use pillion_webhook::readiness_gate::once_ready;
+use pillion_webhook::router;
+use pillion_webhook::serve::{Server, ServerSettings, Tls};
 use pillion_webhook::switch::Switch;
-use pillion_webhook::tls::{ServingCertificate, Tls};
+use pillion_webhook::tls::ServingCertificate;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 

@@ -1,7 +1,7 @@
-//! A term of leadership: all that only the leader does, and how it is wired together.
+//! A term of leadership: starts the leader's tasks and connects them.
 //!
-//! The tasks know nothing of one another. What one finds out and another needs goes through a `watch`, whose last value is
-//! all that matters.
+//! The tasks do not know one another. What one task finds and another needs goes through a `watch` channel, of which
+//! only the last value matters.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -11,17 +11,23 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::FutureExt;
 use pillion_api::opt_in::OptIn;
+use pillion_control::LeaderContext;
+use pillion_control::Lookups;
+use pillion_control::Publisher;
+use pillion_control::Release;
+use pillion_control::Status;
 use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, condition};
-use pillion_control::canary::{Asker, Canary, CanaryMetrics};
-use pillion_control::clock::{self, Clock, ClockMetrics};
-use pillion_control::configuration::{self, Keeper, Rules};
+use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
 use pillion_control::guard::guarded;
 use pillion_control::held::{HeldMetrics, Injection, ReleaseSettings, policies, release, wanted};
+use pillion_control::informer::lookups;
 use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
-use pillion_control::rotator::{self, RotatorMetrics, Wires, question};
-use pillion_control::switch::{self, KillSwitch};
-use pillion_control::{Leading, Lookups, Publisher, Release, Status, lookups, revisions};
+use pillion_control::revisions;
+use pillion_control::rotator::{self, RotatorChannels, RotatorMetrics, question};
+use pillion_control::trust_probe::{Asker, Canary, CanaryMetrics};
+use pillion_control::webhook_config::switch::{self, KillSwitch};
+use pillion_control::webhook_config::{self, Keeper, Rules};
 use pillion_engine::snapshot::Snapshot;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -31,8 +37,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use super::ticks::Ticks;
 use crate::config::ControllerPolicy;
+use crate::ticks::Ticks;
 
 /// How often is looked whether profiles are for something else than they were.
 const LOOK: Duration = Duration::from_millis(500);
@@ -43,7 +49,7 @@ pub(crate) struct LeaderMetrics {
     pub(crate) canary: CanaryMetrics,
     rotator: RotatorMetrics,
     probe: ProbeMetrics,
-    configuration: configuration::Metrics,
+    configuration: webhook_config::Metrics,
     clock: ClockMetrics,
     held: HeldMetrics,
     audit: AuditMetrics,
@@ -59,7 +65,7 @@ impl LeaderMetrics {
             canary: CanaryMetrics::register(registry),
             rotator: RotatorMetrics::register(registry),
             probe: ProbeMetrics::register(registry),
-            configuration: configuration::Metrics::register(registry),
+            configuration: webhook_config::Metrics::register(registry),
             clock: ClockMetrics::register(registry),
             held: HeldMetrics::register(registry),
             audit: AuditMetrics::register(registry, 0),
@@ -146,14 +152,14 @@ impl Term {
 
         let (target, targets) = watch::channel(None);
         // It fills nothing that is empty: that is for who knows whether endpoints answer.
-        let never: configuration::Confirm = Arc::new(|_| async { false }.boxed());
-        let (keeper, live) = Keeper::new(configuration::Settings::default(), metrics.configuration, targets, never);
+        let never: webhook_config::Confirm = Arc::new(|_| async { false }.boxed());
+        let (keeper, live) = Keeper::new(webhook_config::Settings::default(), metrics.configuration, targets, never);
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));
 
         let off = tasks.switch(&client, &release, metrics.disabled);
         let known = wanted::Known { found: found.clone(), live: live.clone(), off };
         tasks.held(known, policy.held_policies(&release), policy.held_releases(), metrics.held);
-        let wires = Wires { rules, expected, found, question, answered, canary, target, live, clock };
+        let wires = RotatorChannels { rules, expected, found, question, answered, canary, target, live, clock };
         tasks.spawn("the rotation", rotator::run(tasks.leading(), policy.rotator(&release), wires, metrics.rotator));
     }
 }
@@ -185,11 +191,11 @@ impl Failures {
 /// The tasks of a term.
 struct Tasks {
     running: JoinSet<&'static str>,
-    leading: Leading,
+    leading: LeaderContext,
 }
 
 impl Tasks {
-    fn leading(&self) -> Leading {
+    fn leading(&self) -> LeaderContext {
         self.leading.clone()
     }
 

@@ -1,7 +1,7 @@
 //! `pillion webhook`: a replica as it runs in a cluster.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,14 +10,20 @@ use arc_swap::ArcSwap;
 use axum::Router;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
-use pillion_control::live::LookupMetrics;
+use kube::config::Kubeconfig;
+use opentelemetry_sdk::Resource;
+use pillion_control::CacheMetrics;
+use pillion_control::LiveNamespaces;
+use pillion_control::Lookups;
+use pillion_control::Publisher;
+use pillion_control::Status;
+use pillion_control::informer::live::LookupMetrics;
 use pillion_control::release::Release;
-use pillion_control::switch::KillSwitch;
-use pillion_control::{CacheMetrics, LiveNamespaces, Lookups, Publisher, Status};
+use pillion_control::webhook_config::switch::KillSwitch;
 use pillion_engine::snapshot::Snapshot;
+use pillion_webhook::admission::{LiveNamespace, LookUps, NamespaceLookup};
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::ReloadMetrics;
-use pillion_webhook::router::{LiveNamespace, LookUps, NamespaceLookup};
 use pillion_webhook::switch::Switch;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -30,11 +36,13 @@ use super::certificate::{self, CertificateArgs};
 use super::client_authority::{ClientArgs, ClientAuthorityFile};
 use super::servers::{Parts, Servers};
 use super::signals::Signals;
-use crate::args::{self, LogArgs, TraceArgs};
+use crate::args;
 use crate::config::follow::{self, ConfigFile};
-use crate::config::{ConfigArg, Overrides, WebhookPolicy, check};
+use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::telemetry::Controls;
-use crate::telemetry::logs::LogLevel;
+use crate::telemetry::logs::{LogArgs, LogLevel};
+use crate::telemetry::traces::TraceArgs;
+use crate::{causes, output};
 
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
@@ -89,7 +97,7 @@ pub(crate) enum ProfileSource {
 /// Serves until it is asked to end.
 pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     if args.check_config {
-        return check::run(&args, logs);
+        return check(&args, logs);
     }
     let policy: WebhookPolicy = args.config.required(&args.overrides(logs))?;
     let (traces, overrides) = (args.traces.clone(), args.overrides(logs));
@@ -137,16 +145,19 @@ async fn serve(
     };
     let broken = broken_profiles(&mut registry);
     let reloads = ReloadMetrics::register(&mut registry);
-    let (switch, disabled) = (Switch::default(), pillion_control::switch::register(&mut registry));
+    let (switch, disabled) = (Switch::default(), pillion_control::webhook_config::switch::register(&mut registry));
     let remembered = start.lookup_settings();
     let asked = LookupMetrics::register(&mut registry);
     let live = LiveNamespaces::new(client.clone(), asked, remembered.answer_limit, start.opt_in());
-    let lookups =
-        Lookups::with_settings(client.clone(), pillion_control::lookups::Metrics::register(&mut registry), remembered);
+    let lookups = Lookups::with_settings(
+        client.clone(),
+        pillion_control::informer::lookups::Metrics::register(&mut registry),
+        remembered,
+    );
     controls.register(&mut registry);
     let (settings, requests) = (start.server_settings(), start.request_settings());
-    let takers = follow::Takers { policy: Arc::clone(&policy), controls: controls.clone() };
-    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, takers));
+    let targets = follow::ReloadTargets { policy: Arc::clone(&policy), controls: controls.clone() };
+    let config = args.config.config.map(|file| ConfigFile::new(file, overrides, &start, targets));
     follow::register(&mut registry, config.as_ref());
     let servers = Servers::bind(Parts {
         listen: args.listen,
@@ -247,4 +258,40 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
         known.set_ready(synced);
         broken.set(i64::try_from(broken_profiles).unwrap_or(i64::MAX));
     }
+}
+
+/// Stands for the namespace that this would run in, which is not looked for.
+const ANY_NAMESPACE: &str = "default";
+
+/// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no port and no connection.
+fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+    let mut wrong = Vec::new();
+    let policy = args.config.load::<WebhookPolicy>(&args.overrides(logs));
+    if let Err(problems) = &policy {
+        output::problems(problems)?;
+    }
+    // What sends traces is made in a runtime, and connects only when there is something to send.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    wrong.extend(runtime.block_on(args.certificate.load(ANY_NAMESPACE)).err());
+    wrong.extend(runtime.block_on(args.clients.clone().load()).err());
+    wrong.extend(runtime.block_on(async { collector(args) }).err());
+    wrong.extend(args.kubeconfig.as_deref().map(kubeconfig).and_then(Result::err));
+    for error in &wrong {
+        output::tell(&format!("error: {}\n", causes::told(error)))?;
+    }
+    let (Ok(policy), true) = (policy, wrong.is_empty()) else { return Ok(ExitCode::FAILURE) };
+    output::print(&output::yaml(&policy.to_value())?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn collector(args: &WebhookArgs) -> anyhow::Result<()> {
+    if let Some(collector) = args.traces.collector()? {
+        collector.exporter(&Resource::builder_empty().build())?;
+    }
+    Ok(())
+}
+
+fn kubeconfig(file: &Path) -> anyhow::Result<()> {
+    Kubeconfig::read_from(file).with_context(|| format!("--kubeconfig {} cannot be used", file.display()))?;
+    Ok(())
 }

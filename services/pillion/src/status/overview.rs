@@ -1,4 +1,4 @@
-//! The installation at a glance: a line each for replicas, leader, switch, certificates, profiles.
+//! Summarises the installation: a line each for replicas, leader, switch, certificates and profiles.
 
 use std::fmt::Write;
 
@@ -7,8 +7,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
 use kube::{Client, Error};
-use pillion_control::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
-use pillion_control::{Release, at_once};
+use pillion_control::Release;
+use pillion_control::informer::cluster_listing;
+use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use serde::Serialize;
 
 use crate::causes;
@@ -42,7 +43,7 @@ pub(super) async fn overview(client: &Client, release: &Release) -> Vec<Line> {
         }
         Err(error) => line("certificate", format!("cannot be read: {}", causes::told(&error))),
     }
-    let found = at_once::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
+    let found = cluster_listing::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
     line("profiles", profiles_told(&found));
     lines
 }
@@ -83,8 +84,8 @@ fn switch_told(map: Option<&ConfigMap>) -> String {
     format!("{injection}, {}", told(WEBHOOKS_KEY, switch::webhooks(map), "armed", "disarmed"))
 }
 
-fn profiles_told(found: &at_once::AtOnce) -> String {
-    if let Some((part, why)) = found.unread.iter().find(|(part, _)| *part != at_once::Part::Namespaces) {
+fn profiles_told(found: &cluster_listing::ClusterListing) -> String {
+    if let Some((part, why)) = found.unread.iter().find(|(part, _)| *part != cluster_listing::Part::Namespaces) {
         return format!("{} cannot be read: {why}", part.as_str());
     }
     let not_ready: Vec<_> = found

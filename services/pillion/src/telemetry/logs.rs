@@ -1,18 +1,21 @@
-//! What is logged, and how that changes while the program runs: by the policy file, and for ten minutes by a signal, for
-//! who cannot wait for the file or may not change it.
+//! Which lines are logged. The policy file can change the level at run time. A signal can raise it for ten minutes, for
+//! operators who cannot wait for the file or may not change it.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
-use crate::args::LogFormat;
+/// What is logged unless somebody says otherwise.
+pub(crate) const DEFAULT_LEVEL: &str = "info";
 
 /// Logged only if somebody asks for it by its name: the client tells of each failed request once more, without what it was
 /// for; and the spans of requests are for traces.
@@ -23,6 +26,49 @@ const DETAILED: &str = "info,pillion=debug,pillion_webhook=debug,pillion_control
 
 /// How long.
 const DETAILED_FOR: Duration = Duration::from_mins(10);
+
+/// How the program tells what it does.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Logs")]
+#[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
+pub(crate) struct LogArgs {
+    /// How log lines look. They go to standard error.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "PILLION_LOG_FORMAT", value_name = "FORMAT")]
+    pub(crate) log_format: LogFormat,
+    /// What is logged: error, warn, info, debug, trace or off; also by part, as in "info,pillion_control=debug". Default:
+    /// what the policy file says, else info; for dev also each decision.
+    #[arg(long, global = true, env = "PILLION_LOG_LEVEL", value_name = "LEVEL")]
+    pub(crate) log_level: Option<String>,
+}
+
+impl LogArgs {
+    /// For commands that people run, and that ask an API server: what goes well is no line, unless somebody wants it.
+    pub(crate) fn for_people(&self) -> Self {
+        Self { log_level: Some(self.log_level.clone().unwrap_or_else(|| "warn".to_owned())), ..self.clone() }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line, for programs.
+    Json,
+}
+
+/// What is logged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Logs {
+    pub(crate) level: String,
+}
+
+impl Default for Logs {
+    fn default() -> Self {
+        Self { level: DEFAULT_LEVEL.to_owned() }
+    }
+}
 
 /// The filter of a level, as in `info` or `info,pillion_control=debug`.
 ///

@@ -1,11 +1,13 @@
-//! Where spans go, and which: to one collector by OTLP over gRPC, a share of the requests and those that ended badly.
+//! Sends spans to one collector by OTLP over gRPC: a share of the requests, and those that ended badly.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use clap::Args;
 use opentelemetry::trace::{Link, SpanContext, SpanKind, TraceContextExt, TraceId};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
@@ -13,9 +15,53 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, SdkTracerProvider, ShouldSample};
 use pillion_webhook::trace::SAMPLED_FOR;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde::{Deserialize, Serialize};
 
 use super::queue::{Queue, SpanMetrics};
-use crate::config::policy;
+
+/// Where traces go.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Traces")]
+pub(crate) struct TraceArgs {
+    /// Send traces there by OTLP over gRPC, as in <http://collector.observability:4317>. Without it none are made.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = otlp_endpoint)]
+    pub(crate) otlp_endpoint: Option<String>,
+    /// The authority to trust an https:// endpoint by, PEM. Default: those of the system.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
+    pub(crate) otlp_ca: Option<PathBuf>,
+    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already. Default: what the
+    /// policy file says, else 0.01.
+    #[arg(long, env = "PILLION_TRACE_RATIO", value_name = "SHARE", value_parser = ratio)]
+    pub(crate) trace_ratio: Option<f64>,
+}
+
+impl TraceArgs {
+    /// The collector, if there is one.
+    ///
+    /// # Errors
+    /// The authority's file cannot be read, or there is no certificate in it.
+    pub(crate) fn collector(&self) -> anyhow::Result<Option<Collector>> {
+        let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
+        let authority = self.otlp_ca.as_deref().map(authority);
+        Ok(Some(Collector { endpoint, authority: authority.transpose()?, authority_file: self.otlp_ca.clone() }))
+    }
+}
+
+/// What is traced.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Traces {
+    pub(crate) ratio: f64,
+    pub(crate) errors_per_second: u32,
+}
+
+impl Default for Traces {
+    fn default() -> Self {
+        Self { ratio: 0.01, errors_per_second: 10 }
+    }
+}
 
 /// A collector of traces.
 #[derive(Clone, Debug)]
@@ -47,7 +93,7 @@ struct Second {
 }
 
 impl Sampling {
-    pub(crate) fn new(traces: &policy::Traces) -> Self {
+    pub(crate) fn new(traces: &Traces) -> Self {
         let errors = Mutex::new(Second { began: Instant::now(), taken: 0 });
         let sampling =
             Self(Arc::new(Shares { ratio: AtomicU64::new(0), errors_per_second: AtomicU32::new(0), errors }));
@@ -56,7 +102,7 @@ impl Sampling {
     }
 
     /// Takes over other shares.
-    pub(crate) fn set(&self, traces: &policy::Traces) {
+    pub(crate) fn set(&self, traces: &Traces) {
         self.0.ratio.store(traces.ratio.to_bits(), Ordering::Relaxed);
         self.0.errors_per_second.store(traces.errors_per_second, Ordering::Relaxed);
     }
@@ -162,6 +208,32 @@ fn resource() -> Resource {
     resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build()
 }
 
+/// The certificates of a file, PEM.
+fn authority(file: &Path) -> anyhow::Result<Vec<u8>> {
+    let what = || format!("the collector's authority {} (--otlp-ca)", file.display());
+    let text = fs::read(file).with_context(|| format!("cannot read {}", what()))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match certificates {
+        Ok(found) if !found.is_empty() => Ok(text),
+        Ok(_) => bail!("{} has no certificate: expected PEM", what()),
+        Err(error) => bail!("{} is not PEM that can be read: {error}", what()),
+    }
+}
+
+fn otlp_endpoint(text: &str) -> Result<String, String> {
+    match text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")) {
+        Some(rest) if !rest.is_empty() && !rest.contains(char::is_whitespace) => Ok(text.to_owned()),
+        _ => Err("expected a URL such as http://collector.observability:4317, or https://".to_owned()),
+    }
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        _ => Err("expected a number from 0 to 1".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use opentelemetry::trace::{SpanId, TraceFlags, TraceState};
@@ -169,7 +241,7 @@ mod tests {
     use super::*;
 
     fn sampling(ratio: f64, errors_per_second: u32) -> Sampling {
-        Sampling::new(&policy::Traces { ratio, errors_per_second })
+        Sampling::new(&Traces { ratio, errors_per_second })
     }
 
     fn samples(sampling: &Sampling, parent: Option<bool>, attributes: &[KeyValue]) -> bool {
@@ -189,7 +261,7 @@ mod tests {
         let none = sampling(0.0, 0);
         assert_eq!([Some(true), Some(false), None].map(|parent| samples(&none, parent, &[])), [true, false, false]);
         let all = none.clone();
-        all.set(&policy::Traces { ratio: 1.0, errors_per_second: 0 });
+        all.set(&Traces { ratio: 1.0, errors_per_second: 0 });
         assert_eq!([Some(true), Some(false), None].map(|parent| samples(&none, parent, &[])), [true, false, true]);
     }
 

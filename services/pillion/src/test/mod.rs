@@ -1,9 +1,9 @@
-//! `pillion test`: the cases that stand beside profiles, each decided as an API server would have it decided.
+//! `pillion test`: runs the test cases beside profiles, each decided as in an API server.
 //!
-//! * [`folders`]: which folders of profiles the paths name.
-//! * [`suite`]: a folder's profiles and cases, read and run.
-//! * [`report`]: what came of them, for people and for programs; [`junit`]: for build servers.
-//! * [`update`]: what is becomes what is expected.
+//! * [`folders`]: finds the folders of profiles below the given paths.
+//! * [`suite`]: reads and runs the profiles and cases of a folder.
+//! * [`report`]: results for people and programs; [`junit`]: for build servers.
+//! * [`update`]: replaces expected results by actual ones.
 
 mod folders;
 mod junit;

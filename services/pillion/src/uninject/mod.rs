@@ -1,5 +1,5 @@
-//! `pillion uninject`: takes out of manifests what was injected into their pods, by the record that injection left on them.
-//! No profile is needed: what was there before stands in the record.
+//! `pillion uninject`: removes injected parts from manifests by the injection record in their pods. It needs no
+//! profile, because the record holds the previous state.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

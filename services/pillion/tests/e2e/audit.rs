@@ -12,9 +12,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
+use pillion_control::LeaderContext;
+use pillion_control::Lookups;
+use pillion_control::Publisher;
+use pillion_control::Release;
 use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, Cause, Finding, Parts, Reads, State};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
-use pillion_control::{Leading, Lookups, Publisher, Release, revisions};
+use pillion_control::revisions;
 use pillion_engine::snapshot::Snapshot;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
@@ -64,8 +68,10 @@ impl Audit {
         tokio::spawn(watches.of_revisions().run(client.clone(), stop.clone()));
         let mut registry = Registry::default();
         let (sender, audited) = watch::channel(Audited::default());
-        let lookups =
-            Some(Lookups::new(client.clone(), pillion_control::lookups::Metrics::register(&mut Registry::default())));
+        let lookups = Some(Lookups::new(
+            client.clone(),
+            pillion_control::informer::lookups::Metrics::register(&mut Registry::default()),
+        ));
         let parts = Parts {
             published,
             status,
@@ -73,7 +79,7 @@ impl Audit {
             metrics: AuditMetrics::register(&mut registry, 10),
             audited: sender,
         };
-        let leading = Leading { client, release, stop: stop.clone() };
+        let leading = LeaderContext { client, release, stop: stop.clone() };
         let publishing = revisions::Settings::default();
         tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default()));
         tokio::spawn(audit::run(leading, parts, AuditSettings::default()));

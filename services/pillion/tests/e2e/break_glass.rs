@@ -11,7 +11,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use pillion_api::held;
 use pillion_api::names::INJECTION_GATE;
 use pillion_control::release::Release;
-use pillion_control::switch;
+use pillion_control::webhook_config::switch;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Isolation, Replica, eventually, isolated, tools};

@@ -17,13 +17,13 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use pillion_api::held;
 use pillion_api::profile::Operation;
 use pillion_api::webhook_configuration::Validated;
-use pillion_control::configuration::{
+use pillion_control::certificates::rotation::{Configuration, Generation};
+use pillion_control::held::{HeldMetrics, PolicySettings, policies};
+use pillion_control::leader::LeaderContext;
+use pillion_control::release::Release;
+use pillion_control::webhook_config::{
     self, Live, Rules, Settings, Target, WriteError, claim, managers, observe, settings_of, write,
 };
-use pillion_control::held::{HeldMetrics, PolicySettings, policies};
-use pillion_control::leading::Leading;
-use pillion_control::release::Release;
-use pillion_control::rotation::{Configuration, Generation};
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, TestCa, eventually, isolated};
 use prometheus_client::registry::Registry;
@@ -258,8 +258,8 @@ fn who_is_behind_loses_by_conflict() {
             matches!(&refused, Err(WriteError::Stranger(owner)) if owner == "pillion-system/pillion"),
             "{refused:?}"
         );
-        ensure!(!configuration::remove(&client, &other).await?);
-        ensure!(configuration::remove(&client, &release).await?);
+        ensure!(!webhook_config::remove(&client, &other).await?);
+        ensure!(webhook_config::remove(&client, &release).await?);
         ensure!(observe(&client, &release, false).await? == Live::default());
         Ok(())
     });
@@ -307,7 +307,8 @@ fn what_belonged_to_a_namespace_that_is_gone_belongs_to_the_one_that_has_its_nam
         let target = target(&release()?, &TestCa::new()?, 3);
         let kept = Kept::filled(at_once(), &target).await?;
         let client = kept.control_plane.client();
-        let leading = Leading { client: client.clone(), release: Arc::clone(&kept.release), stop: kept.stop.clone() };
+        let leading =
+            LeaderContext { client: client.clone(), release: Arc::clone(&kept.release), stop: kept.stop.clone() };
         let settings = PolicySettings::new(held::Settings::new("pillion", NAMESPACE));
         let metrics = HeldMetrics::register(&mut Registry::default());
         let (_wanted, wanted) = watch::channel(Some(true));

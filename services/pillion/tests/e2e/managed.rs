@@ -259,7 +259,7 @@ pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Re
 
 /// The Service in front of the canary. Its endpoints are the leader's affair.
 async fn canary_service(client: &kube::Client) -> Result<()> {
-    let service = pillion_control::canary::service(&Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?)?;
+    let service = pillion_control::trust_probe::service(&Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?)?;
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     services.patch(&format!("{RELEASE}-canary"), &PatchParams::apply("test"), &Patch::Apply(&service)).await?;
     Ok(())

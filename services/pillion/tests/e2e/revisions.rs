@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use kube::Client;
 use pillion_api::webhook_configuration;
-use pillion_control::leading::Leading;
+use pillion_control::informer::share;
+use pillion_control::leader::LeaderContext;
 use pillion_control::release::Release;
 use pillion_control::revisions::{self, Metrics, Settings};
-use pillion_control::share;
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
@@ -33,7 +33,7 @@ impl Leader {
 
     fn begin_with(client: Client, memory: share::Limits) -> Result<Self> {
         let stop = CancellationToken::new();
-        let leading = Leading {
+        let leading = LeaderContext {
             client,
             release: Arc::new(Release::new("pillion", "pillion-system", "cluster.local")?),
             stop: stop.clone(),

@@ -12,9 +12,11 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{Api, DeleteParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
 use pillion_control::Release;
-use pillion_control::authority::{AuthoritySecret, Known, LeafMaterial, Lifetimes, Making, SystemRandomness};
+use pillion_control::certificates::authority::{
+    AuthoritySecret, Known, LeafMaterial, Lifetimes, Making, SystemRandomness,
+};
+use pillion_control::certificates::rotation::{Generation, Phase, Record};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
-use pillion_control::rotation::{Generation, Phase, Record};
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::replica::WEBHOOK_PORT;
 use pillion_testkit::{

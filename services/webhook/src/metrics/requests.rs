@@ -1,4 +1,4 @@
-//! Requests: how many ended how, and how long they took.
+//! Counts and durations of requests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::histogram::Exemplar;
 use super::{Histogram, RequestOutcome};
+use crate::histogram::Exemplar;
 
 /// Nanoseconds. A decision takes some 30 us; the API server waits up to 30 s.
 const DURATION_BUCKETS: [u64; 15] = [

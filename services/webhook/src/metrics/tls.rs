@@ -1,4 +1,4 @@
-//! Connections, their handshakes, and the certificate that they are answered with.
+//! Metrics of connections, handshakes and the serving certificate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
-use super::Histogram;
+use crate::histogram::Histogram;
 use crate::tls::ServingCertificate;
 use crate::transport::TransportMetrics;
 

@@ -1,4 +1,4 @@
-//! What is measured of overload.
+//! Metrics of overload.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -7,9 +7,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::Shed;
-use crate::metrics::Histogram;
+use crate::histogram::Histogram;
 
-/// Nanoseconds, 100 us to 10 s. A turn comes within a few decisions of some 50 us, unless there is more to do than can be
+/// Nanoseconds, 100 us to 10 s. A permit comes within a few decisions of some 50 us, unless there is more to do than can be
 /// done.
 const WAIT_BUCKETS: [u64; 6] = [100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
 
@@ -27,20 +27,20 @@ struct SizeLabel {
 #[derive(Clone, Debug)]
 pub struct OverloadMetrics {
     shed: [Counter; Shed::ALL.len()],
-    pub(super) small: LaneMetrics,
-    pub(super) large: LaneMetrics,
+    pub(super) small: QueueMetrics,
+    pub(super) large: QueueMetrics,
 }
 
-/// The metrics of one lane.
+/// The metrics of one queue.
 #[derive(Clone, Debug)]
-pub(super) struct LaneMetrics {
-    /// Requests that wait for their turn.
+pub(super) struct QueueMetrics {
+    /// Requests that wait for a permit.
     pub(super) queued: Gauge,
-    /// How long those waited that had to, whether they got their turn or not.
+    /// How long requests waited that had to, whether they got a permit or not.
     pub(super) waited: Histogram,
 }
 
-impl LaneMetrics {
+impl QueueMetrics {
     /// Metrics that nobody reads.
     pub(super) fn unregistered() -> Self {
         Self { queued: Gauge::default(), waited: Histogram::seconds(&WAIT_BUCKETS) }
@@ -66,11 +66,11 @@ impl OverloadMetrics {
             "How long requests waited for their turn to be decided, in seconds; only those that had to wait",
             waited.clone(),
         );
-        let lane = |size| LaneMetrics {
+        let queue = |size| QueueMetrics {
             queued: queued.get_or_create_owned(&SizeLabel { size }),
             waited: waited.get_or_create_owned(&SizeLabel { size }),
         };
-        Self { shed, small: lane("small"), large: lane("large") }
+        Self { shed, small: queue("small"), large: queue("large") }
     }
 
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]

@@ -1,14 +1,15 @@
-//! What happens when more is asked than can be answered: every wait is bounded, whoever waits does so in a fair order,
-//! and whoever cannot be answered in time hears it at once.
+//! Sheds load fairly: every wait is bounded, queues are fair between tenants, and a request that cannot be answered in
+//! time is rejected at once.
 //!
-//! In the order in which a request meets them: its `deadline`, the bound of `unfinished` bodies, a place `in_flight`, its
-//! `tenant`, and a turn to be decided in one of two `lane`s, over a `fair` queue. Why one was turned away is a [`Shed`].
+//! A request passes these parts in order: its `deadline`, the bound of `unfinished` bodies, a permit of those
+//! `in_flight`, its `tenant`, and a permit to compute from one of two `decision_queue`s, each with a `fair` queue. A rejected
+//! request has a [`Shed`] as its reason.
 
-mod apart;
+mod large_bodies;
 mod deadline;
 mod fair;
 mod in_flight;
-mod lane;
+mod decision_queue;
 mod metrics;
 mod shed;
 mod tenant;
@@ -24,13 +25,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::timeout_at;
 
 use crate::budget::SMALL;
-use apart::Apart;
-pub(crate) use apart::Panicked;
 pub(crate) use deadline::Deadline;
-pub(crate) use in_flight::Place;
-use in_flight::Places;
-use lane::Lane;
-pub(crate) use lane::Turn;
+use decision_queue::DecisionQueue;
+pub(crate) use decision_queue::Permit;
+pub(crate) use in_flight::RequestPermit;
+use in_flight::RequestPermits;
+use large_bodies::LargeBodyPool;
+pub(crate) use large_bodies::Panicked;
 pub use metrics::OverloadMetrics;
 pub use shed::Shed;
 pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, UnfinishedBodies};
@@ -57,11 +58,11 @@ pub struct OverloadSettings {
     /// How many of these may come from one client address: 256. An API server has 200 changing requests at one time unless
     /// told otherwise, and their bodies arrive within milliseconds.
     pub max_unfinished_per_address: usize,
-    /// Requests with a body of at most 128 KiB that wait for their turn at one time: 512.
+    /// Requests with a body of at most 128 KiB that wait for a permit at one time: 512.
     pub max_queued: usize,
     /// How many of these may be of one namespace: 128.
     pub max_queued_per_tenant: usize,
-    /// Requests with a larger body that wait for their turn at one time: 16.
+    /// Requests with a larger body that wait for a permit at one time: 16.
     pub max_queued_large: usize,
     /// How many of these may be of one namespace: 4.
     pub max_queued_large_per_tenant: usize,
@@ -99,13 +100,13 @@ impl Default for OverloadSettings {
 #[derive(Debug)]
 pub(crate) struct Overload {
     settings: OverloadSettings,
-    places: Places,
-    small: Arc<Lane>,
-    large: Arc<Lane>,
-    apart: Apart,
+    request_permits: RequestPermits,
+    small: Arc<DecisionQueue>,
+    large: Arc<DecisionQueue>,
+    large_bodies: LargeBodyPool,
     /// Reviews of profiles, by client address.
-    profiles: Arc<Lane>,
-    profile_thread: Apart,
+    profiles: Arc<DecisionQueue>,
+    profile_thread: LargeBodyPool,
     metrics: OverloadMetrics,
     /// Nobody outside can make two namespaces share a class.
     keys: RandomState,
@@ -113,9 +114,9 @@ pub(crate) struct Overload {
 
 impl Overload {
     pub(crate) fn new(settings: OverloadSettings, in_flight: Gauge, metrics: OverloadMetrics) -> Self {
-        let places = Places::new(settings.max_in_flight, in_flight);
+        let request_permits = RequestPermits::new(settings.max_in_flight, in_flight);
         let workers = settings.workers.unwrap_or_else(workers).max(1);
-        let small = lane::Bounds {
+        let small = decision_queue::Bounds {
             slots: workers,
             unqueued: settings.unqueued_per_worker.saturating_mul(workers),
             queue: fair::Bounds {
@@ -126,7 +127,7 @@ impl Overload {
             },
         };
         let threads = (workers / 2).max(1);
-        let large = lane::Bounds {
+        let large = decision_queue::Bounds {
             slots: threads,
             unqueued: 0,
             queue: fair::Bounds {
@@ -135,7 +136,7 @@ impl Overload {
                 quantum: SMALL as u64,
             },
         };
-        let profiles = lane::Bounds {
+        let profiles = decision_queue::Bounds {
             slots: 1,
             unqueued: 0,
             queue: fair::Bounds {
@@ -144,17 +145,18 @@ impl Overload {
                 quantum: BASE_COST,
             },
         };
-        let profiles = Lane::new(&profiles, metrics::LaneMetrics::unregistered());
-        let small = Lane::new(&small, metrics.small.clone());
-        let large = Lane::new(&large, metrics.large.clone());
-        let (apart, profile_thread) = (Apart::new("pillion-large", threads), Apart::new("pillion-profile", 1));
+        let profiles = DecisionQueue::new(&profiles, metrics::QueueMetrics::unregistered());
+        let small = DecisionQueue::new(&small, metrics.small.clone());
+        let large = DecisionQueue::new(&large, metrics.large.clone());
+        let (large_bodies, profile_thread) =
+            (LargeBodyPool::new("pillion-large", threads), LargeBodyPool::new("pillion-profile", 1));
         let keys = RandomState::new();
-        Self { settings, places, small, large, apart, profiles, profile_thread, metrics, keys }
+        Self { settings, request_permits, small, large, large_bodies, profiles, profile_thread, metrics, keys }
     }
 
-    /// A place for a request, if there is one.
-    pub(crate) fn place(&self) -> Option<Place<'_>> {
-        self.places.take()
+    /// Returns a permit for a request whose body has arrived, or none if all are taken.
+    pub(crate) fn request_permit(&self) -> Option<RequestPermit<'_>> {
+        self.request_permits.take()
     }
 
     /// When a request has to be answered whose head has just come.
@@ -162,33 +164,33 @@ impl Overload {
         Deadline::of(query, &self.settings)
     }
 
-    /// A turn to decide the request with this body, large or not. It waits for it no longer than to the deadline.
-    pub(crate) async fn turn(&self, body: &Bytes, deadline: Deadline) -> Result<Turn, Shed> {
+    /// Waits for a permit to decide the request with this body, until the deadline.
+    pub(crate) async fn permit(&self, body: &Bytes, deadline: Deadline) -> Result<Permit, Shed> {
         if deadline.has_passed() {
             return Err(Shed::Deadline);
         }
-        let lane = if is_large(body) { &self.large } else { &self.small };
-        if let Some(turn) = lane.unqueued() {
-            return Ok(turn);
+        let queue = if is_large(body) { &self.large } else { &self.small };
+        if let Some(permit) = queue.unqueued() {
+            return Ok(permit);
         }
         let class = tenant::class(&self.keys, body);
         // Elsewhere in memory, as it is seldom needed: a request that does not wait is not made larger by it.
-        Box::pin(lane.queued(class, BASE_COST + body.len() as u64, deadline)).await
+        Box::pin(queue.queued(class, BASE_COST + body.len() as u64, deadline)).await
     }
 
-    /// Computes on a thread for large bodies. Whoever calls it has a turn.
+    /// Computes on a thread for large bodies. The caller holds a permit.
     ///
     /// # Errors
     /// It panicked.
-    pub(crate) async fn apart<T: Send + 'static>(
+    pub(crate) async fn offload<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Panicked> {
-        self.apart.run(work).await
+        self.large_bodies.run(work).await
     }
 
-    /// Computes on the thread for profiles, when it is this client's turn. Work that takes longer than to the deadline is not
-    /// waited for, and keeps its turn until it is done.
+    /// Computes on the thread for profiles, in an order that is fair between clients. Work that takes longer than the
+    /// deadline keeps its permit until it is done, but the caller does not wait for it.
     pub(crate) async fn review_profile<T: Send + 'static>(
         &self,
         client: IpAddr,
@@ -196,13 +198,13 @@ impl Overload {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Result<T, Panicked>, Shed> {
         let class = self.keys.hash_one(client);
-        let turn = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
+        let permit = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
             // Its classes are no tenants.
             Shed::TenantQueueFull => Shed::QueueFull,
             shed => shed,
         })?;
         let work = move || {
-            let _turn = turn;
+            let _permit = permit;
             work()
         };
         timeout_at(deadline.0, self.profile_thread.run(work)).await.map_err(|_| Shed::Deadline)
@@ -255,9 +257,9 @@ mod tests {
         }
         // Pods of any size are decided meanwhile; the next profile waits, and not for ever.
         for size in [10, 2 * SMALL] {
-            let turn = overload.turn(&Bytes::from(vec![b' '; size]), far).await.unwrap();
-            assert_eq!(overload.apart(|| 7).await.unwrap(), 7);
-            drop(turn);
+            let permit = overload.permit(&Bytes::from(vec![b' '; size]), far).await.unwrap();
+            assert_eq!(overload.offload(|| 7).await.unwrap(), 7);
+            drop(permit);
         }
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         let other = IpAddr::from([192, 0, 2, 2]);

@@ -1,4 +1,4 @@
-//! Why a request was turned away although nothing is wrong with it.
+//! The reasons for which a valid request is rejected.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ pub enum Shed {
     InFlight,
     /// Its body had been arriving for longer than any other, and there were too many that had not arrived.
     Unfinished,
-    /// As many requests wait for their turn as may.
+    /// The queue for permits is full.
     QueueFull,
-    /// As many requests of its namespace wait for their turn as may.
+    /// The queue of its namespace is full.
     TenantQueueFull,
-    /// Its deadline passed before it was its turn.
+    /// Its deadline passed before it got a permit.
     Deadline,
     /// The bodies of all requests take as much memory as they may.
     NoMemory,

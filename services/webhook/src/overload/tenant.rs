@@ -1,8 +1,8 @@
-//! Whose request it is, before it is read: the namespace, found by a glance at the first bytes of the body.
+//! Peeks the namespace of a request from the first bytes of its body, before the body is parsed.
 //!
-//! The API server writes `request.namespace` before the object, so a few hundred bytes tell it. The glance decides nothing
-//! but in which class a request waits. It knows JSON only as far as it takes not to mistake a text inside the object, or
-//! inside a string, for the field; and what does not look as the API server writes it belongs to nobody.
+//! The API server writes `request.namespace` before the object, so a few hundred bytes suffice. The result decides only
+//! in which class a request waits. The peek knows enough JSON not to mistake a text inside the object or a string for
+//! the field. A body that does not look like the API server's belongs to no namespace.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -16,16 +16,16 @@ pub(crate) fn class(keys: &RandomState, body: &[u8]) -> u64 {
 
 /// The text at `/request/namespace`, if it stands there plainly within the window.
 pub(super) fn namespace(body: &[u8]) -> Option<&[u8]> {
-    let mut glance = Glance(body.get(..WINDOW).unwrap_or(body));
+    let mut glance = EnvelopePeek(body.get(..WINDOW).unwrap_or(body));
     glance.member(b"request")?;
     glance.member(b"namespace")?;
     glance.plain_string()
 }
 
 /// What is left to be looked at. Each step takes bytes off its front, or ends it all.
-struct Glance<'b>(&'b [u8]);
+struct EnvelopePeek<'b>(&'b [u8]);
 
-impl<'b> Glance<'b> {
+impl<'b> EnvelopePeek<'b> {
     /// Enters the object that comes next, and goes to the value of this member of it.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;

@@ -11,11 +11,12 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{Profile, RevisionObject, Seen};
-use crate::cache_metrics::{CacheMetrics, Kind};
-use crate::change::Change;
-use crate::profiles::{self, StoredProfile};
-use crate::served::read_status;
-use crate::watch::{self, PROFILES_A_PAGE, changes, config};
+use crate::client::config;
+use crate::informer::cache_metrics::{CacheMetrics, Kind};
+use crate::informer::change::Change;
+use crate::informer::profiles::{self, StoredProfile};
+use crate::informer::served::read_status;
+use crate::informer::watch::{self, PROFILES_A_PAGE, changes};
 
 /// The watches.
 pub(in crate::revisions) fn seen(

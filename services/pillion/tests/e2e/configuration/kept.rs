@@ -8,10 +8,10 @@ use futures::FutureExt;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, Patch, PatchParams};
-use pillion_control::configuration::{Keeper, Live, Metrics, Settings, Target, observe};
-use pillion_control::leading::Leading;
+use pillion_control::leader::LeaderContext;
 use pillion_control::release::Release;
-use pillion_control::switch;
+use pillion_control::webhook_config::switch;
+use pillion_control::webhook_config::{Keeper, Live, Metrics, Settings, Target, observe};
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, eventually};
 use prometheus_client::registry::Registry;
@@ -53,7 +53,7 @@ impl Kept {
         let mut registry = Registry::default();
         let (keeper, _) = Keeper::new(settings, Metrics::register(&mut registry), receiver, confirm);
         let (client, stop) = (control_plane.client(), CancellationToken::new());
-        let leading = Leading { client, release: Arc::clone(&release), stop: stop.clone() };
+        let leading = LeaderContext { client, release: Arc::clone(&release), stop: stop.clone() };
         let keeping = tokio::spawn(keeper.run(leading));
         Self { control_plane, release, target, confirmed, registry, stop, keeping }
     }

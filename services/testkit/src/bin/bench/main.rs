@@ -1,23 +1,23 @@
-//! The benchmark: what a request costs the webhook, beside the least that a server of its kind can cost, in one run.
+//! The benchmark: measures what a request costs the webhook, beside the least that a server of its kind can cost, in
+//! one run.
 //!
 //! ```text
 //! cargo build --release -p pillion -p pillion-testkit && cargo build --release -p pillion-engine --example instructions
 //! target/release/bench [--quick]
 //! ```
 //!
-//! Figures for people come first; the last line is one JSON object for programs. docs/benchmarks.md says what each figure
-//! means. Everything stays on this machine's loopback.
+//! It prints figures for people first; the last line is one JSON object for programs. docs/benchmarks.md explains each
+//! figure. All traffic stays on the machine's loopback.
 
-mod client;
-mod gates;
-mod instructions;
-mod load;
 mod machine;
-mod memory;
+mod load;
 mod profiles;
-mod report;
-mod rounds;
+mod instructions;
 mod server;
+mod client;
+mod memory;
+mod rounds;
+mod report;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

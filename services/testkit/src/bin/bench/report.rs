@@ -1,14 +1,13 @@
-//! What came of it: a table for people, and a line of JSON for programs.
+//! The result: a table for people, a line of JSON for programs, and the limits that a release must stay within.
 
 use std::fmt::Write;
 
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::gates::Gate;
 use crate::instructions::Counts;
 use crate::memory::{FULL, Memory};
-use crate::rounds::{Sample, Work, Works};
+use crate::rounds::{Sample, Work, Works, median};
 
 /// The line for programs. The names are a contract; docs/benchmarks.md says what they mean.
 #[derive(Clone, Debug, Serialize)]
@@ -31,6 +30,35 @@ pub(crate) struct Report {
     pub(crate) rss_anon_full_mib: f64,
     pub(crate) ratio_rss_idle: f64,
     pub(crate) ratio_rss_full: f64,
+}
+
+/// A figure and its limit. A release must stay within it. Latency has no limit, because it depends on the machine as much as on the
+/// program.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Gate {
+    /// The figure's key in the line of JSON.
+    pub(crate) name: &'static str,
+    pub(crate) limit: f64,
+    pub(crate) value: f64,
+}
+
+impl Report {
+    /// All of them, with what they are now.
+    pub(crate) fn gates(&self) -> [Gate; 4] {
+        [
+            Gate { name: "ratio_one", limit: 3.0, value: self.ratio_one },
+            Gate { name: "ratio_three", limit: 6.0, value: self.ratio_three },
+            Gate { name: "rss_anon_idle_mib", limit: 16.0, value: self.rss_anon_idle_mib },
+            Gate { name: "rss_anon_full_mib", limit: 48.0, value: self.rss_anon_full_mib },
+        ]
+    }
+
+    /// Those that are broken, as a sentence; `None` if all hold.
+    pub(crate) fn broken(&self) -> Option<String> {
+        let told = |gate: &Gate| format!("{} is {} and may be {} at most", gate.name, gate.value, gate.limit);
+        let broken: Vec<_> = self.gates().iter().filter(|gate| gate.value > gate.limit).map(told).collect();
+        (!broken.is_empty()).then(|| broken.join("; "))
+    }
 }
 
 /// What the clients saw: at full load, and at a quarter of it.
@@ -185,17 +213,6 @@ fn ratios(samples: &[Sample], floor: &[Sample]) -> impl Iterator<Item = f64> {
     samples.iter().zip(floor).map(|(sample, floor)| sample.us / floor.us)
 }
 
-/// The middle of the values, or the mean of the two in the middle.
-pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut sorted: Vec<_> = values.collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let upper = *sorted.get(sorted.len() / 2)?;
-    if sorted.len() % 2 == 1 {
-        return Some(upper);
-    }
-    sorted.get(sorted.len() / 2 - 1).map(|lower| f64::midpoint(*lower, upper))
-}
-
 /// From the least to the most.
 fn spread(values: impl Iterator<Item = f64>) -> String {
     let (least, most) =
@@ -263,5 +280,17 @@ pub(crate) mod tests {
     fn the_median_of_an_even_number_is_between_two() {
         assert_eq!(median([4.0, 1.0, 3.0, 2.0].into_iter()), Some(2.5));
         assert_eq!(median(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn a_gate_holds_at_its_limit_and_is_broken_above() {
+        let mut report = report();
+        assert_eq!(report.broken(), None);
+        report.ratio_one = 3.0;
+        assert_eq!(report.broken(), None);
+        report.ratio_one = 3.01;
+        report.rss_anon_full_mib = 50.0;
+        let told = "ratio_one is 3.01 and may be 3 at most; rss_anon_full_mib is 50 and may be 48 at most";
+        assert_eq!(report.broken().as_deref(), Some(told));
     }
 }

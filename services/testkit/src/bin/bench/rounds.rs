@@ -10,7 +10,6 @@ use crate::client::expect_containers;
 use crate::load::{Load, Seen};
 use crate::machine::Machine;
 use crate::profiles::{self, NAMESPACE, ProfileText};
-use crate::report::median;
 use crate::server::{Dev, Server};
 
 /// Worker threads of each server: as many as its one core can run.
@@ -139,4 +138,15 @@ async fn sample(
     let seen = Load { url: &server.url(), body, requests, connections, rate, log }.run(machine).await?;
     let used = server.processor_time()?.saturating_sub(before);
     Ok(Sample { us: used.as_secs_f64() * 1e6 / f64::from(requests), seen })
+}
+
+/// The middle of the values, or the mean of the two in the middle.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<_> = values.collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    if sorted.len() % 2 == 1 {
+        return Some(upper);
+    }
+    sorted.get(sorted.len() / 2 - 1).map(|lower| f64::midpoint(*lower, upper))
 }

@@ -1,0 +1,366 @@
+//! The Secret with the authorities and the record of the rotation.
+//!
+//! # Format 1
+//! Frozen: a release that is older than the one that wrote it has to read it, so a newer one may add data keys and fields
+//! of the record, and never change or leave out these. An older release that writes drops what it does not know.
+//!
+//! | data key | what it is |
+//! |---|---|
+//! | `format` | `1` |
+//! | `record` | [`Record`], JSON |
+//! | `authority-N.crt` | the certificate of authority N, PEM: those of the record, and a few retired ones, for who asks later |
+//! | `authority-N.key` | its key, PKCS #8, PEM: only where the record says that there is one |
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::ObjectMeta;
+use rcgen::{KeyPair, PublicKeyData};
+use rustls_pki_types::CertificateDer;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::certificates;
+use super::make::{LeafMaterial, MakeError, Making};
+use super::{AuthorityMaterial, MAX_EPOCH, PrivateKey, identity, pem};
+use crate::certificates::rotation::{Authority, Generation, Phase, Record, Stored};
+use crate::release::Release;
+
+const FORMAT: &str = "format";
+const FORMAT_1: &str = "1";
+const RECORD: &str = "record";
+
+/// How many retired certificates are kept.
+const RETIRED: usize = 4;
+
+/// What the Secret holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthoritySecret {
+    /// The record with the material of its authorities.
+    pub stored: Stored<Known>,
+    /// The highest number that anything in it has, also if it is corrupt.
+    pub highest: Option<Generation>,
+    /// What is wrong with it, if it is corrupt.
+    pub fault: Option<Fault>,
+    /// The certificates that can be read, if it is corrupt.
+    legible: BTreeMap<Generation, CertificateDer<'static>>,
+}
+
+/// What is wrong with the Secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It is of another format.
+    #[error("its format is not {FORMAT_1}")]
+    Format,
+    /// The record is missing, or cannot be read.
+    #[error("its record cannot be read: {0}")]
+    Record(String),
+    /// The record contradicts itself.
+    #[error("its record contradicts itself: {0}")]
+    Contradiction(&'static str),
+    /// A certificate is missing, or is not the one that the record speaks of.
+    #[error("the certificate of authority {} {what}", .of.0)]
+    Certificate {
+        /// Whose.
+        of: Generation,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// A key is missing, or does not belong to the certificate.
+    #[error("the key of authority {} {what}", .of.0)]
+    Key {
+        /// Whose.
+        of: Generation,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+}
+
+/// There is no material of an authority that the record wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no certificate, or no key, of authority {}", (.0).0)]
+pub struct MissingAuthority(pub Generation);
+
+/// The record with the material of its authorities.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    record: Record,
+    active: Option<AuthorityMaterial>,
+    next: Option<AuthorityMaterial>,
+    /// Not more than [`RETIRED`].
+    retired: BTreeMap<Generation, CertificateDer<'static>>,
+}
+
+impl AuthoritySecret {
+    /// Reads the Secret; `None` if there is none.
+    #[must_use]
+    pub fn read(secret: Option<&Secret>, release: &Release) -> Self {
+        let Some(secret) = secret else {
+            return Self { stored: Stored::Missing, highest: None, fault: None, legible: BTreeMap::new() };
+        };
+        let none = BTreeMap::new();
+        let data = secret.data.as_ref().unwrap_or(&none);
+        let legible: BTreeMap<_, _> = data.iter().filter_map(|(key, value)| legible(key, &value.0, release)).collect();
+        let record = record(data);
+        let recorded = record.iter().flat_map(|record| [record.active, record.next]).flatten();
+        let recorded = recorded.map(|authority| authority.generation).filter(is_possible);
+        let named = data.keys().filter_map(|key| numbered(key, ".crt"));
+        let highest = recorded.chain(named).chain(legible.keys().copied()).max();
+        match record.and_then(|record| Known::read(record, data, &legible)) {
+            Ok(known) => Self { stored: Stored::Is(known), highest, fault: None, legible: BTreeMap::new() },
+            Err(fault) => Self { stored: Stored::Corrupt, highest, fault: Some(fault), legible },
+        }
+    }
+
+    /// The record alone, as the rotation observes it.
+    #[must_use]
+    pub fn record(&self) -> Stored<Record> {
+        match &self.stored {
+            Stored::Missing => Stored::Missing,
+            Stored::Corrupt => Stored::Corrupt,
+            Stored::Is(known) => Stored::Is(known.record.clone()),
+        }
+    }
+
+    /// What is to be written for this record: see [`Known::with`].
+    ///
+    /// # Errors
+    /// As [`Known::with`].
+    pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<Known, MissingAuthority> {
+        let known = self.stored.get();
+        let authorities = known.into_iter().flat_map(Known::authorities).cloned();
+        let retired = known.map_or(&self.legible, |known| &known.retired);
+        Known::assemble(record, &authorities.chain(fresh).collect::<Vec<_>>(), retired.clone())
+    }
+}
+
+impl Known {
+    /// The record.
+    #[must_use]
+    pub const fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The record's authorities, the active one first.
+    pub fn authorities(&self) -> impl Iterator<Item = &AuthorityMaterial> {
+        self.active.iter().chain(&self.next)
+    }
+
+    /// One of the record's authorities.
+    #[must_use]
+    pub fn authority(&self, generation: Generation) -> Option<&AuthorityMaterial> {
+        self.authorities().find(|authority| authority.facts.generation == generation)
+    }
+
+    /// Whose certificate this is, to the byte. Retired authorities do not count.
+    #[must_use]
+    pub fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
+        let mut authorities = self.authorities();
+        authorities.find(|known| known.certificate == *certificate).map(|known| known.facts.generation)
+    }
+
+    /// What is to be written for this record: its authorities from here, and the fresh one, which may be none of it if it
+    /// is not needed. Keys that the record does not have any more are dropped; authorities that it does not have any more
+    /// are retired: the certificates of the last few are kept.
+    ///
+    /// # Errors
+    /// There is no certificate of an authority that the record has, or no key where the record has one.
+    pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<Self, MissingAuthority> {
+        let authorities: Vec<_> = self.authorities().cloned().chain(fresh).collect();
+        Self::assemble(record, &authorities, self.retired.clone())
+    }
+
+    /// Signs a leaf for these names, the first of which is the API server's own.
+    ///
+    /// # Errors
+    /// There is no such authority, it has no key, or what comes of it would not be trusted.
+    pub fn sign(
+        &self,
+        signer: Generation,
+        names: &[String],
+        making: &mut Making<'_>,
+    ) -> Result<LeafMaterial, MakeError> {
+        making.leaf(self.authority(signer).ok_or(MakeError::NoAuthority(signer))?, names)
+    }
+
+    /// All data of the Secret.
+    ///
+    /// # Errors
+    /// The record makes no JSON: a fault of this program.
+    pub fn data(&self) -> Result<BTreeMap<String, ByteString>, serde_json::Error> {
+        let mut data = BTreeMap::new();
+        let mut put = |key: String, value: String| data.insert(key, ByteString(value.into_bytes()));
+        put(FORMAT.to_owned(), FORMAT_1.to_owned());
+        put(RECORD.to_owned(), serde_json::to_string(&self.record)?);
+        for (generation, certificate) in &self.retired {
+            put(certificate_key(*generation), pem(certificate));
+        }
+        for authority in self.authorities() {
+            let generation = authority.facts.generation;
+            put(certificate_key(generation), authority.pem());
+            if let Some(key) = &authority.key {
+                put(private_key(generation), key.0.clone());
+            }
+        }
+        Ok(data)
+    }
+
+    /// The Secret to be written: a new one, or the one that is there with other data, so that its `resourceVersion` guards
+    /// the write.
+    ///
+    /// # Errors
+    /// As [`Known::data`].
+    pub fn secret(&self, release: &Release, existing: Option<&Secret>) -> Result<Secret, serde_json::Error> {
+        let fresh = || Secret {
+            metadata: ObjectMeta {
+                name: Some(release.authority_secret()),
+                namespace: Some(release.namespace().to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Secret::default()
+        };
+        let mut secret = existing.cloned().unwrap_or_else(fresh);
+        secret.data = Some(self.data()?);
+        Ok(secret)
+    }
+
+    fn read(
+        record: Record,
+        data: &BTreeMap<String, ByteString>,
+        legible: &BTreeMap<Generation, CertificateDer<'static>>,
+    ) -> Result<Self, Fault> {
+        let material = |facts: Authority| {
+            let generation = facts.generation;
+            let wrong = |what| Fault::Certificate { of: generation, what };
+            let certificate = legible.get(&generation).ok_or_else(|| wrong("is missing, or cannot be read"))?.clone();
+            is_of(&certificate, facts).map_err(wrong)?;
+            let key = facts.has_key.then(|| {
+                let wrong = |what| Fault::Key { of: generation, what };
+                let text = data.get(&private_key(generation)).ok_or_else(|| wrong("is missing"))?;
+                let text = std::str::from_utf8(&text.0).map_err(|_| wrong("is no text"))?;
+                is_key_of(text, &certificate).map_err(wrong)?;
+                Ok(PrivateKey(text.to_owned()))
+            });
+            Ok(AuthorityMaterial { facts, key: key.transpose()?, certificate })
+        };
+        let active = record.active.map(material).transpose()?;
+        let next = record.next.map(material).transpose()?;
+        let recorded = |generation| {
+            [record.active, record.next].into_iter().flatten().any(|authority| authority.generation == generation)
+        };
+        let retired = legible.iter().filter(|(generation, _)| !recorded(**generation));
+        let retired = bounded(retired.map(|(generation, certificate)| (*generation, certificate.clone())).collect());
+        Ok(Self { record, active, next, retired })
+    }
+
+    fn assemble(
+        record: Record,
+        authorities: &[AuthorityMaterial],
+        mut retired: BTreeMap<Generation, CertificateDer<'static>>,
+    ) -> Result<Self, MissingAuthority> {
+        let material = |facts: Authority| {
+            let missing = MissingAuthority(facts.generation);
+            let mut of = authorities.iter().filter(|authority| authority.facts.generation == facts.generation);
+            let AuthorityMaterial { certificate, key, .. } = of.next_back().ok_or(missing)?.clone();
+            let key = if facts.has_key { Some(key.ok_or(missing)?) } else { None };
+            Ok(AuthorityMaterial { facts, certificate, key })
+        };
+        let (active, next) = (record.active.map(material).transpose()?, record.next.map(material).transpose()?);
+        for authority in authorities {
+            retired.insert(authority.facts.generation, authority.certificate.clone());
+        }
+        for current in active.iter().chain(&next) {
+            retired.remove(&current.facts.generation);
+        }
+        Ok(Self { record, active, next, retired: bounded(retired) })
+    }
+}
+
+/// The newest.
+fn bounded(
+    mut retired: BTreeMap<Generation, CertificateDer<'static>>,
+) -> BTreeMap<Generation, CertificateDer<'static>> {
+    while retired.len() > RETIRED {
+        retired.pop_first();
+    }
+    retired
+}
+
+fn certificate_key(Generation(number): Generation) -> String {
+    format!("authority-{number}.crt")
+}
+
+fn private_key(Generation(number): Generation) -> String {
+    format!("authority-{number}.key")
+}
+
+fn numbered(key: &str, suffix: &str) -> Option<Generation> {
+    identity::number_of(key.strip_prefix("authority-")?.strip_suffix(suffix)?)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "a filter passes references")]
+fn is_possible(generation: &Generation) -> bool {
+    generation.0 <= identity::MAX_GENERATION
+}
+
+/// A certificate with its number, if it is one of the release's, of that number, and whole.
+fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
+    let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
+    let [certificate] = certificates(text).try_into().ok()?;
+    let is_whole = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
+        // It signed itself: so no byte of it can be another than it was, but those that name the algorithm once more.
+        let is_signed = parsed.verify_signature(None).is_ok() && names_its_algorithm(&certificate, &parsed);
+        rest.is_empty() && parsed.is_ca() && is_signed
+    });
+    let is_it = is_whole && identity::claimed(release, &certificate) == Some(generation);
+    is_it.then_some((generation, certificate))
+}
+
+/// Whether the algorithm that stands behind what is signed stands in it too, to the byte.
+fn names_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
+    let signed: &[u8] = parsed.tbs_certificate.as_ref();
+    let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);
+    let behind = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
+    // Tag, length, content: of one byte of length, as algorithms are.
+    let algorithm = behind.get(1).and_then(|length| behind.get(..2 + usize::from(*length)));
+    algorithm.is_some_and(|algorithm| signed.windows(algorithm.len()).any(|bytes| bytes == algorithm))
+}
+
+fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, Fault> {
+    if data.get(FORMAT).is_none_or(|format| format.0 != FORMAT_1.as_bytes()) {
+        return Err(Fault::Format);
+    }
+    let text = data.get(RECORD).ok_or_else(|| Fault::Record("it is missing".to_owned()))?;
+    let record: Record = serde_json::from_slice(&text.0).map_err(|error| Fault::Record(error.to_string()))?;
+    let wrong = if record.epoch > MAX_EPOCH {
+        "the epoch is higher than it could have become"
+    } else if record.bundle_epoch > record.epoch || record.leaf_epoch > record.epoch {
+        "the bundle or the leaf is of an epoch that has not been yet"
+    } else if record.next.is_some() != (record.phase != Phase::Stable) {
+        "there is a next authority while stable, or none during a rotation"
+    } else if record.active.zip(record.next).is_some_and(|(active, next)| active.generation >= next.generation) {
+        "the next authority is not newer than the active one"
+    } else if ![record.active, record.next].iter().flatten().all(|authority| is_possible(&authority.generation)) {
+        "the number of an authority is higher than it could have become"
+    } else {
+        return Ok(record);
+    };
+    Err(Fault::Contradiction(wrong))
+}
+
+/// Whether the certificate is the one that the record speaks of.
+fn is_of(certificate: &CertificateDer<'_>, facts: Authority) -> Result<(), &'static str> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| "cannot be read")?;
+    let ends = parsed.validity().not_after.timestamp();
+    if ends == facts.not_after.as_second() { Ok(()) } else { Err("ends at another time than the record says") }
+}
+
+fn is_key_of(text: &str, certificate: &CertificateDer<'_>) -> Result<(), &'static str> {
+    let key = KeyPair::from_pem(text).map_err(|_| "cannot be read")?;
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| "has no certificate that can be read")?;
+    if key.subject_public_key_info() == parsed.public_key().raw {
+        Ok(())
+    } else {
+        Err("belongs to another certificate")
+    }
+}

@@ -1,0 +1,308 @@
+//! Checks whether the local clock and the API server's clock agree.
+//!
+//! Certificates are created and judged by the clock, so a clock that is wrong by years must do neither. The API server
+//! sends its time with every response (`Date`). A response is kept with the *monotonic* time of its arrival, so a step
+//! of the local clock is noticed at once. The median of several responses counts, so one API server of three with a
+//! wrong clock does not stop the others.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http::{HeaderMap, Request, header};
+use jiff::{SignedDuration, Timestamp};
+use kube::Client;
+use kube::client::Body;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// How the clocks are compared. All durations scale down for tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Clocks that differ by less agree.
+    pub tolerance: Duration,
+    /// How many answers count, the last ones.
+    pub answers: usize,
+    /// Answers that are older count no more.
+    pub max_age: Duration,
+    /// How often the API server is asked.
+    pub interval: Duration,
+    /// How long an answer may take. What took longer says little of what time it was.
+    pub timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            tolerance: Duration::from_mins(5),
+            answers: 5,
+            max_age: Duration::from_mins(10),
+            interval: Duration::from_secs(30),
+            timeout: Duration::from_secs(3),
+        }
+    }
+}
+
+/// The last answers.
+#[derive(Debug, Default)]
+struct Answers(VecDeque<Answer>);
+
+/// What time it was, and when that was said.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    date: Timestamp,
+    at: Instant,
+}
+
+/// The comparison of the two clocks. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    settings: Arc<Settings>,
+    answers: Arc<Mutex<Answers>>,
+    metrics: ClockMetrics,
+}
+
+/// What a clock says, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// What time it is, by this clock.
+    pub now: Timestamp,
+    /// The latest that it can be by a clock that agrees with this one.
+    pub latest: Timestamp,
+    /// Whether the API server's agrees with that very time.
+    pub agrees: bool,
+}
+
+/// Gauges of the comparison. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct ClockMetrics {
+    difference: Gauge<f64, AtomicU64>,
+    agrees: Gauge,
+}
+
+impl ClockMetrics {
+    /// Makes them and registers them with the prefix `pillion_controller`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let registry = registry.sub_registry_with_prefix("pillion_controller");
+        let text =
+            "How far this clock is ahead of the API server's, negative if it is behind; the median of the last answers";
+        registry.register_with_unit("clock_difference", text, Unit::Seconds, metrics.difference.clone());
+        let text =
+            "Whether this clock and the API server's agree. While they do not, or nobody knows, no certificate is made";
+        registry.register("clock_agrees", text, metrics.agrees.clone());
+        metrics
+    }
+}
+
+impl Answers {
+    fn add(&mut self, answer: Answer, settings: &Settings) {
+        self.0.push_back(answer);
+        while self.0.len() > settings.answers.max(1) {
+            self.0.pop_front();
+        }
+    }
+
+    /// How far `wall` is ahead of the API server, if it said anything lately.
+    fn difference(&self, wall: Timestamp, now: Instant, settings: &Settings) -> Option<SignedDuration> {
+        let ages = self.0.iter().map(|answer| (answer.date, now.saturating_duration_since(answer.at)));
+        let mut all: Vec<_> = ages
+            .filter(|(_, age)| *age < settings.max_age)
+            .filter_map(|(date, age)| Some(wall.duration_since(date.checked_add(age).ok()?)))
+            .collect();
+        all.sort_unstable();
+        // Of an even number, the worse one of the two in the middle.
+        let (low, high) = (all.get(all.len().saturating_sub(1) / 2)?, all.get(all.len() / 2)?);
+        Some(if low.abs() > high.abs() { *low } else { *high })
+    }
+}
+
+impl Clock {
+    /// One that knows nothing yet, and so does not agree.
+    #[must_use]
+    pub fn new(settings: Settings, metrics: ClockMetrics) -> Self {
+        Self { settings: Arc::new(settings), answers: Arc::default(), metrics }
+    }
+
+    /// Whether the clocks agree, now. They do not if the API server has not said anything for long.
+    #[must_use]
+    pub fn agrees(&self) -> bool {
+        self.read().agrees
+    }
+
+    /// What time it is, with whether it may be gone by. Whoever asked for the two one after the other could be told that they
+    /// agree after the clock was put right, and go by what it said before.
+    #[must_use]
+    pub fn read(&self) -> Reading {
+        let (now, at) = (Timestamp::now(), Instant::now());
+        let latest = now.checked_add(self.settings.tolerance).unwrap_or(now);
+        Reading { now, latest, agrees: self.at(now, at) }
+    }
+
+    /// How far this clock is ahead of the API server's, if that is known.
+    #[must_use]
+    pub fn difference(&self) -> Option<SignedDuration> {
+        self.lock().difference(Timestamp::now(), Instant::now(), &self.settings)
+    }
+
+    /// What time it is for the API server, as far as that is known: it is by that one that a certificate is valid or not. What
+    /// this clock says, while it is not known.
+    #[must_use]
+    pub fn api_servers(&self) -> Timestamp {
+        let (now, at) = (Timestamp::now(), Instant::now());
+        let difference = self.lock().difference(now, at, &self.settings).unwrap_or_default();
+        now.checked_sub(difference).unwrap_or(now)
+    }
+
+    fn at(&self, wall: Timestamp, now: Instant) -> bool {
+        let difference = self.lock().difference(wall, now, &self.settings);
+        let agrees = difference.is_some_and(|difference| difference.unsigned_abs() < self.settings.tolerance);
+        self.metrics.agrees.set(i64::from(agrees));
+        if let Some(difference) = difference {
+            self.metrics.difference.set(difference.as_secs_f64());
+        }
+        agrees
+    }
+
+    /// An answer of the API server's came between these two moments.
+    pub fn heard(&self, headers: &HeaderMap, sent: Instant, received: Instant) {
+        let Some(date) = headers.get(header::DATE).and_then(|date| date.to_str().ok()).and_then(date) else { return };
+        let at = sent + received.saturating_duration_since(sent) / 2;
+        self.lock().add(Answer { date, at }, &self.settings);
+    }
+
+    /// Asks the API server once.
+    ///
+    /// # Errors
+    /// It does not answer, or not in time. Any answer will do, also one that refuses.
+    pub async fn ask(&self, client: &Client) -> kube::Result<()> {
+        let request = Request::get("/version").body(Body::empty()).map_err(kube::Error::HttpError)?;
+        let sent = Instant::now();
+        let answer = timeout(self.settings.timeout, client.send(request)).await;
+        let response = answer.map_err(|_| kube::Error::Service("no answer in time".into()))??;
+        self.heard(response.headers(), sent, Instant::now());
+        Ok(())
+    }
+
+    /// Asks the API server again and again, until `stop`; and looks at the local clock.
+    pub async fn run(&self, client: Client, stop: CancellationToken) {
+        let asking = async {
+            let mut told = None;
+            loop {
+                if let Err(error) = self.ask(&client).await {
+                    warn!(%error, "the API server does not tell what time it is");
+                }
+                let agrees = self.agrees();
+                if told != Some(agrees) {
+                    let difference = self.difference().map(|difference| difference.as_secs());
+                    if agrees {
+                        info!(?difference, "this clock and the API server's agree");
+                    } else {
+                        warn!(?difference, "this clock and the API server's do not agree: no certificate is made");
+                    }
+                    told = Some(agrees);
+                }
+                // Until it is known, nothing that needs a time is done.
+                let known = self.difference().is_some();
+                sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST) }).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = asking => {}
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How often the API server is asked until it has answered once.
+const FIRST: Duration = Duration::from_secs(1);
+
+/// The time that a header says, as in `Sat, 21 Nov 2026 12:00:00 GMT`.
+fn date(text: &str) -> Option<Timestamp> {
+    jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use tower::service_fn;
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    fn time(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    /// Whether `wall` agrees with these answers, which came so many minutes ago and were so many minutes ahead of it.
+    fn agrees(answers: &[(u32, i64)]) -> bool {
+        let clock = Clock::new(Settings::default(), ClockMetrics::default());
+        let (wall, zero) = (time("2026-11-21T12:00:00Z"), Instant::now());
+        let now = zero + 100 * MINUTE;
+        for (ago, ahead) in answers {
+            let date = wall - *ago * MINUTE + SignedDuration::from_mins(*ahead);
+            clock.lock().add(Answer { date, at: now - *ago * MINUTE }, &clock.settings);
+        }
+        clock.at(wall, now)
+    }
+
+    #[test]
+    fn table() {
+        assert!(!agrees(&[]), "nobody knows");
+        assert!(agrees(&[(0, 0)]) && agrees(&[(3, 4)]) && agrees(&[(3, -4)]));
+        assert!(!agrees(&[(3, 5)]) && !agrees(&[(3, -5)]) && !agrees(&[(0, 60 * 24 * 365)]));
+        assert!(agrees(&[(3, 0), (2, 100), (1, 0)]), "one of three is wrong");
+        assert!(!agrees(&[(3, 0), (2, 100), (1, 90)]));
+        assert!(!agrees(&[(2, 0), (1, 100)]), "one of two is wrong, and nobody knows which");
+        assert!(!agrees(&[(10, 0)]), "too long ago");
+        assert!(agrees(&[(10, 100), (9, 0)]));
+        let latest = [(8, 100), (7, 100), (6, 100), (5, 0), (4, 0), (3, 0), (2, 0), (1, 0)];
+        assert!(agrees(&latest), "the last ones count");
+    }
+
+    #[test]
+    fn a_step_of_the_local_clock_is_seen_without_another_answer() {
+        let clock = Clock::new(Settings::default(), ClockMetrics::default());
+        let (wall, now) = (time("2026-11-21T12:00:00Z"), Instant::now());
+        clock.lock().add(Answer { date: wall, at: now }, &clock.settings);
+        assert!(clock.at(wall, now));
+        assert!(clock.at(wall + 2 * MINUTE, now + 2 * MINUTE), "time goes on for both");
+        assert!(!clock.at(wall + 2 * MINUTE, now + 8 * MINUTE), "it was put back");
+        assert!(!clock.at(wall + 10 * 365 * 24 * 60 * MINUTE, now + MINUTE));
+        assert!((clock.metrics.difference.get() - (10.0 * 365.0 * 1440.0 - 1.0) * 60.0).abs() < 1.0);
+        assert_eq!(clock.metrics.agrees.get(), 0);
+    }
+
+    #[test]
+    fn dates_are_those_of_http() {
+        assert_eq!(date("Sat, 21 Nov 2026 12:00:00 GMT"), Some(time("2026-11-21T12:00:00Z")));
+        assert_eq!(date("2026-11-21"), None);
+        let clock = Clock::new(Settings::default(), ClockMetrics::default());
+        let now = Instant::now();
+        clock.heard(&HeaderMap::new(), now, now);
+        clock.heard(&HeaderMap::from_iter([(header::DATE, HeaderValue::from_static("junk"))]), now, now);
+        assert_eq!(clock.difference(), None);
+    }
+
+    #[tokio::test]
+    async fn any_answer_tells_the_time() {
+        let answer = service_fn(|_: Request<Body>| async {
+            let response = http::Response::builder().status(403).header("date", "Sat, 21 Nov 2020 12:00:00 GMT");
+            Ok::<_, kube::Error>(response.body(Body::empty()).unwrap())
+        });
+        let clock = Clock::new(Settings::default(), ClockMetrics::default());
+        clock.ask(&Client::new(answer, "default")).await.unwrap();
+        assert!(clock.difference().unwrap() > SignedDuration::from_hours(24 * 365));
+        assert!(!clock.agrees());
+    }
+}

@@ -1,0 +1,438 @@
+//! Decides the next step.
+//!
+//! Faults are repaired first, as the phase requires: the bundle before the leaf, since no replica may serve a
+//! certificate that is not trusted. Only when both are correct does it ask whether the phase may end.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::observed::{Bundle, Configuration, Observed, Propagation, Serving, Stored};
+use super::record::{Authority, Generation, Phase, Record, Trigger};
+use super::step::{Blocked, Repair, Step};
+
+/// How long things take. All scale down for tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// An authority that is older is replaced: half of its life.
+    pub rotate_after: Duration,
+    /// How long API servers that cannot be asked may take to see a change of the bundle.
+    pub propagation_timeout: Duration,
+    /// How many rounds of probes, one after the other, must find every endpoint with the newest leaf.
+    pub rounds: u32,
+    /// How long the old authority is kept after that.
+    pub overlap: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            rotate_after: Duration::from_hours(24 * 365 / 2),
+            propagation_timeout: Duration::from_mins(2),
+            rounds: 3,
+            overlap: Duration::from_hours(24),
+        }
+    }
+}
+
+/// The next step.
+///
+/// The leader has to read the record before and after the other two objects, and to begin anew if it is not the same; and to
+/// make each write only if the object is what it read. What is seen of endpoints and API servers has to be seen after the bundle, and the leaf, came to be as they are.
+#[must_use]
+pub fn next(settings: &Settings, seen: &Observed) -> Step {
+    let seen = &*seen.believed();
+    let record = match &seen.record {
+        Stored::Is(record) if !is_behind(record, seen) => record,
+        _ => return recover(seen),
+    };
+    let plan = Plan { settings, seen, record };
+    plan.repair().unwrap_or_else(|| plan.advance())
+}
+
+/// Whether an object was written for a later epoch: the record was put back to an older one, as by a restored backup.
+/// It was the same before and after the objects were read, so it is not that somebody wrote them since.
+fn is_behind(record: &Record, seen: &Observed) -> bool {
+    newest_epoch(seen).is_some_and(|epoch| epoch > record.epoch)
+}
+
+fn newest_epoch(seen: &Observed) -> Option<u64> {
+    let configuration = match &seen.configuration {
+        Configuration::Absent | Configuration::Disarmed => None,
+        Configuration::Empty { epoch } => Some(*epoch),
+        Configuration::Present(bundle) => Some(bundle.epoch),
+    };
+    configuration.max(seen.serving.get().map(|serving| serving.epoch))
+}
+
+/// How much higher than the record's an epoch may be: many more writes than there are between a backup and the day on which it
+/// is restored, and few enough that numbers do not come to an end.
+const LEAP: u64 = 1 << 32;
+
+impl Observed {
+    /// The highest epoch that objects can have been written for by whoever rotates, if one of them says a higher one: then it
+    /// was written into the annotation by somebody else, and says nothing.
+    ///
+    /// A record that was put back to an older one looks the same at first. But whatever came after that record has left its
+    /// traces: others are trusted, or others sign, than the record wants. Where all is as it is wanted, it does not matter
+    /// which of the two it is.
+    #[must_use]
+    pub fn forged(&self) -> Option<u64> {
+        let newest = newest_epoch(self)?;
+        let own = self.record.get().map(|record| record.epoch);
+        let highest = own.unwrap_or_default();
+        let is_forged = newest > highest.saturating_add(LEAP)
+            || self.record.get().is_some_and(|record| newest > record.epoch && self.is_in_order(record));
+        // Without a record, all that can be believed is.
+        is_forged.then_some(own.unwrap_or(LEAP))
+    }
+
+    /// Whether nobody is trusted, and nobody signs, but who does by this record: what is missing can be written.
+    fn is_in_order(&self, record: &Record) -> bool {
+        let wanted: BTreeSet<_> = record.trusted().collect();
+        let trusts = self
+            .configuration
+            .bundle()
+            .is_none_or(|bundle| bundle.authorities.is_subset(&wanted) && (!bundle.unknown || record.keeps_unknown()));
+        let signer = |authority: Option<Authority>| authority.map(|authority| authority.generation);
+        let signs = self.serving.get().and_then(|serving| serving.leaf).is_none_or(|leaf| {
+            let is_late = record.phase == Phase::Switched && leaf.signer == signer(record.active);
+            leaf.signer == signer(record.signer()) || is_late
+        });
+        trusts && signs
+    }
+
+    /// The same, where an epoch that nobody of ours wrote is none: what has it was written before all that counts.
+    #[must_use]
+    pub fn believed(&self) -> Cow<'_, Self> {
+        let Some(highest) = self.forged() else { return Cow::Borrowed(self) };
+        let mut believed = self.clone();
+        let epochs = [
+            match &mut believed.configuration {
+                Configuration::Absent | Configuration::Disarmed => None,
+                Configuration::Empty { epoch } => Some(epoch),
+                Configuration::Present(bundle) => Some(&mut bundle.epoch),
+            },
+            match &mut believed.serving {
+                Stored::Is(serving) => Some(&mut serving.epoch),
+                Stored::Missing | Stored::Corrupt => None,
+            },
+        ];
+        for epoch in epochs.into_iter().flatten().filter(|epoch| **epoch > highest) {
+            *epoch = 0;
+        }
+        Cow::Owned(believed)
+    }
+}
+
+/// Without a record, its authority can neither sign nor be told from others. What API servers trust stays as it is, and a
+/// new authority comes beside it.
+fn recover(seen: &Observed) -> Step {
+    if !seen.clock_agrees {
+        return Step::Wait { blocked: Blocked::Clock, until: None };
+    }
+    let is_first = seen.configuration.bundle().is_none() && matches!(seen.record, Stored::Missing);
+    Step::NewAuthority { generation: following(seen), trigger: (!is_first).then_some(Trigger::Lost) }
+}
+
+/// A number that no authority had.
+fn following(seen: &Observed) -> Generation {
+    Generation(seen.highest.map_or(1, |Generation(highest)| highest.saturating_add(1)))
+}
+
+impl Record {
+    /// The record that is to be written with an authority that was made because of [`Step::NewAuthority`].
+    #[must_use]
+    pub fn with(authority: Authority, trigger: Option<Trigger>, seen: &Observed) -> Self {
+        let seen = &*seen.believed();
+        let known = seen.record.get().filter(|record| !is_behind(record, seen));
+        let epoch = known.map(|record| record.epoch).max(newest_epoch(seen)).map_or(1, |epoch| epoch + 1);
+        let since = seen.now;
+        match known {
+            Some(record) => {
+                Self { phase: Phase::Staged, since, epoch, next: Some(authority), trigger, ..record.clone() }
+            }
+            // Nobody trusts anybody yet: there is nothing to lead over from.
+            None if seen.configuration.bundle().is_none() => Self {
+                phase: Phase::Stable,
+                since,
+                epoch,
+                bundle_epoch: epoch,
+                leaf_epoch: epoch,
+                active: Some(authority),
+                next: None,
+                trigger,
+            },
+            None => Self {
+                phase: Phase::Staged,
+                since,
+                epoch,
+                bundle_epoch: 0,
+                leaf_epoch: 0,
+                active: None,
+                next: Some(authority),
+                trigger,
+            },
+        }
+    }
+}
+
+impl Configuration {
+    /// Whom its entries trust, if it has any.
+    #[must_use]
+    pub const fn bundle(&self) -> Option<&Bundle> {
+        match self {
+            Self::Present(bundle) => Some(bundle),
+            Self::Absent | Self::Disarmed | Self::Empty { .. } => None,
+        }
+    }
+}
+
+struct Plan<'p> {
+    settings: &'p Settings,
+    seen: &'p Observed,
+    record: &'p Record,
+}
+
+const fn wait(blocked: Blocked) -> Step {
+    Step::Wait { blocked, until: None }
+}
+
+impl Plan<'_> {
+    /// What is not as the phase wants it.
+    fn repair(&self) -> Option<Step> {
+        let (record, endpoints) = (self.record, &self.seen.endpoints);
+        match &self.seen.configuration {
+            Configuration::Absent => Some(Step::Claim { epoch: record.epoch }),
+            Configuration::Empty { epoch } if *epoch < record.bundle_epoch => Some(Step::Claim { epoch: record.epoch }),
+            // Who is called has to be trusted, each of them, from the first call on.
+            Configuration::Empty { .. } => Some(self.leaf().unwrap_or_else(|| {
+                let nobody = endpoints.answering == 0 || endpoints.older;
+                if nobody { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
+            })),
+            Configuration::Disarmed => Some(self.leaf().unwrap_or(wait(Blocked::Disarmed))),
+            Configuration::Present(bundle) if self.is_strangers(bundle) => Some(self.lead_over()),
+            Configuration::Present(bundle) => {
+                self.wrong(bundle).map(|repair| self.write_bundle(repair)).or_else(|| self.leaf())
+            }
+        }
+    }
+
+    /// Whether others are trusted and serve, and the active authority never was: the record was lost while somebody who was
+    /// behind filled the configuration.
+    fn is_strangers(&self, bundle: &Bundle) -> bool {
+        let serve = self.seen.endpoints.stranger
+            || self.seen.serving.get().and_then(|serving| serving.leaf).is_some_and(|leaf| leaf.signer.is_none());
+        let active = self.record.active.filter(|_| self.record.phase == Phase::Stable);
+        bundle.unknown && serve && active.is_some_and(|active| !bundle.authorities.contains(&active.generation))
+    }
+
+    /// The record by which the active authority becomes the next one, after those whom nobody knows.
+    fn lead_over(&self) -> Step {
+        let record = self.record.clone();
+        let (active, next) = (None, record.active);
+        let (phase, since, epoch, trigger) = (Phase::Staged, self.seen.now, record.epoch + 1, Some(Trigger::Lost));
+        Step::Advance(Record { phase, since, epoch, bundle_epoch: 0, leaf_epoch: 0, active, next, trigger })
+    }
+
+    /// What is wrong with the bundle.
+    fn wrong(&self, bundle: &Bundle) -> Option<Repair> {
+        let wanted: BTreeSet<_> = self.record.trusted().collect();
+        let keeps_unknown = self.record.keeps_unknown();
+        if wanted.is_empty() {
+            // What is there is all there is, until the next authority comes to it.
+            None
+        } else if !bundle.authorities.is_superset(&wanted) || !bundle.uniform {
+            let expected = bundle.epoch < self.record.bundle_epoch;
+            Some(if expected { Repair::Rotation } else { Repair::Damaged })
+        } else if bundle.unknown && !keeps_unknown {
+            Some(if bundle.epoch < self.record.bundle_epoch { Repair::Rotation } else { Repair::Foreign })
+        } else if bundle.authorities != wanted || bundle.epoch < self.record.bundle_epoch {
+            Some(Repair::Rotation)
+        } else {
+            None
+        }
+    }
+
+    fn write_bundle(&self, repair: Repair) -> Step {
+        Step::WriteBundle {
+            authorities: self.record.trusted().collect(),
+            keep_unknown: self.record.keeps_unknown(),
+            epoch: self.record.epoch,
+            repair,
+        }
+    }
+
+    /// The leaf, if it is not what is to be served.
+    fn leaf(&self) -> Option<Step> {
+        let Some(signer) = self.record.signer() else {
+            // Who signed is lost, and the next one is not trusted yet: the replicas serve what they have.
+            return None;
+        };
+        let is_his = |serving: &&Serving| {
+            serving.epoch >= self.record.leaf_epoch
+                && serving.leaf.is_some_and(|leaf| leaf.signer == Some(signer.generation))
+        };
+        let is_due = |serving: &Serving| {
+            serving.leaf.is_some_and(|leaf| self.seen.clock_agrees && self.seen.now >= leaf.renew_at) && signer.has_key
+        };
+        match self.seen.serving.get().filter(is_his) {
+            Some(serving) if !is_due(serving) => None,
+            // Its certificate would be valid at the wrong time.
+            _ if !self.seen.clock_agrees => Some(wait(Blocked::Clock)),
+            // `advance` sees that there is no key.
+            _ if !signer.has_key => None,
+            _ => Some(Step::WriteLeaf { signer: signer.generation, epoch: self.record.epoch }),
+        }
+    }
+
+    /// Whether the phase ends, everything being in place.
+    fn advance(&self) -> Step {
+        let (record, endpoints) = (self.record, &self.seen.endpoints);
+        match record.phase {
+            Phase::Stable => self.begin(),
+            _ if self.lacks_a_signer() => self.replace_next(),
+            Phase::Staged => self.to(Phase::Expanded),
+            Phase::Expanded if self.is_propagated() => self.to(Phase::Switched),
+            Phase::Switched => self.to(Phase::Verified),
+            Phase::Verified if endpoints.rounds < self.settings.rounds => wait(Blocked::Endpoints),
+            Phase::Verified if self.is_compromised() => self.to(Phase::Contracted),
+            // From then on it is counted by the clock.
+            Phase::Verified if !self.seen.clock_agrees => wait(Blocked::Clock),
+            Phase::Verified => self.to(Phase::Soaking),
+            // Somebody came back with the old leaf: a replica that was cut off, say.
+            Phase::Soaking | Phase::Contracted if endpoints.older => self.to(Phase::Verified),
+            Phase::Soaking => self.soak(),
+            Phase::Contracted if self.is_propagated() => self.to(Phase::Stable),
+            Phase::Contracted if self.is_refused() => self.to(Phase::Verified),
+            Phase::Expanded | Phase::Contracted => self.unproven(),
+        }
+    }
+
+    fn begin(&self) -> Step {
+        let Some(active) = self.record.active else {
+            return Step::NewAuthority { generation: following(self.seen), trigger: Some(Trigger::Lost) };
+        };
+        let due = after(active.created, self.settings.rotate_after);
+        let trigger = match self.seen.asked {
+            Some(asked) => asked,
+            None if !active.has_key => Trigger::Lost,
+            None if self.seen.clock_agrees && self.seen.now >= due => Trigger::Age,
+            None if !self.seen.clock_agrees => return wait(Blocked::Clock),
+            None => {
+                let renewal = self.seen.serving.get().and_then(|serving| serving.leaf).map(|leaf| leaf.renew_at);
+                let until = renewal.map_or(due, |renewal| renewal.min(due));
+                return Step::Wait { blocked: Blocked::Idle, until: Some(until) };
+            }
+        };
+        if !self.seen.clock_agrees {
+            return wait(Blocked::Clock);
+        }
+        Step::NewAuthority { generation: following(self.seen), trigger: Some(trigger) }
+    }
+
+    /// Whether the next authority cannot sign, and there is no leaf of it that would do.
+    fn lacks_a_signer(&self) -> bool {
+        let leaf = self.seen.serving.get().and_then(|serving| serving.leaf).and_then(|leaf| leaf.signer);
+        let next = self.record.next.filter(|next| !next.has_key);
+        next.is_some_and(|next| !self.record.has_switched() || leaf != Some(next.generation))
+    }
+
+    /// The next authority cannot sign. While nobody can serve a leaf of it, another takes its place; later, replicas that
+    /// nobody has seen yet may, and only who takes the record away lets both be trusted while a third one comes.
+    fn replace_next(&self) -> Step {
+        let active = self.record.active.map(|active| active.generation);
+        let serving = self.seen.serving.get();
+        let is_old = serving.is_some_and(|serving| {
+            serving.epoch < self.record.leaf_epoch && serving.leaf.is_some_and(|leaf| leaf.signer == active)
+        });
+        if !self.seen.clock_agrees {
+            wait(Blocked::Clock)
+        } else if self.record.phase < Phase::Switched || (self.record.phase == Phase::Switched && is_old) {
+            Step::NewAuthority { generation: following(self.seen), trigger: Some(Trigger::Lost) }
+        } else {
+            wait(Blocked::Unable)
+        }
+    }
+
+    /// Whether the old authority's key is known to others, be it that the rotation began for that, or that it is said since.
+    fn is_compromised(&self) -> bool {
+        [self.record.trigger, self.seen.asked].contains(&Some(Trigger::Compromised))
+    }
+
+    fn soak(&self) -> Step {
+        let until = after(self.record.since, self.settings.overlap);
+        if self.is_compromised() && self.seen.endpoints.rounds > 0 {
+            self.to(Phase::Contracted)
+        } else if !self.seen.clock_agrees {
+            wait(Blocked::Clock)
+        } else if self.seen.now < until {
+            Step::Wait { blocked: Blocked::Soaking, until: Some(until) }
+        } else if self.seen.endpoints.rounds == 0 {
+            wait(Blocked::Endpoints)
+        } else {
+            self.to(Phase::Contracted)
+        }
+    }
+
+    /// Whether every API server that there is has the bundle, or has had the time to get it.
+    fn is_propagated(&self) -> bool {
+        let Propagation { proven, behind, silent } = self.seen.propagation;
+        behind == 0 && ((silent == 0 && proven > 0) || self.had_time())
+    }
+
+    /// Whether some API server says that it does not trust the newest authority, though it had the time to.
+    fn is_refused(&self) -> bool {
+        self.seen.propagation.behind > 0 && self.had_time()
+    }
+
+    fn had_time(&self) -> bool {
+        self.deadline().is_some_and(|deadline| self.seen.clock_agrees && self.seen.now >= deadline)
+    }
+
+    fn deadline(&self) -> Option<Timestamp> {
+        self.seen.configuration.bundle().map(|bundle| after(bundle.written, self.settings.propagation_timeout))
+    }
+
+    fn unproven(&self) -> Step {
+        let until = self.deadline().filter(|deadline| self.seen.now < *deadline);
+        Step::Wait { blocked: Blocked::Propagation, until }
+    }
+
+    /// The record in another phase.
+    fn to(&self, phase: Phase) -> Step {
+        let record = self.record.clone();
+        let epoch = record.epoch + 1;
+        let changes_bundle = matches!(phase, Phase::Expanded | Phase::Contracted)
+            || (record.phase == Phase::Contracted && phase == Phase::Verified);
+        let (active, next) = match phase {
+            Phase::Stable => (record.next, None),
+            // Nobody needs it to sign any more, and nobody can steal what is not there.
+            Phase::Soaking | Phase::Contracted => {
+                (record.active.map(|active| Authority { has_key: false, ..active }), record.next)
+            }
+            _ => (record.active, record.next),
+        };
+        Step::Advance(Record {
+            phase,
+            since: self.seen.now,
+            epoch,
+            bundle_epoch: if changes_bundle { epoch } else { record.bundle_epoch },
+            leaf_epoch: if phase == Phase::Switched { epoch } else { record.leaf_epoch },
+            active,
+            next,
+            trigger: record.trigger,
+        })
+    }
+}
+
+/// So much later; for ever, if time does not go so far.
+fn after(time: Timestamp, duration: Duration) -> Timestamp {
+    time.checked_add(duration).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! Reads lists page by page, for commands: a response is never larger than a page, however many objects there are.
+
+use std::fmt::Debug;
+
+use kube::Api;
+use kube::api::{ListParams, ObjectList};
+use kube::core::PartialObjectMeta;
+use serde::de::DeserializeOwned;
+
+/// How many objects a page has.
+const A_PAGE: u32 = 250;
+
+/// The status with which an API server says that it does not know any more how a list went on.
+const EXPIRED: u16 = 410;
+
+/// All objects of a list.
+///
+/// # Errors
+/// The API server did not list them.
+pub async fn all<K>(api: &Api<K>, parameters: &ListParams) -> kube::Result<Vec<K>>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    pages(parameters, async |parameters| api.list(parameters).await).await
+}
+
+/// The metadata of all objects of a list.
+///
+/// # Errors
+/// The API server did not list them.
+pub async fn all_metadata<K>(api: &Api<K>, parameters: &ListParams) -> kube::Result<Vec<PartialObjectMeta<K>>>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    pages(parameters, async |parameters| api.list_metadata(parameters).await).await
+}
+
+async fn pages<K: Clone>(
+    parameters: &ListParams,
+    list: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<K>>,
+) -> kube::Result<Vec<K>> {
+    let mut page = parameters.clone().limit(A_PAGE);
+    let mut all = Vec::new();
+    loop {
+        let listed = match list(&page).await {
+            Ok(listed) => listed,
+            // It took too long. Pages from here on would be of another moment: all of it, then, as it is now.
+            Err(kube::Error::Api(status)) if status.code == EXPIRED && page.continue_token.is_some() => {
+                return list(parameters).await.map(|listed| listed.items);
+            }
+            Err(error) => return Err(error),
+        };
+        all.extend(listed.items);
+        page.continue_token = listed.metadata.continue_.filter(|token| !token.is_empty());
+        if page.continue_token.is_none() {
+            return Ok(all);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// What comes of a list whose pages are these, and what was asked for: the limit, and from where.
+    async fn listed(pages: &[Result<&str, u16>]) -> (Result<Vec<Value>, String>, Vec<(Option<u32>, Option<String>)>) {
+        let (asked, parameters) = (RefCell::new(Vec::new()), ListParams::default());
+        let found = super::pages(&parameters, async |parameters| {
+            let mut asked = asked.borrow_mut();
+            asked.push((parameters.limit, parameters.continue_token.clone()));
+            let next = pages[asked.len() - 1].map_err(|code| {
+                kube::Error::Api(Box::new(kube::core::Status { code, ..kube::core::Status::default() }))
+            })?;
+            let list =
+                json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": next}, "items": [asked.len()]});
+            Ok(serde_json::from_value(list).unwrap())
+        });
+        let found = found.await.map_err(|error| error.to_string());
+        (found, asked.into_inner())
+    }
+
+    #[tokio::test]
+    async fn pages_are_asked_for_until_there_is_none() {
+        let (found, asked) = listed(&[Ok("a"), Ok("b"), Ok("")]).await;
+        assert_eq!(found.unwrap(), [json!(1), json!(2), json!(3)]);
+        let page = |from: Option<&str>| (Some(A_PAGE), from.map(str::to_owned));
+        assert_eq!(asked, [page(None), page(Some("a")), page(Some("b"))]);
+    }
+
+    #[tokio::test]
+    async fn a_list_that_took_too_long_is_read_anew_as_a_whole() {
+        let (found, asked) = listed(&[Ok("a"), Err(EXPIRED), Ok("")]).await;
+        assert_eq!(found.unwrap(), [json!(3)]);
+        assert_eq!(asked.last(), Some(&(None, None)));
+        assert!(listed(&[Ok("a"), Err(403)]).await.0.is_err());
+        assert!(listed(&[Err(EXPIRED)]).await.0.is_err(), "nothing was begun");
+    }
+}

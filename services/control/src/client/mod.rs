@@ -1,0 +1,174 @@
+//! Connects to the API server, and holds what every watch shares: its duration, pauses after failures, and errors as
+//! text.
+//!
+//! * `bounded`: limits the bytes of a response.
+//! * [`lists`]: reads lists page by page, for commands.
+//! * `watch_object`: watches one object by name.
+//! * `owner_reference`: owner references for cluster-scoped objects.
+
+pub(crate) mod bounded;
+pub mod lists;
+pub(crate) mod owner_reference;
+pub(crate) mod watch_object;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use backon::ExponentialBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
+use kube::runtime::watcher;
+use kube::{Client, Config};
+
+/// How long a watch lasts. Then the next one goes on; nothing is listed for it. When nothing was heard for five seconds
+/// longer, the connection counts as lost.
+pub(crate) const WATCH_FOR: Duration = Duration::from_secs(45);
+
+/// The first pause after a watch was cut off, and the longest one, which jitter may double: an API server that comes back
+/// after half an hour is not waited for much longer than it takes to come back.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// A watch that lives so long has no pause from before.
+const PAUSE_IS_OVER: Duration = Duration::from_mins(2);
+
+/// How long connecting may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long the API server may be silent. Longer than a watch lives, so that this ends only what hangs: a list whose
+/// connection was lost without a word.
+const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_FOR.as_secs() + 10);
+
+/// There is no way to the API server.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The kubeconfig cannot be used.
+    #[error("the kubeconfig {} cannot be used", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::config::KubeconfigError>,
+    },
+    /// No kubeconfig was given, and this is not a pod.
+    #[error("this is no pod with a service account's token; outside of a cluster, give a kubeconfig")]
+    NotInCluster(#[source] Box<kube::config::InClusterError>),
+    /// There is no kubeconfig where kubectl looks for one, and this is not a pod.
+    #[error("there is no kubeconfig, and this is no pod; name one by --kubeconfig")]
+    Nowhere(#[source] Box<kube::config::InferConfigError>),
+    /// The configuration makes no client: a certificate that is none, say.
+    #[error("the configuration makes no client")]
+    Client(#[source] Box<kube::Error>),
+}
+
+/// A client by a kubeconfig, or by the pod's service account if there is none. Nothing is sent.
+///
+/// # Errors
+/// The files do not say how to reach an API server.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let config = configuration(kubeconfig).await?;
+    Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
+}
+
+/// A client as kubectl has it: by the kubeconfig of the environment or of the home folder, else by the pod's service account.
+/// Nothing is sent.
+///
+/// # Errors
+/// There is none of them, or they do not say how to reach an API server.
+pub async fn inferred() -> Result<Client, ClientError> {
+    let config = Config::infer().await.map_err(|source| ClientError::Nowhere(Box::new(source)))?;
+    Client::try_from(bounded(config)).map_err(|source| ClientError::Client(Box::new(source)))
+}
+
+/// What such a client is made of: for who makes more than one of it.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
+    let config = match kubeconfig {
+        Some(path) => from_file(path)
+            .await
+            .map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) })?,
+        None => Config::incluster().map_err(|source| ClientError::NotInCluster(Box::new(source)))?,
+    };
+    Ok(bounded(config))
+}
+
+/// With limits for what hangs.
+fn bounded(mut config: Config) -> Config {
+    config.connect_timeout = Some(CONNECT_LIMIT);
+    config.read_timeout = Some(SILENCE_LIMIT);
+    // Else the time that a connection was idle before a request would count.
+    config.reset_reader_on_write = true;
+    config
+}
+
+async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {
+    Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
+}
+
+/// With bookmarks, which is the default.
+pub(crate) fn config(page_size: u32) -> watcher::Config {
+    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+    watcher::Config::default().timeout(seconds).page_size(page_size)
+}
+
+pub(crate) fn pauses() -> impl Backoff + 'static {
+    let pauses = ExponentialBuilder::default()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
+        .with_factor(2.0)
+        .with_jitter()
+        .without_max_times();
+    ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), PAUSE_IS_OVER)
+}
+
+/// An error in words. What the API server itself said is enough where it said something.
+pub(crate) fn described(error: &watcher::Error) -> String {
+    let status = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status,
+        error => return chain(error),
+    };
+    if status.message.is_empty() { format!("HTTP status {}", status.code) } else { status.message.clone() }
+}
+
+/// An error with its causes, as far as they are not part of its own text.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    for cause in causes.map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// What to do about an error that will not pass by itself.
+pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
+    else {
+        return None;
+    };
+    match status.code {
+        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
+        403 => Some("the service account needs a role with the verbs list and watch for this kind"),
+        404 => Some("the custom resource definitions are not installed: pillion crds | kubectl apply -f -"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_not_there_is_named() {
+        let error = connect(Some(Path::new("/nowhere/kubeconfig"))).await.err().unwrap();
+        assert!(error.to_string().contains("/nowhere/kubeconfig"), "{error}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Owner references for cluster-scoped objects: they belong to the release's namespace. If the namespace is deleted,
+//! Kubernetes deletes them too, and no pod is rejected because of a webhook that no longer exists.
+//!
+//! The namespace's uid is read before each write: a namespace that was deleted and created again has another uid, and
+//! Kubernetes deletes objects that refer to the old one.
+
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::{Api, Client};
+use tracing::debug;
+
+use crate::client::chain;
+use crate::release::Release;
+
+const VERSION: &str = "v1";
+const KIND: &str = "Namespace";
+
+/// Returns an owner reference to the release's namespace, or none if its uid cannot be read: that must not prevent the
+/// write.
+pub(crate) async fn for_namespace(client: &Client, release: &Release) -> Option<OwnerReference> {
+    let namespaces = Api::<Namespace>::all(client.clone());
+    match namespaces.get_metadata_opt(release.namespace()).await {
+        Ok(found) => Some(reference(release, found?.metadata.uid?)),
+        Err(error) => {
+            debug!(error = chain(&error), "the release's namespace cannot be read: nothing will belong to it");
+            None
+        }
+    }
+}
+
+fn reference(release: &Release, uid: String) -> OwnerReference {
+    OwnerReference {
+        api_version: VERSION.to_owned(),
+        kind: KIND.to_owned(),
+        name: release.namespace().to_owned(),
+        uid,
+        ..OwnerReference::default()
+    }
+}
+
+/// Whether an object belongs to this owner, and to none of the same name that was there before.
+pub(crate) fn is_given(metadata: &ObjectMeta, owner: &OwnerReference) -> bool {
+    let mut owners = metadata.owner_references.iter().flatten();
+    owners.clone().any(|known| known.uid == owner.uid) && !owners.any(|known| is_namesake(known, owner))
+}
+
+/// Gives an object to this owner, in the place of one of the same name that was there before.
+pub(crate) fn give(metadata: &mut ObjectMeta, owner: OwnerReference) {
+    let owners = metadata.owner_references.get_or_insert_default();
+    owners.retain(|known| !is_namesake(known, &owner));
+    if owners.iter().all(|known| known.uid != owner.uid) {
+        owners.push(owner);
+    }
+}
+
+/// Whether it is another one of the same name.
+fn is_namesake(known: &OwnerReference, owner: &OwnerReference) -> bool {
+    let what = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
+    known.uid != owner.uid && what(known) == what(owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::release::DEFAULT_CLUSTER_DOMAIN;
+
+    #[test]
+    fn an_object_belongs_to_the_namespace_of_its_release_that_is_there_now() {
+        let release = Release::new("pillion", "platform", DEFAULT_CLUSTER_DOMAIN).unwrap();
+        let ours = |uid: &str| reference(&release, uid.to_owned());
+        assert_eq!((&*ours("now").name, &*ours("now").uid), ("platform", "now"));
+        assert_eq!((ours("now").controller, ours("now").block_owner_deletion), (None, None));
+        let another = OwnerReference { kind: "ClusterRole".to_owned(), ..ours("another") };
+        for (before, after) in [
+            (None, vec![ours("now")]),
+            (Some(vec![ours("now")]), vec![ours("now")]),
+            (Some(vec![ours("gone")]), vec![ours("now")]),
+            (Some(vec![ours("gone"), ours("now")]), vec![ours("now")]),
+            (Some(vec![another.clone()]), vec![another.clone(), ours("now")]),
+            (Some(vec![ours("gone"), another.clone()]), vec![another, ours("now")]),
+        ] {
+            let mut metadata = ObjectMeta { owner_references: before, ..ObjectMeta::default() };
+            let is_as_wanted = metadata.owner_references.as_ref() == Some(&after);
+            assert_eq!(is_given(&metadata, &ours("now")), is_as_wanted, "{metadata:?}");
+            give(&mut metadata, ours("now"));
+            assert_eq!(metadata.owner_references, Some(after));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Watches one object by its name.
+
+use std::fmt::Debug;
+
+use futures::stream::{Stream, StreamExt};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use crate::client::{WATCH_FOR, described, pauses};
+
+/// What a watch says of its object.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Seen<K> {
+    /// It is so, or there is none.
+    Is(Option<Box<K>>),
+    /// We may not see it. All other errors pass, and what was last seen stays.
+    Forbidden,
+}
+
+/// What becomes of the object of this name: what it is now first, and each change as it comes. The stream begins anew by
+/// itself after an error, after a pause that grows. A change that is undone before it is seen is not told.
+pub(crate) fn watch<K>(api: Api<K>, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + 'static
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+    // The default is to list as things are now.
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
+    // The event that announces a list comes before each attempt, and any event would reset the pause.
+    let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
+    told(events.backoff(pauses()), what, name)
+}
+
+/// [`watch`] with what the watcher says given.
+pub(crate) fn told<K, E>(events: E, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + use<K, E>
+where
+    K: Send,
+    E: Stream<Item = watcher::Result<Event<K>>> + Send,
+{
+    let name = name.to_owned();
+    let mut listed: Option<Box<K>> = None;
+    events.filter_map(move |event| {
+        std::future::ready(match event {
+            Ok(Event::Init) => None,
+            Ok(Event::InitApply(object)) => {
+                listed = Some(Box::new(object));
+                None
+            }
+            Ok(Event::InitDone) => Some(Seen::Is(listed.take())),
+            Ok(Event::Apply(object)) => Some(Seen::Is(Some(Box::new(object)))),
+            Ok(Event::Delete(_)) => Some(Seen::Is(None)),
+            Err(error) => {
+                // A list that was cut off begins anew.
+                listed = None;
+                let (help, text) = (help(&error), described(&error));
+                warn!(
+                    what,
+                    name,
+                    error = text,
+                    help,
+                    "not watched at present, what was last known stays; trying again"
+                );
+                is_forbidden(&error).then_some(Seen::Forbidden)
+            }
+        })
+    })
+}
+
+/// What to do about an error that will not pass by itself.
+fn help(error: &watcher::Error) -> Option<&'static str> {
+    match status(error)? {
+        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
+        403 => Some("the service account needs a role with the verbs get, list and watch for this object, by its name"),
+        _ => None,
+    }
+}
+
+fn is_forbidden(error: &watcher::Error) -> bool {
+    status(error) == Some(403)
+}
+
+/// The status with which the API server refused, if it did.
+const fn status(error: &watcher::Error) -> Option<u16> {
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
+    else {
+        return None;
+    };
+    Some(status.code)
+}

@@ -1,0 +1,303 @@
+//! Metrics of the watches: how many objects each holds, how old its knowledge may be, and how often it was cut off.
+//!
+//! The age is the time since the API server was last heard of by that watch: an event, a bookmark (sent about once a
+//! minute, and shortly before a watch ends) or the response to a new watch. It is measured where bytes arrive, so it
+//! rises whenever the API server is silent, for any reason.
+//!
+//! How long a change takes until it is served is not measured here. The time of a write stands only in `managedFields`,
+//! in seconds of the API server's clock, which is too coarse for a tenth of a second. A test with a real API server
+//! measures it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kube::runtime::watcher;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::registry::{Registry, Unit};
+
+/// What a watch is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Cluster profiles.
+    ClusterProfiles,
+    /// Tenants' profiles.
+    Profiles,
+    /// Namespaces.
+    Namespaces,
+}
+
+/// Why a watch was cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The API server does not remember what has changed since (HTTP 410): all is listed anew.
+    Expired,
+    /// The connection was lost, or there is none.
+    Disconnected,
+    /// The API server is not able to answer now (HTTP 429, 5xx).
+    Unavailable,
+    /// The API server does not let us (HTTP 401, 403).
+    Forbidden,
+    /// There is no such resource (HTTP 404).
+    NotFound,
+    /// What the API server says is not understood.
+    Invalid,
+}
+
+/// Gauges and counters of the three watches. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct CacheMetrics {
+    heard: [Heard; Kind::ALL.len()],
+    synced: Family<KindLabel, Gauge>,
+    objects: Family<KindLabel, Gauge>,
+    restarts: Family<RestartLabels, Counter>,
+    lists: Family<KindLabel, Counter>,
+    generation: Gauge,
+}
+
+/// When the API server was last heard of.
+#[derive(Clone)]
+pub(crate) struct Heard {
+    since: Instant,
+    /// Milliseconds after that.
+    last: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RestartLabels {
+    kind: &'static str,
+    reason: &'static str,
+}
+
+/// Ages are known when they are asked for.
+#[derive(Debug)]
+struct Staleness([Heard; Kind::ALL.len()]);
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::ClusterProfiles, Self::Profiles, Self::Namespaces];
+
+    /// The resource, as it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ClusterProfiles => "clusterinjectionprofiles",
+            Self::Profiles => "injectionprofiles",
+            Self::Namespaces => "namespaces",
+        }
+    }
+
+    const fn label(self) -> KindLabel {
+        KindLabel { kind: self.as_str() }
+    }
+}
+
+impl Reason {
+    /// All reasons.
+    pub const ALL: [Self; 6] =
+        [Self::Expired, Self::Disconnected, Self::Unavailable, Self::Forbidden, Self::NotFound, Self::Invalid];
+
+    /// The reason as it stands in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Disconnected => "disconnected",
+            Self::Unavailable => "unavailable",
+            Self::Forbidden => "forbidden",
+            Self::NotFound => "not_found",
+            Self::Invalid => "invalid",
+        }
+    }
+
+    /// Why a watch ended with an error.
+    #[must_use]
+    pub fn of(error: &watcher::Error) -> Self {
+        let code = match error {
+            watcher::Error::WatchError(status) => status.code,
+            watcher::Error::InitialListFailed(error)
+            | watcher::Error::WatchStartFailed(error)
+            | watcher::Error::WatchFailed(error) => match error {
+                kube::Error::Api(status) => status.code,
+                kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => return Self::Invalid,
+                _ => return Self::Disconnected,
+            },
+            watcher::Error::NoResourceVersion => return Self::Invalid,
+        };
+        match code {
+            410 => Self::Expired,
+            401 | 403 => Self::Forbidden,
+            404 => Self::NotFound,
+            429 | 500.. => Self::Unavailable,
+            _ => Self::Invalid,
+        }
+    }
+}
+
+impl CacheMetrics {
+    /// Makes them and registers them with the prefix `pillion`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let registry = registry.sub_registry_with_prefix("pillion");
+        let text = "Whether all objects of a kind were listed at least once";
+        registry.register("cache_synced", text, metrics.synced.clone());
+        let text = "Objects that are known by watching, by kind";
+        registry.register("cache_objects", text, metrics.objects.clone());
+        let text = "How often a watch was cut off, by kind and reason. It goes on where it was, or lists all anew if it \
+                    expired";
+        registry.register("watch_restarts", text, metrics.restarts.clone());
+        let text = "How often all objects of a kind were asked for, by kind: at the start, and after a watch expired";
+        registry.register("cache_lists", text, metrics.lists.clone());
+        let text = "How many snapshots of profiles and namespaces were published";
+        registry.register("snapshot_generation", text, metrics.generation.clone());
+        registry.register_collector(Box::new(Staleness(metrics.heard.clone())));
+        // Series that are there from the beginning have a rate from their first event on.
+        for kind in Kind::ALL {
+            metrics.known(kind, false, 0);
+            drop(metrics.lists.get_or_create_owned(&kind.label()));
+            for reason in Reason::ALL {
+                drop(metrics.restart(kind, reason));
+            }
+        }
+        metrics
+    }
+
+    /// The time since the API server was last heard of by the watch of this kind.
+    #[must_use]
+    pub fn staleness(&self, kind: Kind) -> Duration {
+        self.heard(kind).age()
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    pub(crate) const fn heard(&self, kind: Kind) -> &Heard {
+        &self.heard[kind as usize]
+    }
+
+    pub(crate) fn known(&self, kind: Kind, synced: bool, objects: usize) {
+        self.synced.get_or_create_owned(&kind.label()).set(i64::from(synced));
+        self.objects.get_or_create_owned(&kind.label()).set(i64::try_from(objects).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn list_begins(&self, kind: Kind) {
+        self.lists.get_or_create_owned(&kind.label()).inc();
+    }
+
+    pub(crate) fn restarted(&self, kind: Kind, reason: Reason) {
+        self.restart(kind, reason).inc();
+    }
+
+    pub(crate) fn published(&self) {
+        self.generation.inc();
+    }
+
+    fn restart(&self, kind: Kind, reason: Reason) -> Counter {
+        self.restarts.get_or_create_owned(&RestartLabels { kind: kind.as_str(), reason: reason.as_str() })
+    }
+}
+
+impl Heard {
+    /// Never heard of, since then.
+    #[cfg(test)]
+    pub(crate) fn silent_since(since: Instant) -> Self {
+        Self { since, last: Arc::default() }
+    }
+
+    /// The API server was heard of.
+    pub(crate) fn now(&self) {
+        let millis = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.fetch_max(millis, Ordering::Relaxed);
+    }
+
+    pub(crate) fn age(&self) -> Duration {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        self.since.elapsed().saturating_sub(last)
+    }
+}
+
+/// It counts from the start of the process on: whoever was never heard of is as old as that.
+impl Default for Heard {
+    fn default() -> Self {
+        Self { since: Instant::now(), last: Arc::default() }
+    }
+}
+
+impl fmt::Debug for Heard {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Heard").field(&self.age()).finish()
+    }
+}
+
+impl Collector for Staleness {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let text =
+            "Time since the API server was last heard of by the watch of a kind: an event, a bookmark, an answer";
+        let mut family = encoder.encode_descriptor("cache_staleness", text, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for (kind, heard) in Kind::ALL.iter().zip(&self.0) {
+            let label = kind.label();
+            ConstGauge::new(heard.age().as_secs_f64()).encode(family.encode_family(&label)?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_series_are_there_from_the_beginning() {
+        let mut registry = Registry::default();
+        let metrics = CacheMetrics::register(&mut registry);
+        metrics.known(Kind::Namespaces, true, 7);
+        metrics.restarted(Kind::Profiles, Reason::Expired);
+        metrics.published();
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "pillion_cache_synced{kind=\"namespaces\"} 1",
+            "pillion_cache_synced{kind=\"injectionprofiles\"} 0",
+            "pillion_cache_objects{kind=\"namespaces\"} 7",
+            "pillion_watch_restarts_total{kind=\"injectionprofiles\",reason=\"expired\"} 1",
+            "pillion_watch_restarts_total{kind=\"clusterinjectionprofiles\",reason=\"disconnected\"} 0",
+            "pillion_snapshot_generation 1",
+            "pillion_cache_lists_total{kind=\"namespaces\"} 0",
+            "pillion_cache_staleness_seconds{kind=\"namespaces\"} 0",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        assert_eq!(text.lines().filter(|line| line.starts_with("pillion_watch_restarts_total")).count(), 18);
+    }
+
+    #[test]
+    fn it_is_old_until_something_is_heard() {
+        let heard = Heard { since: Instant::now().checked_sub(Duration::from_mins(1)).unwrap(), ..Heard::default() };
+        assert!(heard.age().as_secs() >= 60);
+        heard.now();
+        assert!(heard.age().as_secs() < 30);
+    }
+
+    #[test]
+    fn reasons_say_who_has_to_do_something() {
+        let status = |code| {
+            let status = kube::core::Status { code, ..kube::core::Status::default() };
+            Reason::of(&watcher::Error::WatchError(status.boxed()))
+        };
+        assert_eq!(
+            [410, 401, 403, 404, 429, 500, 503, 422].map(status).map(Reason::as_str),
+            ["expired", "forbidden", "forbidden", "not_found", "unavailable", "unavailable", "unavailable", "invalid"]
+        );
+        let lost = kube::Error::Service(std::io::Error::other("reset").into());
+        assert_eq!(Reason::of(&watcher::Error::WatchFailed(lost)), Reason::Disconnected);
+    }
+}

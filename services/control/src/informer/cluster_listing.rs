@@ -1,0 +1,194 @@
+//! Reads profiles and namespaces once, by lists, as a replica would see them now; for commands.
+//!
+//! It opens no watch. If the caller may not list a kind, the result says so and has the rest: a tenant may read its
+//! namespace and its own profiles, but not the platform's.
+
+use std::sync::Arc;
+
+use futures::stream::{self, StreamExt};
+use k8s_openapi::api::core::v1::Namespace as Object;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams};
+use kube::{Client, Resource};
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::opt_in::OptIn;
+use pillion_api::{ClusterInjectionProfile, InjectionProfile};
+use pillion_engine::profile::ProfileName;
+use pillion_engine::snapshot::Snapshot;
+use serde_json::Value;
+
+use crate::client::{chain, lists};
+use crate::informer::change::Change;
+use crate::informer::fetch::{get, not_to_be_had};
+use crate::informer::index::{Index, Update};
+use crate::informer::namespaces;
+use crate::informer::profiles::{self, Broken, StoredProfile};
+use crate::informer::served::{Pointer, RevisionKey, read_status};
+
+/// How often it is looked for what has to be fetched: each time a revision cannot be used, another may be.
+const ROUNDS: usize = 64;
+/// How many revisions are fetched at a time: there may be thousands.
+const FETCHES: usize = 16;
+
+/// What is there now.
+#[derive(Debug)]
+pub struct ClusterListing {
+    /// As replicas serve it.
+    pub snapshot: Arc<Snapshot>,
+    /// Whether accepted revisions are served. Where no controller has published any, replicas serve profiles as they stand.
+    pub of_revisions: bool,
+    /// The profiles as they are stored.
+    pub stored: Vec<Stored>,
+    /// Those of which something is wrong.
+    pub broken: Vec<Broken>,
+    /// What could not be read, with the API server's word.
+    pub unread: Vec<(Part, String)>,
+}
+
+/// What is read at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The platform's profiles.
+    ClusterProfiles,
+    /// Those of the namespace, or of all of them.
+    NamespaceProfiles,
+    /// The namespace, or all of them.
+    Namespaces,
+}
+
+impl Part {
+    /// In words.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ClusterProfiles => "cluster profiles",
+            Self::NamespaceProfiles => "profiles of the namespace",
+            Self::Namespaces => "namespaces",
+        }
+    }
+}
+
+/// A profile as it is stored.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// Which one.
+    pub name: ProfileName,
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    /// What the controller says of it.
+    pub status: ProfileStatus,
+    spec: Value,
+}
+
+/// Reads one namespace with the profiles that may act in it, or all namespaces and profiles.
+pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> ClusterListing {
+    let mut unread = Vec::new();
+    let mut stored = Vec::new();
+    let cluster = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
+    let own = ApiResource::erase::<InjectionProfile>(&());
+    let own = match namespace {
+        Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &own),
+        None => Api::all_with(client.clone(), &own),
+    };
+    for (what, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
+        match lists::all(&api, &ListParams::default()).await {
+            Ok(found) => stored.extend(found.into_iter().map(Stored::of)),
+            Err(error) => unread.push((what, said(&error))),
+        }
+    }
+    let namespaces = Api::<Object>::all(client.clone());
+    let found = match namespace {
+        Some(name) => namespaces.get_metadata_opt(name).await.map(|found| found.into_iter().collect()),
+        None => lists::all_metadata(&namespaces, &ListParams::default()).await,
+    };
+    let found = found.unwrap_or_else(|error| {
+        unread.push((Part::Namespaces, said(&error)));
+        Vec::new()
+    });
+    let found: Vec<_> = found.into_iter().map(|object| namespaces::read(object.metadata, opt_in)).collect();
+
+    let of_revisions = stored.iter().any(|stored| stored.status.revision.is_some());
+    let mut index = if of_revisions { Index::default().of_revisions() } else { Index::default() };
+    let mut broken = Vec::new();
+    let mut take = |index: &mut Index, update| broken.extend(index.update(update));
+    for is_cluster in [true, false] {
+        let of_kind = stored.iter().filter(|stored| stored.name.namespace.is_none() == is_cluster);
+        if of_revisions {
+            let update = if is_cluster { Update::PublishedCluster } else { Update::PublishedNamespaced };
+            for change in list(of_kind.map(|stored| Pointer::new(stored.metadata.clone(), stored.status.clone()))) {
+                take(&mut index, update(change));
+            }
+        } else {
+            let update = if is_cluster { Update::Cluster } else { Update::Namespaced };
+            for change in list(of_kind.map(|stored| StoredProfile::new(stored.metadata.clone(), stored.spec.clone()))) {
+                take(&mut index, update(change));
+            }
+        }
+    }
+    for change in list(found.into_iter()) {
+        take(&mut index, Update::Namespace(change));
+    }
+    for _ in 0..ROUNDS {
+        let due = index.due();
+        if due.is_empty() {
+            break;
+        }
+        let fetching = stream::iter(due).map(|key| async move { (fetch(client, &key).await, key) });
+        let mut fetching = fetching.buffer_unordered(FETCHES);
+        while let Some((fetched, key)) = fetching.next().await {
+            take(&mut index, Update::Fetched(key, fetched));
+        }
+    }
+    let snapshot = index.publish().unwrap_or_default();
+    ClusterListing { snapshot, of_revisions, stored, broken, unread }
+}
+
+/// The API server's own words, where it has any.
+fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        error => chain(error),
+    }
+}
+
+async fn fetch(client: &Client, key: &RevisionKey) -> crate::informer::served::Fetched {
+    match get(client.clone(), key).await {
+        Ok(fetched) => fetched,
+        Err(error) => not_to_be_had(key, &chain(&error)),
+    }
+}
+
+/// A whole list, as a watch says it.
+fn list<K, T>(objects: impl Iterator<Item = T>) -> impl Iterator<Item = Change<K, T>> {
+    std::iter::once(Change::Restarted).chain(objects.map(Change::Listed)).chain([Change::ListComplete])
+}
+
+impl Stored {
+    fn of(mut object: DynamicObject) -> Self {
+        let mut part = |name: &str| object.data.get_mut(name).map(Value::take).unwrap_or_default();
+        let (spec, status) = (part("spec"), read_status(part("status")));
+        Self { name: profiles::name(object.metadata.clone()), metadata: object.metadata, status, spec }
+    }
+
+    /// Its text, as it is stored.
+    #[must_use]
+    pub const fn spec(&self) -> &Value {
+        &self.spec
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> String {
+        match self.name.namespace {
+            Some(_) => InjectionProfile::kind(&()).into_owned(),
+            None => ClusterInjectionProfile::kind(&()).into_owned(),
+        }
+    }
+
+    /// What the controller says under a condition: whether it is true, and its message.
+    #[must_use]
+    pub fn condition(&self, type_: &str) -> Option<(bool, &str, &str)> {
+        let found = self.status.conditions.iter().find(|condition| condition.type_ == type_)?;
+        Some((found.status == "True", &found.reason, &found.message))
+    }
+}

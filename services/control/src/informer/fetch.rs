@@ -1,0 +1,271 @@
+//! Fetches published revisions by name.
+//!
+//! A revision never changes, so it is fetched once and not watched. A few are fetched in parallel. If the API server is
+//! unavailable, a fetch is retried after a growing pause and does not block others.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use http_body_util::LengthLimitError;
+use kube::{Api, Client};
+use pillion_api::revision::{MAX_TEXT_BYTES, object_name};
+use pillion_api::{ClusterProfileRevision, ProfileRevision, RevisionSpec};
+use pillion_engine::profile::{Diagnostic, Part, compile_revision};
+
+use crate::client::bounded::bounded;
+use crate::guard;
+use crate::informer::served::{Fetched, RevisionKey};
+
+/// How many are asked for at one time.
+const AT_ONCE: usize = 8;
+
+/// How much of an answer is read: two texts at most, and metadata. A text may be seven times as long in the answer as it
+/// is, because the API server writes some characters as escapes.
+const ANSWER_BYTES: usize = 8 * 1024 * 1024;
+const _: () = assert!(ANSWER_BYTES > 2 * 7 * MAX_TEXT_BYTES);
+
+/// The first pause before it is asked again, and the longest one.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// After such a pause one that still cannot be had is not waited for any longer.
+const PATIENCE: Duration = Duration::from_millis(1_600);
+
+/// What came of it, or why it could not be asked for.
+pub(crate) type Outcome = Result<Fetched, kube::Error>;
+
+/// What is being fetched.
+pub(crate) struct Fetches {
+    client: Option<Client>,
+    queue: VecDeque<(RevisionKey, Duration)>,
+    /// Those that are asked for again after a pause.
+    paused: FuturesUnordered<BoxFuture<'static, (RevisionKey, Duration)>>,
+    running: FuturesUnordered<BoxFuture<'static, (RevisionKey, Duration, Outcome)>>,
+}
+
+impl Fetches {
+    /// Without a client nothing is fetched.
+    pub(crate) fn new(client: Option<Client>) -> Self {
+        let client = client.map(|client| bounded(client, ANSWER_BYTES));
+        Self { client, queue: VecDeque::new(), paused: FuturesUnordered::new(), running: FuturesUnordered::new() }
+    }
+
+    /// Asks for these.
+    pub(crate) fn ask(&mut self, keys: impl IntoIterator<Item = RevisionKey>) {
+        self.queue.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
+        self.start();
+    }
+
+    /// Asks for one again, after a pause that follows the last one.
+    pub(crate) fn ask_again(&mut self, key: RevisionKey, paused: Duration) {
+        let pause = (paused * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        self.paused.push(tokio::time::sleep(pause).map(move |()| (key, pause)).boxed());
+    }
+
+    /// The next that is done; never, if there is none. With the pause that was made before it.
+    pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, Outcome) {
+        loop {
+            // Cancel-safe: what is not done stays where it is, and nothing is awaited in between.
+            tokio::select! {
+                Some(waited) = self.paused.next() => {
+                    self.queue.push_back(waited);
+                    self.start();
+                }
+                Some(done) = self.running.next() => {
+                    self.start();
+                    return done;
+                }
+                else => std::future::pending().await,
+            }
+        }
+    }
+
+    fn start(&mut self) {
+        let Some(client) = &self.client else { return };
+        while self.running.len() < AT_ONCE
+            && let Some((key, pause)) = self.queue.pop_front()
+        {
+            let client = client.clone();
+            self.running.push(
+                async move {
+                    let outcome = get(client, &key).await;
+                    (key, pause, outcome)
+                }
+                .boxed(),
+            );
+        }
+    }
+}
+
+/// Whether it was asked for in vain for so long that nobody should wait for it.
+pub(crate) fn is_out_of_patience(paused: Duration) -> bool {
+    paused >= PATIENCE
+}
+
+/// What is said of a revision that is not to be had for now.
+pub(crate) fn not_to_be_had(key: &RevisionKey, why: &str) -> Fetched {
+    let name = object_name(&key.profile.name, &key.revision);
+    Fetched::Missing(vec![fault(format!("the published revision {name} cannot be read: {why}"), "it is tried again")])
+}
+
+fn fault(message: String, help: &str) -> Diagnostic {
+    Diagnostic { path: "status.revision".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
+}
+
+/// Why asking again would not help, if it would not.
+fn refusal(error: &kube::Error) -> Option<String> {
+    match error {
+        kube::Error::Service(cause) if cause.is::<LengthLimitError>() => {
+            Some(format!("its object is larger than {ANSWER_BYTES} bytes"))
+        }
+        // Rights are granted, load passes, and versions come to agree.
+        kube::Error::Api(status)
+            if ![401, 403, 408, 409, 429].contains(&status.code) && (400..500).contains(&status.code) =>
+        {
+            Some(status.message.clone())
+        }
+        _ => None,
+    }
+}
+
+pub(crate) async fn get(client: Client, key: &RevisionKey) -> Outcome {
+    let name = object_name(&key.profile.name, &key.revision);
+    let found = if let Some(namespace) = &key.profile.namespace {
+        let found = Api::<ProfileRevision>::namespaced(client, namespace).get_opt(&name).await;
+        found.map(|found| found.map(|object| object.spec))
+    } else {
+        let found = Api::<ClusterProfileRevision>::all(client).get_opt(&name).await;
+        found.map(|found| found.map(|object| object.spec))
+    };
+    let found: Option<RevisionSpec> = match found {
+        // It is there, and not one that this build reads.
+        Err(kube::Error::SerdeError(_)) => None,
+        Err(error) => match refusal(&error) {
+            Some(why) => {
+                let message = format!("the published revision {name} cannot be read: {why}");
+                return Ok(Fetched::Unusable(vec![fault(
+                    message,
+                    "make the profile's text smaller, or go back to another",
+                )]));
+            }
+            None => return Err(error),
+        },
+        Ok(found) => found,
+    };
+    let Some(spec) = found.filter(|spec| *spec.revision == *key.revision) else {
+        let message = format!("the published revision {name} is not there, or this build does not read it");
+        return Ok(Fetched::Missing(vec![fault(message, "the controller makes it again if it is missing")]));
+    };
+    Ok(match guard::compiled(&key.profile, || compile_revision(&key.profile, &spec)) {
+        Ok(compiled) => Fetched::Compiled(Arc::new(compiled)),
+        Err(diagnostics) => Fetched::Unusable(diagnostics),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::client::Body;
+    use pillion_engine::profile::{ProfileName, compile};
+    use serde_json::json;
+    use tower::service_fn;
+
+    use super::*;
+
+    fn spec() -> serde_json::Value {
+        json!({"activation": "Never", "template": {"metadata": {"labels": {"a": "b"}}}})
+    }
+
+    fn key(profile: &str) -> RevisionKey {
+        let profile = ProfileName::cluster(profile);
+        let compiled = compile(&profile, &serde_json::from_value(spec()).unwrap()).unwrap();
+        RevisionKey { revision: compiled.revision().into(), profile }
+    }
+
+    /// An API server that answers so, by the path that it is asked for.
+    fn fetches(answer: impl Fn(&str) -> (u16, String) + Clone + Send + Sync + 'static) -> Fetches {
+        let service = service_fn(move |request: http::Request<Body>| {
+            let (code, text) = answer(request.uri().path());
+            let answer = http::Response::builder().status(code).body(Body::from(text.into_bytes()));
+            async move { answer.map_err(|error| kube::Error::Service(error.into())) }
+        });
+        Fetches::new(Some(Client::new(service, "default")))
+    }
+
+    /// A revision whose object is padded as the API server pads one by its escapes.
+    fn object(bytes: usize) -> String {
+        let (text, revision) = (spec().to_string(), key("big").revision);
+        let description = "\\u003c".repeat(bytes / 6);
+        format!(
+            r#"{{"apiVersion":"pillion.dev/v1alpha1","kind":"ClusterProfileRevision",
+                "metadata":{{"name":"big-{revision}","annotations":{{"a":"{description}"}}}},
+                "spec":{{"profile":"big","revision":"{revision}","generation":1,"bounds":"Platform","text":{}}}}}"#,
+            json!(text)
+        )
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_many_escapes_is_read_and_one_without_end_is_told() {
+        let mut fetches = fetches(|path| {
+            (200, object(if path.contains("big-") { 7 * 2 * MAX_TEXT_BYTES } else { 2 * ANSWER_BYTES }))
+        });
+        fetches.ask([key("big"), key("endless")]);
+        for _ in 0..2 {
+            let (asked, _, outcome) = fetches.next().await;
+            match (&*asked.profile.name, outcome.unwrap()) {
+                ("big", Fetched::Compiled(_)) => {}
+                ("endless", Fetched::Unusable(why)) => assert!(why[0].message.contains("larger"), "{why:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_revision_over_which_the_engine_panics_cannot_be_used_and_the_next_one_can() {
+        let mut fetches = fetches(|_| (200, object(0)));
+        for (panics, message) in [(true, "a fault of Pillion's"), (false, "")] {
+            let fault = panics.then(|| guard::faults::at("big"));
+            fetches.ask([key("big")]);
+            let (_, _, outcome) = fetches.next().await;
+            drop(fault);
+            match outcome.unwrap() {
+                Fetched::Unusable(why) if panics => assert!(why[0].message.contains(message), "{why:?}"),
+                Fetched::Compiled(_) if !panics => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_asking_again_does_not_mend_is_not_asked_for_again() {
+        let status = |code: u16| {
+            json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "message": "no", "code": code})
+                .to_string()
+        };
+        for (code, is_final) in [(400, true), (422, true), (403, false), (429, false), (500, false)] {
+            let mut fetches = fetches(move |_| (code, status(code)));
+            fetches.ask([key("proxy")]);
+            let (_, _, outcome) = fetches.next().await;
+            assert_eq!(matches!(outcome, Ok(Fetched::Unusable(_))), is_final, "{code}: {outcome:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_wait_take_no_turn_of_others() {
+        let mut fetches = fetches(|_| (404, "{}".to_owned()));
+        for number in 0..2 * AT_ONCE {
+            fetches.ask_again(key(&format!("gone-{number}")), LONGEST_PAUSE);
+        }
+        let began = tokio::time::Instant::now();
+        fetches.ask([key("new")]);
+        assert_eq!(&*fetches.next().await.0.profile.name, "new");
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        for _ in 0..2 * AT_ONCE {
+            assert!(is_out_of_patience(fetches.next().await.1));
+        }
+        assert!(began.elapsed() >= LONGEST_PAUSE);
+    }
+}

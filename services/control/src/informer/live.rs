@@ -1,0 +1,151 @@
+//! Looks up a namespace that the watch has not delivered yet: a pod may arrive within milliseconds of its namespace.
+//!
+//! The name comes from the client, and the request uses the replica's permissions, so it is bounded in every way. Only
+//! valid namespace names are looked up. There is one request for a name at a time, however many pods wait for it, a
+//! limit of concurrent requests, rate limits in total and for each client, and a short timeout. Results are cached
+//! briefly, "not found" more briefly, longer while the API server is unavailable ([`crate::informer::lookup_cache`]). A
+//! lookup never fails: a namespace that is not found is unknown.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Namespace as NamespaceObject;
+use kube::{Api, Client};
+use pillion_api::names::is_dns_label;
+use pillion_api::opt_in::OptIn;
+use pillion_engine::lookup::Answer;
+use pillion_engine::snapshot::Namespace;
+use tokio::time::Instant;
+
+use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, Remembered, STALE_FOR, ask_limit};
+use crate::informer::lookup_metrics::{self, LookupKind};
+use crate::informer::namespaces;
+
+pub use crate::informer::lookup_cache::FetchError;
+pub use crate::informer::lookup_metrics::LookupResult;
+
+/// How long it is remembered that one is not there, or could not be asked for.
+const UNKNOWN_FOR: Duration = Duration::from_secs(1);
+/// What an entry takes besides the namespace, about.
+const ENTRY_BYTES: usize = 256;
+
+fn bounds(answer_limit: Duration) -> Bounds {
+    Bounds {
+        ask_limit: ask_limit(answer_limit),
+        at_once: 8,
+        a_second: Some(40),
+        // So that one client does not use up what all may.
+        a_second_per_client: 10,
+        capacity: 4 * 1024 * 1024,
+        // The watch delivers it much sooner.
+        found_for: Duration::from_secs(10),
+        missing_for: UNKNOWN_FOR,
+        failed_for: UNKNOWN_FOR,
+        stale_for: STALE_FOR,
+        wanted: "a namespace that the watch has not delivered",
+    }
+}
+
+/// The answer to the question for a namespace; `None` if there is none of that name.
+pub type Fetched = lookup_cache::Fetched<Namespace>;
+
+/// Counts look-ups of namespaces, as `pillion_live_lookups`.
+pub type LookupMetrics = lookup_metrics::LookupMetrics<NamespaceLookup>;
+
+/// What these look-ups are about.
+#[derive(Clone, Copy, Debug)]
+pub struct NamespaceLookup;
+
+impl LookupKind for NamespaceLookup {
+    const NAME: &'static str = "live_lookups";
+    const HELP: &'static str = "Look-ups of namespaces that the watch had not delivered, by how they ended";
+    const ALL: &'static [Self] = &[Self];
+
+    fn label(self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// Namespaces looked up one by one. Clones share what they remember, and the bounds.
+#[derive(Clone)]
+pub struct LiveNamespaces {
+    remembered: Remembered<Box<str>, Arc<Namespace>, NamespaceLookup>,
+    answer_limit: Duration,
+}
+
+impl fmt::Debug for LiveNamespaces {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("LiveNamespaces").field("remembered", &self.remembered.len()).finish_non_exhaustive()
+    }
+}
+
+impl LiveNamespaces {
+    /// Asks the API server, which may take so long, waiting for a turn included: a pod waits for it, and the API server
+    /// itself waits for the pod's answer. Namespaces opt in by these labels.
+    #[must_use]
+    pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration, opt_in: OptIn) -> Self {
+        let api: Api<NamespaceObject> = Api::all(client);
+        let opt_in = Arc::new(opt_in);
+        let fetch = move |name: Box<str>| {
+            let (api, opt_in) = (api.clone(), Arc::clone(&opt_in));
+            async move {
+                let found = api.get_metadata_opt(&name).await?;
+                Ok(found.map(|object| namespaces::read(object.metadata, &opt_in).1))
+            }
+            .boxed()
+        };
+        Self::made(fetch, metrics, answer_limit)
+    }
+
+    /// Asks whom you like, who may take 250 milliseconds.
+    #[must_use]
+    pub fn by(
+        fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
+        metrics: LookupMetrics,
+    ) -> Self {
+        Self::made(fetch, metrics, ANSWER_LIMIT)
+    }
+
+    fn made(
+        fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
+        metrics: LookupMetrics,
+        answer_limit: Duration,
+    ) -> Self {
+        let fetch = move |name| fetch(name).map(|answer| answer.map(|found| found.map(Arc::new))).boxed();
+        let bytes = |namespace: &Arc<Namespace>| namespace.memory();
+        let remembered = Remembered::new(
+            fetch,
+            move |name, found| ENTRY_BYTES + name.len() + found.map_or(0, bytes),
+            bounds(answer_limit),
+            metrics,
+        );
+        Self { remembered, answer_limit }
+    }
+
+    /// A namespace; or that there is none of this name, or that it could not be found out. Takes no longer than the answer
+    /// may.
+    pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
+        self.look(name, Asker::own(Instant::now() + self.answer_limit)).await
+    }
+
+    /// The same for a review that this client sent. `after`: an answer from before this moment will not do.
+    pub async fn get_for(&self, name: &str, client: IpAddr, after: Option<Instant>) -> Answer<Arc<Namespace>> {
+        let own = Asker::own(Instant::now() + self.answer_limit);
+        self.look(name, Asker { client: Some(client), after, ..own }).await
+    }
+
+    async fn look(&self, name: &str, asker: Asker<'_>) -> Answer<Arc<Namespace>> {
+        if !is_dns_label(name) {
+            self.remembered.count(NamespaceLookup, LookupResult::Invalid);
+            return Answer::Missing;
+        }
+        self.remembered.get(NamespaceLookup, name.into(), asker).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! Answers that are remembered, with somebody else in the API server's place, who may be away for half an hour.
+
+use std::sync::atomic::AtomicUsize;
+
+use futures::FutureExt;
+use prometheus_client::registry::Registry;
+
+use super::*;
+
+const BOUNDS: Bounds = Bounds {
+    ask_limit: Duration::from_millis(240),
+    at_once: 4,
+    a_second: None,
+    a_second_per_client: 3,
+    capacity: 1024 * 1024,
+    found_for: Duration::from_secs(30),
+    missing_for: Duration::from_secs(5),
+    failed_for: Duration::from_secs(1),
+    stale_for: STALE_FOR,
+    wanted: "a thing",
+};
+
+#[derive(Clone, Copy, Debug)]
+struct Thing;
+
+impl LookupKind for Thing {
+    const NAME: &'static str = "things";
+    const HELP: &'static str = "Things";
+    const ALL: &'static [Self] = &[Self];
+
+    fn label(self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// How the API server is.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// It answers at once: names that begin with `no` are of nothing.
+    Well,
+    /// Nobody listens.
+    Gone,
+    /// It takes connections and says nothing.
+    Hanging,
+    /// It says that this is not to be read.
+    Forbidding,
+    /// It says that who serves names that begin with `broken` does not answer it, and all else is well.
+    InPart,
+}
+
+struct World {
+    things: Remembered<Box<str>, usize, Thing>,
+    state: Arc<Mutex<State>>,
+    /// How many questions there were; what is there has this number as its value.
+    asked: Arc<AtomicUsize>,
+    registry: Registry,
+}
+
+impl World {
+    fn new() -> Self {
+        let state = Arc::new(Mutex::new(State::Well));
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (how, count) = (Arc::clone(&state), Arc::clone(&asked));
+        let fetch = move |name: Box<str>| {
+            let number = count.fetch_add(1, Ordering::SeqCst) + 1;
+            let state = *how.lock().unwrap();
+            async move {
+                match state {
+                    State::Well => Ok((!name.starts_with("no")).then_some(number)),
+                    State::Gone => Err(FetchError::unavailable("no route")),
+                    State::Hanging => std::future::pending().await,
+                    State::Forbidding => Err(FetchError::refused("forbidden")),
+                    State::InPart if name.starts_with("broken") => {
+                        let status = kube::core::Status { code: 503, ..kube::core::Status::default() };
+                        Err(kube::Error::Api(status.boxed()).into())
+                    }
+                    State::InPart => Ok(Some(number)),
+                }
+            }
+            .boxed()
+        };
+        let mut registry = Registry::default();
+        let metrics = LookupMetrics::register(&mut registry);
+        let things = Remembered::new(fetch, |_, _| 100, BOUNDS, metrics);
+        Self { things, state, asked, registry }
+    }
+
+    fn becomes(&self, state: State) {
+        *self.state.lock().unwrap() = state;
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// What is answered, in words, and how long it took.
+    async fn get(&self, name: &str) -> (String, Duration) {
+        let began = Instant::now();
+        let answer = self.things.get(Thing, name.into(), Asker::own(began + Duration::from_millis(250))).await;
+        let text = match answer {
+            Answer::Found(number) => format!("found {number}"),
+            Answer::Missing => "missing".to_owned(),
+            Answer::Failed(why) => format!("failed: {why}"),
+            Answer::NotAsked => "not asked".to_owned(),
+        };
+        (text, began.elapsed())
+    }
+
+    async fn text(&self, name: &str) -> String {
+        self.get(name).await.0
+    }
+
+    fn counted(&self, result: LookupResult) -> usize {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let series = format!("pillion_things_total{{result=\"{}\"}} ", result.as_str());
+        text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
+    }
+}
+
+/// Lets what was spawned run. No time passes.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn pass(seconds: u64) {
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_in_use_is_asked_for_again_and_nobody_waits() {
+    let world = World::new();
+    assert_eq!(world.text("a").await, "found 1");
+    pass(19).await;
+    assert_eq!(world.text("a").await, "found 1");
+    settle().await;
+    assert_eq!(world.asked(), 1, "fresh");
+    pass(1).await;
+    for _ in 0..10 {
+        assert_eq!(world.text("a").await, "found 1");
+    }
+    settle().await;
+    assert_eq!((world.asked(), world.counted(LookupResult::Refreshed)), (2, 1), "in its last third, once");
+    assert_eq!(world.text("a").await, "found 2");
+    pass(30).await;
+    assert_eq!(world.text("a").await, "found 3", "what was not used is asked for when it is wanted");
+    assert_eq!(world.counted(LookupResult::Found), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_an_hour_without_the_api_server_changes_no_answer() {
+    for state in [State::Gone, State::Hanging] {
+        let world = World::new();
+        let names: Vec<_> =
+            (0..20).map(|number| format!("{}-{number}", if number % 4 == 0 { "no" } else { "yes" })).collect();
+        let mut before = Vec::new();
+        for name in &names {
+            before.push(world.text(name).await);
+        }
+        assert_eq!(before.iter().filter(|answer| *answer == "missing").count(), 5);
+        world.becomes(state);
+        let mut waited = 0;
+        for minute in 0..30 {
+            pass(60).await;
+            for (name, before) in names.iter().zip(&before) {
+                let (answer, took) = world.get(name).await;
+                assert_eq!(answer, *before, "{state:?}, minute {minute}, {name}");
+                assert!(took <= Duration::from_millis(250), "{took:?}");
+                waited += usize::from(took > Duration::ZERO);
+                settle().await;
+            }
+        }
+        assert!(waited <= 30, "{state:?}: one pod waits, the others do not: {waited}");
+        assert_eq!(world.counted(LookupResult::Stale), 600);
+        assert!(world.text("yes-new").await.starts_with("failed: "), "what was never known is not");
+
+        world.becomes(State::Well);
+        pass(10).await;
+        for name in &names {
+            world.get(name).await;
+            settle().await;
+        }
+        let stale = world.counted(LookupResult::Stale);
+        assert_ne!(world.text("yes-1").await, before[1], "the answers are new again");
+        assert_eq!(world.counted(LookupResult::Stale), stale);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_answer_is_served_for_an_hour_and_for_minutes_if_it_is_forbidden() {
+    let world = World::new();
+    world.get("a").await;
+    world.get("b").await;
+    world.becomes(State::Forbidding);
+    pass(31).await;
+    assert_eq!(world.text("b").await, "found 2", "it may have started a moment ago");
+    pass(270).await;
+    assert_eq!(world.text("b").await, "failed: the API server did not give it");
+    world.becomes(State::Gone);
+    pass(3230).await;
+    assert_eq!(world.text("a").await, "found 1");
+    pass(100).await;
+    assert_eq!(world.text("a").await, "failed: the API server did not give it");
+    assert_eq!(
+        world.text("b").await,
+        "failed: the API server did not give it",
+        "what was refused is not known any more"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_broken_for_one_makes_no_answer_old_for_others() {
+    let world = World::new();
+    assert_eq!([world.text("broken").await, world.text("a").await], ["found 1", "found 2"]);
+    world.becomes(State::InPart);
+    pass(2400).await;
+    assert_eq!(world.text("broken").await, "found 1", "an old answer is better than none");
+    assert_eq!(world.text("a").await, "found 4", "it can be asked for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_who_want_what_is_old_ask_once() {
+    let world = World::new();
+    world.get("a").await;
+    pass(40).await;
+    let answers = futures::future::join_all((0..50).map(|_| world.text("a"))).await;
+    assert!(answers.iter().all(|answer| answer == "found 2"), "{answers:?}");
+    assert_eq!(world.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenant_with_many_questions_leaves_turns_to_others() {
+    let order = Arc::<Mutex<Vec<Box<str>>>>::default();
+    let told = Arc::clone(&order);
+    let fetch = move |name: Box<str>| {
+        told.lock().unwrap().push(name);
+        async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            Ok(Some(1))
+        }
+        .boxed()
+    };
+    let metrics = LookupMetrics::register(&mut Registry::default());
+    let things = Remembered::new(fetch, |_, _| 100, Bounds { at_once: 8, ..BOUNDS }, metrics);
+    let get = async |name: String, tenant: &str| {
+        let own = Asker::own(Instant::now() + Duration::from_millis(240));
+        let asker = Asker { tenant: Some(tenant), ..own };
+        things.get(Thing, name.into(), asker).await
+    };
+    let noisy = futures::future::join_all((0..40).map(|number| get(format!("noisy-{number}"), "noisy")));
+    let quiet = get("quiet".to_owned(), "quiet");
+    let (_, quiet) = futures::join!(noisy, quiet);
+    assert!(matches!(quiet, Answer::Found(_)));
+    let at = order.lock().unwrap().iter().position(|name| &**name == "quiet").unwrap();
+    assert!(at <= 2, "{at} were asked for before");
+    assert!(things.asking.tenants.turns.lock().unwrap().values().all(|turns| turns.strong_count() == 0));
+}

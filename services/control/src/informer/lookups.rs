@@ -1,0 +1,226 @@
+//! Looks up what reviews need beside the namespace: the pod's service account, its owners, and objects that profiles
+//! declare.
+//!
+//! It opens no watch. Watching every service account, Job and workload of a large cluster would take more memory than
+//! everything else, for the few objects that a profile needs. An object is read when the first pod needs it and cached
+//! for half a minute, which bounds how late a change is seen. The pods of one workload arrive together, share a service
+//! account, and cost one request. Of service accounts and owners only the metadata is read.
+//!
+//! A pod waits for the result, so a lookup is bounded: one deadline for everything that a review needs, one request for
+//! an object at a time, few concurrent requests in total and fewer for one tenant, a rate limit for each client, and
+//! little memory. "Not found" is cached briefly, a failure more briefly still. Objects in use are refreshed before they
+//! expire, and stale ones are served while the API server is unavailable ([`crate::informer::lookup_cache`]).
+
+mod key;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
+use kube::Client;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::lookup::{Answer, LookedUp, OwnerChain, Query, Wanted};
+use tokio::time::Instant;
+
+use crate::client::bounded::bounded;
+use crate::guard::guarded;
+use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, Remembered, STALE_FOR, ask_limit};
+use crate::informer::lookup_metrics::{LookupKind, LookupMetrics, LookupResult};
+
+pub use key::{Key, Which};
+
+/// What an entry takes besides what was found, about.
+const ENTRY_BYTES: usize = 512;
+/// How much of an answer is read: what may be kept of it, and `managedFields`, which are not. A larger one has failed.
+const ANSWER_BYTES: usize = 1024 * 1024;
+
+/// How long and how much is remembered of what is looked up for profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LookupSettings {
+    /// How long all look-ups of one review may take together. Shorter than whoever asks waits for them, so that it is known
+    /// how each ended.
+    pub answer_limit: Duration,
+    /// How long an object that is there is fresh: how late a change of it may be seen.
+    pub fresh_for: Duration,
+    /// How old an answer may be that is served while the API server cannot be asked.
+    pub stale_for: Duration,
+    /// Memory for all answers, in bytes.
+    pub memory: u64,
+    /// Requests to the API server that the reviews of one client address may cause in any one second. All API servers may
+    /// share one address.
+    pub a_second_per_client: u32,
+}
+
+impl Default for LookupSettings {
+    /// A quarter of a second, half a minute, an hour, 16 MiB, 200.
+    fn default() -> Self {
+        Self {
+            answer_limit: ANSWER_LIMIT,
+            fresh_for: Duration::from_secs(30),
+            stale_for: STALE_FOR,
+            memory: 16 * 1024 * 1024,
+            a_second_per_client: 200,
+        }
+    }
+}
+
+impl From<LookupSettings> for Bounds {
+    fn from(settings: LookupSettings) -> Self {
+        let LookupSettings { answer_limit, fresh_for, stale_for, memory, a_second_per_client } = settings;
+        Self {
+            ask_limit: ask_limit(answer_limit),
+            at_once: 16,
+            a_second: None,
+            a_second_per_client,
+            capacity: memory,
+            found_for: fresh_for,
+            missing_for: Duration::from_secs(5).min(fresh_for),
+            // The next pods fail at once instead of waiting in vain.
+            failed_for: Duration::from_secs(1),
+            stale_for,
+            wanted: "what a profile reads",
+        }
+    }
+}
+
+/// What the API server answered, as JSON: an object, or a list of objects; `None` if there is none.
+pub type Fetched = lookup_cache::Fetched<Arc<OwnedTape>>;
+/// How a look-up ended.
+type Found = Answer<Arc<OwnedTape>>;
+
+/// Counts look-ups, as `pillion_lookups`.
+pub type Metrics = LookupMetrics<LookupTarget>;
+
+/// What a look-up is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookupTarget {
+    /// A pod's service account.
+    ServiceAccount,
+    /// One of an object's owners.
+    Owner,
+    /// An object, or several, that a profile declares.
+    Object,
+}
+
+impl LookupKind for LookupTarget {
+    const NAME: &'static str = "lookups";
+    const HELP: &'static str =
+        "Look-ups of service accounts, owners and declared objects for reviews, by how they ended";
+    const ALL: &'static [Self] = &[Self::ServiceAccount, Self::Owner, Self::Object];
+
+    fn label(self) -> Option<&'static str> {
+        Some(match self {
+            Self::ServiceAccount => "service_account",
+            Self::Owner => "owner",
+            Self::Object => "object",
+        })
+    }
+}
+
+/// Look-ups. Clones share what they remember, and the bounds.
+#[derive(Clone)]
+pub struct Lookups {
+    remembered: Remembered<Key, Arc<OwnedTape>, LookupTarget>,
+    answer_limit: Duration,
+}
+
+impl fmt::Debug for Lookups {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Lookups").field("remembered", &self.remembered.len()).finish_non_exhaustive()
+    }
+}
+
+impl Lookups {
+    /// Asks the API server.
+    #[must_use]
+    pub fn new(client: Client, metrics: Metrics) -> Self {
+        Self::with_settings(client, metrics, LookupSettings::default())
+    }
+
+    /// Asks the API server, and remembers as the settings say.
+    #[must_use]
+    pub fn with_settings(client: Client, metrics: Metrics, settings: LookupSettings) -> Self {
+        let client = bounded(client, ANSWER_BYTES);
+        Self::made(move |key| key.fetch(client.clone()).boxed(), metrics, settings)
+    }
+
+    /// Asks whom you like.
+    #[must_use]
+    pub fn by(fetch: impl Fn(Key) -> BoxFuture<'static, Fetched> + Send + Sync + 'static, metrics: Metrics) -> Self {
+        Self::made(fetch, metrics, LookupSettings::default())
+    }
+
+    fn made(
+        fetch: impl Fn(Key) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
+        metrics: Metrics,
+        settings: LookupSettings,
+    ) -> Self {
+        let weight = |key: &Key, object: Option<&Arc<OwnedTape>>| {
+            ENTRY_BYTES + key.bytes() + object.map_or(0, |object| object.memory())
+        };
+        let answer_limit = settings.answer_limit;
+        Self { remembered: Remembered::new(fetch, weight, settings.into(), metrics), answer_limit }
+    }
+
+    /// Everything that a review wants, within the settings' limit. It never fails as a whole: each answer says how it ended.
+    pub async fn get(&self, wanted: Wanted) -> LookedUp {
+        self.look(wanted, None).await
+    }
+
+    /// The same for a review that this client sent.
+    pub async fn get_for(&self, wanted: Wanted, client: IpAddr) -> LookedUp {
+        self.look(wanted, Some(client)).await
+    }
+
+    async fn look(&self, wanted: Wanted, client: Option<IpAddr>) -> LookedUp {
+        let Wanted { namespace, service_account, owners, objects } = wanted;
+        let own = Asker::own(Instant::now() + self.answer_limit);
+        let asker = Asker { client, tenant: Some(&namespace), ..own };
+        let account = async {
+            let Some(name) = service_account else { return Answer::NotAsked };
+            self.one(LookupTarget::ServiceAccount, Key::service_account(&namespace, &name), asker).await
+        };
+        let owners = async {
+            let Some(chain) = owners else { return Answer::NotAsked };
+            self.follow(chain, &namespace, asker).await
+        };
+        let objects = objects.into_iter().map(|query: Query| async {
+            let found = self.one(LookupTarget::Object, Key::declared(&query), asker).await;
+            (query, found)
+        });
+        let (service_account, owners, objects) = futures::join!(account, owners, join_all(objects));
+        LookedUp { service_account, owners, objects, cluster: None }
+    }
+
+    /// Follows owners to the end of their chain. Each step waits for the one before it.
+    async fn follow(&self, mut chain: OwnerChain, namespace: &str, asker: Asker<'_>) -> Answer<OwnerChain> {
+        while let Some(key) = chain.next().and_then(|next| Key::owner(namespace, next)) {
+            match self.one(LookupTarget::Owner, Some(key), asker).await {
+                Answer::Found(object) => {
+                    if guarded(&"the owner of a pod", || chain.found(Some(object))).is_err() {
+                        return Answer::Failed("it cannot be read".into());
+                    }
+                }
+                Answer::Missing => chain.found(None),
+                Answer::Failed(why) => return Answer::Failed(why),
+                Answer::NotAsked => return Answer::NotAsked,
+            }
+        }
+        Answer::Found(chain)
+    }
+
+    /// One look-up. Without a key there can be no such object: its name is none.
+    async fn one(&self, what: LookupTarget, key: Option<Key>, asker: Asker<'_>) -> Found {
+        let Some(key) = key else {
+            self.remembered.count(what, LookupResult::Invalid);
+            return Answer::Missing;
+        };
+        self.remembered.get(what, key, asker).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Reduces a namespace to its labels and annotations: a few hundred bytes of the five thousand of the object.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::opt_in::OptIn;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use tracing::debug;
+
+use crate::informer::change::Change;
+
+/// `kubectl apply` keeps the whole object in this annotation. Nobody asks for a profile there, and it is the largest part
+/// of most namespaces.
+pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Bytes of one annotation, key and value, that are kept. The API server takes 256 KiB: tools keep their state so, and no
+/// profile reads that. One that is larger is, for profiles, not there.
+pub const ANNOTATION_BYTES: usize = 4 * 1024;
+/// Bytes of all annotations of a namespace that are kept: as many of the smallest as fit.
+pub const ANNOTATIONS_BYTES: usize = 16 * 1024;
+
+/// A namespace with its name.
+pub type Named = (Box<str>, Namespace);
+
+/// What a watch of namespaces says.
+pub type NamespaceChange = Change<Box<str>, Named>;
+
+/// The name and what is kept, where namespaces opt in by these labels.
+#[must_use]
+pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
+    let name: Box<str> = metadata.name.unwrap_or_default().into();
+    let annotations = metadata.annotations.into_iter().flatten().filter(|(key, _)| key != LAST_APPLIED);
+    let mut annotations: Vec<_> = annotations.collect();
+    let bytes = |(key, value): &(String, String)| key.len() + value.len();
+    if annotations.iter().map(bytes).sum::<usize>() > ANNOTATION_BYTES {
+        annotations.sort_by(|one, other| (bytes(one), &one.0).cmp(&(bytes(other), &other.0)));
+        let (count, mut kept) = (annotations.len(), 0);
+        annotations.retain(|annotation| {
+            kept += bytes(annotation);
+            bytes(annotation) <= ANNOTATION_BYTES && kept <= ANNOTATIONS_BYTES
+        });
+        if let Some(dropped) = count.checked_sub(annotations.len()).filter(|dropped| *dropped > 0) {
+            debug!(namespace = %name, dropped, "annotations are too large to be kept; profiles do not see them");
+        }
+    }
+    (name, Namespace::new(metadata.labels.into_iter().flatten(), annotations).opting_in_by(opt_in))
+}
+
+/// Follows a watch of namespaces. The namespaces themselves are kept in the snapshot alone, so that they are in memory
+/// once; of a list that is not complete yet only what is new is kept here.
+#[derive(Debug, Default)]
+pub struct NamespaceIndex {
+    listing: Option<Listing>,
+    synced: bool,
+}
+
+#[derive(Debug, Default)]
+struct Listing {
+    namespaces: Vec<(Box<str>, Arc<Namespace>)>,
+    /// Some are not in the snapshot as they are here.
+    changed: bool,
+}
+
+impl NamespaceIndex {
+    /// Takes a change. Whether the snapshot has become another one.
+    pub fn update(&mut self, change: NamespaceChange, snapshot: &mut Snapshot) -> bool {
+        match change {
+            Change::Restarted => {
+                self.listing = Some(Listing::default());
+                false
+            }
+            Change::Listed((name, namespace)) => {
+                let listing = self.listing.get_or_insert_default();
+                let known = snapshot.namespace(&name).filter(|known| **known == namespace);
+                listing.changed |= known.is_none();
+                listing.namespaces.push((name, known.unwrap_or_else(|| Arc::new(namespace))));
+                false
+            }
+            Change::ListComplete => {
+                let Listing { namespaces, changed } = self.listing.take().unwrap_or_default();
+                let first = !std::mem::replace(&mut self.synced, true);
+                if !first && !changed && namespaces.len() == snapshot.namespace_count() {
+                    return false;
+                }
+                *snapshot = snapshot.with_shared_namespaces(namespaces);
+                true
+            }
+            Change::Applied((name, namespace)) => {
+                if snapshot.namespace(&name).is_some_and(|known| *known == namespace) {
+                    return false;
+                }
+                snapshot.set_namespace(&name, Some(Arc::new(namespace)));
+                true
+            }
+            Change::Deleted(name) => {
+                let known = snapshot.namespace(&name).is_some();
+                if known {
+                    snapshot.set_namespace(&name, None);
+                }
+                known
+            }
+        }
+    }
+
+    /// Whether a list was complete at least once.
+    #[must_use]
+    pub const fn synced(&self) -> bool {
+        self.synced
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn the_copy_that_kubectl_keeps_is_not_kept() {
+        let metadata = ObjectMeta {
+            name: Some("shop".to_owned()),
+            labels: Some(BTreeMap::from([("team".to_owned(), "red".to_owned())])),
+            annotations: Some(BTreeMap::from([
+                (LAST_APPLIED.to_owned(), "{}".to_owned()),
+                ("pillion.dev/profiles".to_owned(), "nginx".to_owned()),
+            ])),
+            ..ObjectMeta::default()
+        };
+        let (name, namespace) = read(metadata, &OptIn::default());
+        assert_eq!(&*name, "shop");
+        assert_eq!(namespace, Namespace::new([("team", "red")], [("pillion.dev/profiles", "nginx")]));
+    }
+
+    #[test]
+    fn an_annotation_of_the_largest_size_is_not_kept_and_takes_no_other_with_it() {
+        let annotations = |sizes: &[usize]| {
+            let pairs = sizes.iter().enumerate().map(|(number, size)| (format!("a{number}"), "x".repeat(*size)));
+            let metadata = ObjectMeta { annotations: Some(pairs.collect()), ..ObjectMeta::default() };
+            let kept = read(metadata, &OptIn::default()).1;
+            kept.annotations().map(|(key, _)| key.to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(annotations(&[10, 256 * 1024, 20]), ["a0", "a2"]);
+        assert_eq!(annotations(&[ANNOTATION_BYTES - 2]), ["a0"]);
+        assert!(annotations(&[ANNOTATION_BYTES - 1]).is_empty());
+        let many = annotations(&[4000, 4000, 4000, 4000, 4000, 10]);
+        assert_eq!(many, ["a0", "a1", "a2", "a3", "a5"], "the smallest, as many as fit");
+    }
+
+    #[test]
+    fn what_changes_nothing_makes_no_snapshot() {
+        let mut index = NamespaceIndex::default();
+        let red = || Namespace::new([("team", "red")], []);
+        let mut snapshot = Snapshot::default();
+        let mut update = |change| index.update(change, &mut snapshot);
+        assert!(update(Change::Applied(("shop".into(), red()))));
+        assert!(!update(Change::Applied(("shop".into(), red()))));
+        assert!(!update(Change::Deleted("other".into())));
+        assert!(update(Change::Applied(("shop".into(), Namespace::default()))));
+        assert!(update(Change::Deleted("shop".into())));
+    }
+
+    #[test]
+    fn a_list_that_says_what_is_known_keeps_what_is_there() {
+        let mut index = NamespaceIndex::default();
+        let mut snapshot = Snapshot::default();
+        let named = |name: &str, team| Change::Listed((name.into(), Namespace::new([("team", team)], [])));
+        let mut list = |snapshot: &mut Snapshot, all: &[(&str, &'static str)]| {
+            index.update(Change::Restarted, snapshot);
+            for (name, team) in all {
+                assert!(!index.update(named(name, *team), snapshot));
+            }
+            index.update(Change::ListComplete, snapshot)
+        };
+        assert!(list(&mut snapshot, &[]), "the first one counts though it is empty");
+        assert!(list(&mut snapshot, &[("a", "red"), ("b", "red")]));
+        let before = snapshot.namespace("a").unwrap();
+        assert!(!list(&mut snapshot, &[("b", "red"), ("a", "red")]));
+        assert!(list(&mut snapshot, &[("a", "red"), ("b", "blue")]));
+        assert!(Arc::ptr_eq(&before, &snapshot.namespace("a").unwrap()));
+        assert!(list(&mut snapshot, &[("a", "red")]));
+        assert_eq!(snapshot.namespace("b"), None);
+    }
+}

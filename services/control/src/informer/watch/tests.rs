@@ -1,0 +1,217 @@
+//! What is published and told of what the watches say, and what becomes of a watch that is cut off.
+
+use std::time::Duration;
+
+use super::*;
+
+fn empty_lists() -> Vec<Update> {
+    let profiles = [Update::Cluster, Update::Namespaced]
+        .into_iter()
+        .flat_map(|update: fn(ProfileChange) -> Update| [update(Change::Restarted), update(Change::ListComplete)]);
+    let shop = ("shop".into(), pillion_engine::snapshot::Namespace::default());
+    let namespaces = [Change::Restarted, Change::Listed(shop), Change::ListComplete].map(Update::Namespace);
+    profiles.chain(namespaces).collect()
+}
+
+#[tokio::test]
+async fn it_is_synced_once_the_snapshot_is_there_and_ends_when_asked() {
+    let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    let (watches, mut status) = Publisher::new(Arc::clone(&published));
+    let shutdown = CancellationToken::new();
+    let updates = stream::iter(empty_lists()).chain(stream::pending());
+    let running = tokio::spawn(watches.follow(updates, Fetches::new(None), shutdown.clone()));
+    let synced = *status.wait_for(|status| status.synced).await.unwrap();
+    assert_eq!(synced.namespaces, 1);
+    assert!(published.load().namespace("shop").is_some());
+    shutdown.cancel();
+    assert!(running.await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn guardrails_that_were_there_stay() {
+    let guardrails = pillion_engine::limits::Guardrails { max_containers: 1, ..Default::default() };
+    let published = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails.clone())));
+    let (watches, status) = Publisher::new(Arc::clone(&published));
+    let ended = watches.follow(stream::iter(empty_lists()), Fetches::new(None), CancellationToken::new()).await;
+    assert!(ended.is_err() && status.borrow().synced);
+    assert_eq!(published.load().namespace_count(), 1);
+    assert_eq!(*published.load().guardrails(), guardrails);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_made_is_not_published_and_the_watches_go_on() {
+    let (tell, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let updates = stream::poll_fn(move |context| heard.poll_recv(context));
+    let (publisher, mut status) = Publisher::new(Arc::default());
+    let shutdown = CancellationToken::new();
+    let fault = crate::guard::faults::at("the snapshot");
+    let running = tokio::spawn(publisher.follow(updates, Fetches::new(None), shutdown.clone()));
+    for update in empty_lists() {
+        tell.send(update).unwrap();
+    }
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!running.is_finished() && !status.borrow().synced, "it would look ready, with nothing to serve");
+    drop(fault);
+    let later = ("later".into(), pillion_engine::snapshot::Namespace::default());
+    tell.send(Update::Namespace(Change::Applied(later))).unwrap();
+    let synced = *status.wait_for(|status| status.synced).await.unwrap();
+    assert_eq!(synced.namespaces, 2);
+    shutdown.cancel();
+    assert!(running.await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn watches_that_end_by_themselves_are_an_error() {
+    let (publisher, status) = Publisher::new(Arc::default());
+    let ended = publisher.follow(stream::iter(empty_lists()), Fetches::new(None), CancellationToken::new()).await;
+    assert!(ended.is_err());
+    assert!(status.borrow().synced, "what came before was taken");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revision_that_cannot_be_had_for_seconds_is_not_waited_for() {
+    let answers = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        let status = r#"{"apiVersion":"v1","kind":"Status","status":"Failure","message":"no","code":403}"#;
+        http::Response::builder().status(403).body(kube::client::Body::from(status.as_bytes().to_vec()))
+    });
+    let pointer = Pointer {
+        name: pillion_engine::profile::ProfileName::cluster("proxy"),
+        uid: "1".into(),
+        published: Some(crate::informer::served::Publication {
+            newest: "ab".into(),
+            promoted: None,
+            rollout: None,
+            kept: Arc::default(),
+        }),
+    };
+    let namespaces = [Change::Restarted, Change::ListComplete].map(Update::Namespace);
+    let updates = [
+        Update::PublishedNamespaced(Change::Restarted),
+        Update::PublishedNamespaced(Change::ListComplete),
+        Update::PublishedCluster(Change::Restarted),
+        Update::PublishedCluster(Change::Listed(pointer)),
+        Update::PublishedCluster(Change::ListComplete),
+    ];
+    let updates = stream::iter(updates.into_iter().chain(namespaces)).chain(stream::pending());
+    let (publisher, mut status) = Publisher::new(Arc::default());
+    let fetches = Fetches::new(Some(Client::new(answers, "default")));
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(publisher.of_revisions().follow(updates, fetches, shutdown.clone()));
+    let began = tokio::time::Instant::now();
+    let limit = Duration::from_mins(1);
+    let synced = tokio::time::timeout(limit, status.wait_for(|status| status.synced)).await;
+    assert_eq!(synced.unwrap().unwrap().broken_profiles, 1);
+    assert!(began.elapsed() >= Duration::from_secs(2), "one refusal may pass: {:?}", began.elapsed());
+    shutdown.cancel();
+    assert!(running.await.unwrap().is_ok());
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn profile(name: &str, generation: i64, image: &str) -> StoredProfile {
+    let metadata = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+        name: Some(name.to_owned()),
+        generation: Some(generation),
+        ..Default::default()
+    };
+    let spec = serde_json::json!({"template": {"spec": {"containers": [{"name": "sidecar", "image": image}]}}});
+    StoredProfile::new(metadata, spec)
+}
+
+#[test]
+fn a_profile_that_is_taken_up_changed_or_gone_is_told_with_its_revisions() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let told = move || String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
+    let snapshots = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    let (mut publisher, _status) = Publisher::new(Arc::clone(&snapshots));
+    let revision = || snapshots.load().profiles().iter().next().map(|profile| profile.revision().to_owned());
+
+    for update in empty_lists().into_iter().chain([Update::Cluster(Change::Applied(profile("proxy", 1, "proxy:1")))]) {
+        publisher.index.update(update);
+    }
+    publisher.publish();
+    let (text, first) = (told(), revision().unwrap());
+    assert!(text.contains(&format!("the profile is at work profile=proxy revision=\"{first}\"")), "{text}");
+
+    publisher.index.update(Update::Cluster(Change::Applied(profile("proxy", 2, "proxy:2"))));
+    publisher.publish();
+    let (text, second) = (told(), revision().unwrap());
+    let expected = format!("profile=proxy old_revision=\"{first}\" revision=\"{second}\"");
+    assert!(text.contains(&expected) && text.lines().count() == 1, "{text}");
+
+    let other = ("other".into(), pillion_engine::snapshot::Namespace::default());
+    publisher.index.update(Update::Namespace(Change::Applied(other)));
+    publisher.publish();
+    assert_eq!(told(), "", "a namespace is no news");
+
+    publisher.index.update(Update::Cluster(Change::Deleted(profile("proxy", 2, "proxy:2").name)));
+    publisher.publish();
+    let text = told();
+    assert!(text.contains(&format!("the profile is gone profile=proxy old_revision=\"{second}\"")), "{text}");
+
+    for number in 0..TOLD + 5 {
+        let stored = profile(&format!("p{number}"), 1, "p:1");
+        publisher.index.update(Update::Cluster(Change::Applied(stored)));
+    }
+    publisher.publish();
+    let text = told();
+    assert!(text.lines().count() == TOLD + 1 && text.contains("more=5"), "{text}");
+}
+
+type Told = watcher::Result<Event<&'static str>>;
+
+fn cut_off() -> Told {
+    Err(watcher::Error::NoResourceVersion)
+}
+
+fn told(events: Vec<Told>) -> impl Stream<Item = Change<&'static str, &'static str>> + Send {
+    changes(stream::iter(events), Kind::Namespaces, CacheMetrics::default(), |object| object, |object| object)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_was_cut_off_begins_anew() {
+    let events = vec![
+        Ok(Event::Init),
+        Ok(Event::InitApply("half")),
+        cut_off(),
+        Ok(Event::Init),
+        Ok(Event::InitApply("whole")),
+        Ok(Event::InitDone),
+        Ok(Event::Delete("whole")),
+    ];
+    let expected = [
+        Change::Listed("half"),
+        Change::Restarted,
+        Change::Listed("whole"),
+        Change::ListComplete,
+        Change::Deleted("whole"),
+    ];
+    assert_eq!(told(events).collect::<Vec<_>>().await, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pause_grows_though_each_attempt_announces_a_list() {
+    let events = (0..8).flat_map(|_| [Ok(Event::Init), cut_off()]).collect();
+    let began = tokio::time::Instant::now();
+    assert_eq!(told(events).count().await, 8);
+    let took = began.elapsed();
+    // Without growth it would be less than four; and what has come back is not waited for long.
+    assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
+}

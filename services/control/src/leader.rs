@@ -1,0 +1,31 @@
+//! The context of a task that only the leader runs.
+
+use std::sync::Arc;
+
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+
+use crate::release::Release;
+
+/// Who manages fields that the controller writes by server-side apply.
+pub const FIELD_MANAGER: &str = "pillion-controller";
+
+/// The context of a task that only the leader runs, for one term.
+///
+/// For a moment, two controllers may believe that they lead. So no task relies on it: every write is guarded by the
+/// object's `resourceVersion`, or its result does not depend on the writer.
+#[derive(Clone)]
+pub struct LeaderContext {
+    /// A client of the API server.
+    pub client: Client,
+    /// The controller's release.
+    pub release: Arc<Release>,
+    /// Cancelled when the term ends: the controller has lost the lease or shuts down. Tasks return soon after.
+    pub stop: CancellationToken,
+}
+
+impl std::fmt::Debug for LeaderContext {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("LeaderContext").field("release", &self.release).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,52 @@
+//! Writes the status of a profile of either kind.
+
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::{Client, Resource};
+use pillion_api::names::API_VERSION;
+use pillion_api::{ClusterInjectionProfile, InjectionProfile};
+use pillion_engine::profile::ProfileName;
+use serde_json::{Value, json};
+
+/// The kind of a profile.
+pub(crate) fn kind(name: &ProfileName) -> &'static str {
+    if name.namespace.is_some() { InjectionProfile::KIND } else { ClusterInjectionProfile::KIND }
+}
+
+/// Where a profile is.
+pub(crate) fn api(client: &Client, name: &ProfileName) -> Api<DynamicObject> {
+    by_scope::<ClusterInjectionProfile, InjectionProfile>(client, name).0
+}
+
+/// One of two kinds, by the scope of a profile.
+pub(crate) fn by_scope<C, N>(client: &Client, name: &ProfileName) -> (Api<DynamicObject>, ApiResource)
+where
+    C: Resource<DynamicType = ()>,
+    N: Resource<DynamicType = ()>,
+{
+    if let Some(namespace) = &name.namespace {
+        let resource = ApiResource::erase::<N>(&());
+        (Api::namespaced_with(client.clone(), namespace, &resource), resource)
+    } else {
+        let resource = ApiResource::erase::<C>(&());
+        (Api::all_with(client.clone(), &resource), resource)
+    }
+}
+
+/// Server-side applies what `manager` says of the status. `guard` is what metadata it must still have: its `uid`, or its
+/// `resourceVersion`. The object as it is then.
+pub(crate) async fn apply(
+    client: &Client,
+    name: &ProfileName,
+    manager: &str,
+    guard: (&str, Option<&str>),
+    status: Value,
+) -> kube::Result<DynamicObject> {
+    let (field, value) = guard;
+    let body = json!({
+        "apiVersion": API_VERSION,
+        "kind": kind(name),
+        "metadata": {"name": name.name, field: value},
+        "status": status,
+    });
+    api(client, name).patch_status(&name.name, &PatchParams::apply(manager).force(), &Patch::Apply(&body)).await
+}

@@ -1,0 +1,490 @@
+//! One turn: observes the objects, decides the next step, and executes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use kube::api::PostParams;
+use pillion_api::webhook_configuration;
+use rustls_pki_types::CertificateDer;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::error::TurnError;
+use super::objects::{ObjectClients, Objects, Observations};
+use super::question::{Answered, Question, UNASKED};
+use super::rehearsal::{End, LIMIT, Rehearsal, Stage};
+use super::{RotatorChannels, RotatorMetrics, Settings, report};
+use crate::certificates::authority::{Known, MakeError, Making, SystemRandomness};
+use crate::certificates::rotation::{
+    self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
+};
+use crate::leader::{FIELD_MANAGER, LeaderContext};
+use crate::probe::{self, Expected, Found};
+use crate::trust_probe::Identity;
+use crate::webhook_config::live::Versions;
+use crate::webhook_config::{self, Live, Rules, Target};
+
+/// What comes after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Something was written: look again.
+    Again,
+    /// There is nothing to write.
+    Wait {
+        /// Why.
+        blocked: Blocked,
+        /// When time alone changes it.
+        until: Option<Timestamp>,
+    },
+}
+
+/// Makes turns, and keeps the state of the leader's term.
+pub(super) struct Reconciler {
+    leading: LeaderContext,
+    clients: ObjectClients,
+    settings: Settings,
+    metrics: RotatorMetrics,
+    /// What the `ConfigMap` said last, for when it says neither.
+    disarmed: bool,
+    /// The authority that could not sign when it was asked to: it has ended, or was made for other names.
+    unable: Option<Generation>,
+    /// Which versions of the configurations there are, and since when this leader has seen them so.
+    standing: (Versions, Instant),
+    /// Who is trusted and not known, while that has to stay: also what somebody took out of the configuration since.
+    strangers: Vec<CertificateDer<'static>>,
+    /// When the leaf that the canary shows is to be made anew.
+    canary_renewal: Timestamp,
+    /// Whether API servers are known to reach the replicas.
+    rehearsal: Rehearsal,
+    /// Whether it was given up to wait for that, and nobody was told.
+    gave_up: bool,
+}
+
+impl Reconciler {
+    pub(super) fn new(leading: LeaderContext, settings: Settings, metrics: RotatorMetrics) -> Self {
+        let clients = ObjectClients::new(leading.client.clone(), &leading.release);
+        Self {
+            leading,
+            clients,
+            settings,
+            metrics,
+            disarmed: false,
+            unable: None,
+            standing: (Versions::new(), Instant::now()),
+            strangers: Vec::new(),
+            canary_renewal: Timestamp::MIN,
+            rehearsal: Rehearsal::Due,
+            gave_up: false,
+        }
+    }
+
+    /// Whether it was given up, since the last time that this was asked, to wait until API servers reach the replicas.
+    pub(super) const fn gave_up(&mut self) -> bool {
+        std::mem::replace(&mut self.gave_up, false)
+    }
+
+    /// One turn.
+    pub(super) async fn make(&mut self, channels: &mut RotatorChannels) -> Result<Next, TurnError> {
+        let release = Arc::clone(&self.leading.release);
+        let lifetimes = &self.settings.lifetimes;
+        let mut objects = Objects::read(&self.clients, &release, lifetimes, &channels.clock, self.disarmed).await?;
+        self.disarmed = objects.live.disarmed;
+        let standing = self.stands_for(&objects.live);
+        self.note_strangers(&objects);
+        let expected = self.expected(&objects);
+        let stage = Stage::of(&objects.configuration, &objects.live, &release);
+        self.rehearsal = self.rehearsal.after(stage, Instant::now());
+        let asked = self.question(&objects);
+        let answered = Answered::to(channels.answered.borrow_and_update().as_ref(), asked);
+        // That a replica was reached is no proof of whom an API server trusts besides.
+        let propagation = if self.rehearsal.goes_on() { UNASKED } else { answered };
+        self.rehearse(answered);
+        let question = self.question(&objects);
+        self.show(question, &objects, channels)?;
+        let endpoints = match &expected {
+            Some(expected) => Found::of(channels.found.borrow_and_update().as_ref(), expected),
+            None => probe::fold::UNKNOWN,
+        };
+        let besides = Observations { endpoints, propagation, unable: self.unable, standing };
+        let seen = objects.observed(&release, besides);
+        if let Some(highest) = seen.forged() {
+            self.disbelieve(highest, &mut objects);
+        }
+        let seen = seen.believed().into_owned();
+        replace(&channels.expected, expected);
+        replace(&channels.question, question);
+
+        let record = seen.record.get();
+        let renewal = seen.serving.get().and_then(|serving| serving.leaf).map(|leaf| leaf.renew_at);
+        self.metrics.looked(seen.now, record, renewal);
+        let step = rotation::next(&self.settings.rotation, &seen);
+        if let Step::Wait { blocked, until } = step {
+            let (blocked, until) = match (blocked, self.rehearsal) {
+                (Blocked::Idle, Rehearsal::Since(since)) => {
+                    let left = LIMIT.saturating_sub(since.elapsed());
+                    (Blocked::Rehearsal, Timestamp::now().checked_add(left).ok())
+                }
+                _ => (blocked, until),
+            };
+            self.metrics.waits(Some(blocked));
+            let target = self.target(&objects, &seen, channels).map(Arc::new);
+            replace(&channels.target, target);
+            return Ok(Next::Wait { blocked, until });
+        }
+        if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
+            // Whoever damaged it may do so again and again: that is paced by who repairs.
+            let target = self.wanted(&step, &objects, channels)?;
+            replace(&channels.target, target.map(Arc::new));
+            self.metrics.waits(Some(Blocked::Repair));
+            return Ok(Next::Wait { blocked: Blocked::Repair, until: None });
+        }
+        self.metrics.waits(None);
+        let name = name(&step);
+        let done = self.perform(&step, &objects, &seen, channels).await;
+        if let (Step::WriteLeaf { signer, .. }, Err(TurnError::Make(error))) = (&step, &done) {
+            self.note_unable(*signer, error);
+        }
+        self.metrics.did(
+            name,
+            match &done {
+                Ok(()) => "ok",
+                Err(error) if error.is_conflict() => "conflict",
+                Err(_) => "error",
+            },
+        );
+        done.map(|()| Next::Again)
+    }
+
+    async fn perform(
+        &self,
+        step: &Step,
+        objects: &Objects,
+        seen: &Observed,
+        channels: &RotatorChannels,
+    ) -> Result<(), TurnError> {
+        match step {
+            Step::Wait { .. } => Ok(()),
+            Step::NewAuthority { generation, trigger } => {
+                self.new_authority(*generation, *trigger, objects, seen).await
+            }
+            Step::Advance(record) => self.advance(record.clone(), objects).await,
+            Step::WriteLeaf { signer, epoch } => self.write_leaf(*signer, *epoch, objects).await,
+            Step::Claim { epoch } => {
+                let LeaderContext { client, release, .. } = &self.leading;
+                webhook_config::claim(client, release, &objects.live, *epoch)
+                    .await
+                    .map_err(TurnError::Configuration)?;
+                info!(epoch, "the webhook configuration is claimed; it is filled when endpoints answer");
+                Ok(())
+            }
+            Step::WriteBundle { repair, .. } => match self.wanted(step, objects, channels)? {
+                Some(target) => self.write_bundle(target, *repair, objects, channels).await,
+                None => Ok(()),
+            },
+        }
+    }
+
+    async fn new_authority(
+        &self,
+        generation: Generation,
+        trigger: Option<Trigger>,
+        objects: &Objects,
+        seen: &Observed,
+    ) -> Result<(), TurnError> {
+        let fresh = self.making(objects.time.now, |making| making.authority(generation, &[]))?;
+        let record = Record::with(fresh.facts, trigger, seen);
+        let phase = record.phase;
+        let known = objects.authority.with(record, Some(fresh))?;
+        let mut secret = known.secret(&self.leading.release, objects.record.as_ref())?;
+        if let Some(request) = objects.request.as_ref().filter(|request| Some(request.trigger()) == trigger) {
+            request.fulfil(&mut secret);
+        }
+        self.put(secret, objects.record.is_some()).await?;
+        if let Some(fault) = &objects.authority.fault {
+            warn!(%fault, "the record of the rotation was damaged");
+        }
+        trigger.inspect(|trigger| self.metrics.began(*trigger));
+        info!(
+            authority = generation.0,
+            trigger = trigger.map(Trigger::as_str),
+            phase = phase.as_str(),
+            "a new authority is made"
+        );
+        Ok(())
+    }
+
+    async fn advance(&self, record: Record, objects: &Objects) -> Result<(), TurnError> {
+        let (phase, epoch) = (record.phase, record.epoch);
+        let known = objects.authority.with(record, None)?;
+        let secret = known.secret(&self.leading.release, objects.record.as_ref())?;
+        self.put(secret, objects.record.is_some()).await?;
+        if phase == Phase::Stable {
+            info!(epoch, "the rotation is through");
+        } else {
+            info!(phase = phase.as_str(), epoch, "the rotation goes on");
+        }
+        Ok(())
+    }
+
+    async fn write_leaf(&self, signer: Generation, epoch: u64, objects: &Objects) -> Result<(), TurnError> {
+        let known = objects.known().ok_or(TurnError::NoRecord)?;
+        let release = &self.leading.release;
+        let leaf = self.making(objects.time.now, |making| known.sign(signer, &release.server_names(), making))?;
+        let secret = leaf.secret(release, epoch, objects.leaf.as_ref());
+        self.put(secret, objects.leaf.is_some()).await?;
+        info!(authority = signer.0, not_after = %leaf.not_after, renew_at = %leaf.renew_at, "a new certificate is to be served");
+        Ok(())
+    }
+
+    async fn write_bundle(
+        &self,
+        target: Target,
+        repair: Repair,
+        objects: &Objects,
+        channels: &RotatorChannels,
+    ) -> Result<(), TurnError> {
+        let LeaderContext { client, release, .. } = &self.leading;
+        webhook_config::write(client, release, &objects.live, &target).await.map_err(TurnError::Configuration)?;
+        let epoch = target.epoch;
+        replace(&channels.target, Some(Arc::new(target)));
+        if repair == Repair::Create {
+            let rehearses = self.rehearsal.is_wanted();
+            info!(epoch, rehearses, "the webhook configuration is filled: API servers call from now on");
+        } else {
+            info!(epoch, "API servers are told whom to trust");
+        }
+        Ok(())
+    }
+
+    /// How a step wants the configurations to be.
+    fn wanted(&self, step: &Step, objects: &Objects, channels: &RotatorChannels) -> Result<Option<Target>, TurnError> {
+        let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
+        let known = objects.known().ok_or(TurnError::NoRecord)?;
+        self.filled(objects, known, authorities, *keep_unknown, *epoch, channels).map(Some)
+    }
+
+    /// How the configurations ought to be while nothing is to be written for the rotation's sake.
+    fn target(&self, objects: &Objects, seen: &Observed, channels: &RotatorChannels) -> Option<Target> {
+        let Configuration::Present(bundle) = &seen.configuration else { return None };
+        let known = objects.known()?;
+        let record = known.record();
+        let trusted: Vec<_> = record.trusted().collect();
+        self.filled(objects, known, &trusted, record.keeps_unknown(), bundle.epoch, channels).ok()
+    }
+
+    fn filled(
+        &self,
+        objects: &Objects,
+        known: &Known,
+        authorities: &[Generation],
+        keep_unknown: bool,
+        epoch: u64,
+        channels: &RotatorChannels,
+    ) -> Result<Target, TurnError> {
+        let besides = if keep_unknown { self.strangers.as_slice() } else { &[] };
+        let bundle = known.bundle(authorities, besides)?;
+        let rules = channels.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
+        let rehearses = self.rehearsal.is_wanted();
+        let settings = webhook_configuration::Settings { rehearses, ..self.settings.webhooks.clone() };
+        Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
+    }
+
+    /// Ends the rehearsal if it is time.
+    fn rehearse(&mut self, answered: Propagation) {
+        let Some(end) = self.rehearsal.end(answered, Instant::now()) else { return };
+        self.rehearsal = Rehearsal::Over;
+        let Propagation { proven, behind, silent } = answered;
+        self.metrics.did("rehearse", if end == End::Late { "error" } else { "ok" });
+        match end {
+            End::Proven => {
+                info!(proven, "every API server reached a replica: pods are refused from now on where nobody answers");
+            }
+            End::Partly => info!(
+                proven,
+                behind,
+                silent,
+                ?LIMIT,
+                "not every API server could show that it reaches a replica: pods are refused from now on all the same where nobody answers"
+            ),
+            End::Late => {
+                self.gave_up = true;
+                warn!(behind, silent, ?LIMIT, "{}", report::UNREACHED);
+            }
+        }
+    }
+
+    /// What is to be asked.
+    fn question(&self, objects: &Objects) -> Option<Question> {
+        match &objects.configuration {
+            Configuration::Present(bundle) if self.rehearsal.goes_on() => {
+                Some(Question::Replica { epoch: bundle.epoch })
+            }
+            _ => question(objects),
+        }
+    }
+
+    /// For how long this leader has seen the configurations as they are. The time in their annotation is that of somebody's
+    /// clock; this one runs on whatever the time is said to be.
+    fn stands_for(&mut self, live: &Live) -> Duration {
+        let versions = live.versions();
+        if self.standing.0 != versions {
+            self.standing = (versions, Instant::now());
+        }
+        self.standing.1.elapsed()
+    }
+
+    /// An object says that it was written for an epoch that has not been yet.
+    fn disbelieve(&self, highest: u64, objects: &mut Objects) {
+        let manager = objects.live.disbelieve(highest);
+        self.metrics.disbelieved();
+        warn!(
+            highest,
+            manager,
+            "somebody wrote a higher {} into an object of the rotation than there has been: it counts for nothing, and \
+             is written over",
+            crate::certificates::authority::EPOCH_ANNOTATION
+        );
+    }
+
+    /// An authority was asked to sign, and did not.
+    fn note_unable(&mut self, signer: Generation, error: &MakeError) {
+        if error.is_final() && self.unable != Some(signer) {
+            warn!(authority = signer.0, %error, "the authority cannot sign any more: it needs a successor");
+            self.unable = Some(signer);
+        }
+    }
+
+    fn note_strangers(&mut self, objects: &Objects) {
+        match objects.known() {
+            Some(known) if known.record().keeps_unknown() => {
+                let fresh = objects.unknown.iter().filter(|unknown| !self.strangers.contains(unknown));
+                let fresh: Vec<_> = fresh.cloned().collect();
+                self.strangers.extend(fresh);
+            }
+            Some(_) => self.strangers.clear(),
+            None => {}
+        }
+    }
+
+    /// Has the canary show a leaf of the authority that is asked about, for as long as somebody is asked.
+    fn show(
+        &mut self,
+        question: Option<Question>,
+        objects: &Objects,
+        channels: &RotatorChannels,
+    ) -> Result<(), TurnError> {
+        let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
+            channels.canary.show(None);
+            return Ok(());
+        };
+        if channels.canary.shows() != Some(newest) {
+            channels.canary.show(None);
+        } else if objects.time.now < self.canary_renewal {
+            return Ok(());
+        }
+        // One that is made by a wrong clock is not valid yet when API servers are shown it, or not any more.
+        if objects.time.agrees {
+            let names = self.leading.release.canary_names();
+            let leaf = match self.making(objects.time.now, |making| known.sign(newest, &names, making)) {
+                Err(TurnError::Make(error)) if error.is_final() => {
+                    self.note_unable(newest, &error);
+                    return Ok(());
+                }
+                made => made?,
+            };
+            let identity = Identity::new(newest, leaf.pem().as_bytes(), leaf.key().pem().as_bytes())?;
+            channels.canary.show(Some(identity));
+            self.canary_renewal = leaf.renew_at;
+        }
+        Ok(())
+    }
+
+    /// What endpoints are judged by. While no API server calls, the bundle is empty.
+    fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
+        let known = objects.known()?;
+        let record = known.record();
+        let authority = |authority: &crate::certificates::authority::AuthorityMaterial| probe::Known {
+            generation: authority.facts.generation,
+            certificate: authority.certificate().clone(),
+        };
+        let newest = record.next.or(record.active).map(|newest| newest.generation);
+        let bundle = Self::bundle(objects, known);
+        let authorities = known.authorities().map(authority).collect();
+        Expected::of(&self.leading.release, authorities, newest, bundle, record.leaf_epoch).map(Arc::new)
+    }
+
+    /// Whom every entry trusts.
+    fn bundle(objects: &Objects, known: &Known) -> Vec<CertificateDer<'static>> {
+        let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
+        let trusted = |authority: &&crate::certificates::authority::AuthorityMaterial| {
+            bundle.authorities.contains(&authority.facts.generation)
+        };
+        let ours = known.authorities().filter(trusted).map(|authority| authority.certificate().clone());
+        ours.chain(objects.unknown.iter().cloned()).collect()
+    }
+
+    /// Makes something now.
+    fn making<T>(
+        &self,
+        now: Timestamp,
+        make: impl FnOnce(&mut Making<'_>) -> Result<T, MakeError>,
+    ) -> Result<T, TurnError> {
+        let (release, lifetimes) = (&*self.leading.release, &self.settings.lifetimes);
+        Ok(make(&mut Making { release, lifetimes, now, random: &mut SystemRandomness })?)
+    }
+
+    /// Writes a Secret, guarded by what was read.
+    async fn put(&self, secret: Secret, is_there: bool) -> Result<(), TurnError> {
+        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let name = secret.name_any();
+        let written = if is_there {
+            self.clients.secrets.replace(&name, &parameters, &secret).await
+        } else {
+            self.clients.secrets.create(&parameters, &secret).await
+        };
+        match written {
+            Ok(_) => Ok(()),
+            // Changed or gone since it was read, or there although it was not.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(TurnError::Changed),
+            Err(source) => Err(TurnError::Secret { name, source }),
+        }
+    }
+}
+
+/// What is to be asked: only while a rotation waits for the answer, and when the configuration is as it is wanted.
+fn question(objects: &Objects) -> Option<Question> {
+    let record = objects.known()?.record();
+    if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {
+        return None;
+    }
+    let newest = record.next?.generation;
+    let Configuration::Present(bundle) = &objects.configuration else { return None };
+    let rotation::Bundle { authorities, epoch, written, .. } = bundle;
+    let is_wanted = authorities.contains(&newest) && *epoch >= record.bundle_epoch;
+    is_wanted.then_some(Question::Trust { newest, epoch: *epoch, written: *written })
+}
+
+/// Tells others, if it is anything new.
+fn replace<T: PartialEq>(sender: &tokio::sync::watch::Sender<T>, value: T) {
+    sender.send_if_modified(|known| {
+        let differs = *known != value;
+        if differs {
+            *known = value;
+        }
+        differs
+    });
+}
+
+const fn name(step: &Step) -> &'static str {
+    match step {
+        Step::NewAuthority { .. } => "new_authority",
+        Step::Advance(_) => "advance",
+        Step::Claim { .. } => "claim",
+        Step::WriteLeaf { .. } => "write_leaf",
+        Step::WriteBundle { .. } => "write_bundle",
+        Step::Wait { .. } => "wait",
+    }
+}

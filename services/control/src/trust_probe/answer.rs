@@ -1,0 +1,191 @@
+//! Interprets the responses of API servers.
+
+use pillion_api::canary::{REACHED, WEBHOOK};
+
+use crate::certificates::rotation::{Generation, Propagation};
+
+/// What a call proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// Whose leaf was shown to who called, and trusted.
+    pub(super) leaf: Generation,
+    /// The epoch of the entry that was followed.
+    pub(super) epoch: u64,
+}
+
+/// What is known of one API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It called, and trusted the leaf.
+    Proven,
+    /// It called, and did not trust the leaf.
+    Behind,
+    /// Neither is known.
+    Silent(Silence),
+}
+
+/// Why nothing is known of an API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// No connection, or it broke off.
+    Unreachable,
+    /// No answer in time.
+    Timeout,
+    /// It answered yes without a call: it does not know the entry yet, or nobody wrote it.
+    NotCalled,
+    /// It called by an entry that was written for an earlier epoch: it does not know the configuration as it is.
+    Stale,
+    /// It called, and another leaf was shown: the canary's was changed meanwhile.
+    OtherLeaf,
+    /// It refused for another reason, which is this.
+    Refused(String),
+    /// The canary has no leaf of the newest authority to show.
+    NoLeaf,
+}
+
+/// An answer, as far as it matters.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Said<'a> {
+    /// The dry run succeeded.
+    Yes,
+    /// It was refused, with this message.
+    No(&'a str),
+    /// There was no answer.
+    Nothing(&'a Silence),
+}
+
+impl Outcome {
+    /// The labels of all outcomes.
+    pub const LABELS: [&str; 3] = ["proven", "behind", "silent"];
+
+    /// As it stands in metrics.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Proven => "proven",
+            Self::Behind => "behind",
+            Self::Silent(_) => "silent",
+        }
+    }
+}
+
+/// What is known after an answer, if the canary was called with the request's name on a connection on which it had shown a
+/// leaf of `shown`.
+///
+/// That a leaf is trusted proves that the authority came into the bundle; that the entry is of this epoch, or a later one, proves
+/// that the bundle is the one that was written for it, and that whoever was taken out of it is trusted no more.
+pub(super) fn outcome(said: Said<'_>, shown: Option<Shown>, newest: Generation, epoch: u64) -> Outcome {
+    match (said, shown) {
+        (Said::Yes, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => Outcome::Proven,
+        (Said::Yes, Some(shown)) if shown.leaf == newest => Outcome::Silent(Silence::Stale),
+        (Said::Yes, Some(_)) => Outcome::Silent(Silence::OtherLeaf),
+        (Said::Yes, None) => Outcome::Silent(Silence::NotCalled),
+        (Said::No(message), _) if is_mistrust(message) => Outcome::Behind,
+        (Said::No(message), _) => Outcome::Silent(Silence::Refused(message.to_owned())),
+        (Said::Nothing(silence), _) => Outcome::Silent(silence.clone()),
+    }
+}
+
+/// What is known after an answer of an API server whose canaries are led to the replicas: they say that they were reached,
+/// and nobody else does.
+pub(super) fn reached(said: Said<'_>) -> Outcome {
+    match said {
+        Said::No(message) if message.contains(WEBHOOK) && message.contains(REACHED) => Outcome::Proven,
+        // It knows no entry yet, or the one of before.
+        Said::Yes => Outcome::Silent(Silence::NotCalled),
+        Said::No(message) if is_mistrust(message) => Outcome::Behind,
+        Said::No(message) => Outcome::Silent(Silence::Refused(message.to_owned())),
+        Said::Nothing(silence) => Outcome::Silent(silence.clone()),
+    }
+}
+
+/// Whether a refusal is for the canary's certificate. Every error of Go's package of that name begins with it: an unknown
+/// authority, another name, another time.
+fn is_mistrust(message: &str) -> bool {
+    message.contains(WEBHOOK) && message.contains("x509: ")
+}
+
+/// What is known of all of `servers`, of which some may not have been asked. If their number is not known, at least one has
+/// not answered: whoever did may be one of several.
+pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>, servers: Option<usize>) -> Propagation {
+    let (mut proven, mut behind, mut silent) = (0, 0, 0);
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Proven => proven += 1,
+            Outcome::Behind => behind += 1,
+            Outcome::Silent(_) => silent += 1,
+        }
+    }
+    let answered = proven + behind + silent;
+    let unasked = servers.map_or(1, |servers| servers.max(1).saturating_sub(answered));
+    Propagation { proven, behind, silent: silent + unasked }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEWEST: Generation = Generation(2);
+    const MISTRUST: &str = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
+                            Post \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": tls: failed to verify \
+                            certificate: x509: certificate signed by unknown authority";
+
+    #[test]
+    fn only_a_call_that_was_seen_is_a_proof() {
+        let by = |leaf, epoch| Some(Shown { leaf, epoch });
+        assert_eq!(outcome(Said::Yes, by(NEWEST, 7), NEWEST, 7), Outcome::Proven);
+        assert_eq!(outcome(Said::Yes, by(NEWEST, 8), NEWEST, 7), Outcome::Proven);
+        assert_eq!(outcome(Said::Yes, by(NEWEST, 6), NEWEST, 7), Outcome::Silent(Silence::Stale));
+        assert_eq!(outcome(Said::Yes, None, NEWEST, 7), Outcome::Silent(Silence::NotCalled));
+        assert_eq!(outcome(Said::Yes, by(Generation(1), 7), NEWEST, 7), Outcome::Silent(Silence::OtherLeaf));
+        // It called and went on to say no, or nothing: for whatever reason, that is no proof.
+        assert!(matches!(outcome(Said::No("quota"), by(NEWEST, 7), NEWEST, 7), Outcome::Silent(Silence::Refused(_))));
+        let silence = outcome(Said::Nothing(&Silence::Timeout), by(NEWEST, 7), NEWEST, 7);
+        assert_eq!(silence, Outcome::Silent(Silence::Timeout));
+    }
+
+    #[test]
+    fn mistrust_is_told_from_other_failures() {
+        assert_eq!(outcome(Said::No(MISTRUST), None, NEWEST, 7), Outcome::Behind);
+        let other_webhook = MISTRUST.replace("canary.pillion.dev", "somebody.else.dev");
+        let refused = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: Post \
+                       \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": dial tcp 10.0.0.1:8444: \
+                       connect: connection refused";
+        for message in [other_webhook.as_str(), refused, "injectioncanaries.pillion.dev is forbidden", ""] {
+            let silent = Outcome::Silent(Silence::Refused(message.to_owned()));
+            assert_eq!(outcome(Said::No(message), None, NEWEST, 7), silent);
+        }
+    }
+
+    #[test]
+    fn a_replica_was_reached_if_it_says_so_itself() {
+        let denied = format!("admission webhook \"canary.pillion.dev\" denied the request: {REACHED}");
+        assert_eq!(reached(Said::No(&denied)), Outcome::Proven);
+        assert_eq!(reached(Said::No(MISTRUST)), Outcome::Behind);
+        assert_eq!(reached(Said::Yes), Outcome::Silent(Silence::NotCalled), "it does not know the entry yet");
+        let on_the_way = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
+                          Post \"https://pillion.pillion-system.svc:443/canary/7?timeout=5s\": dial tcp 10.0.0.1:443: \
+                          connect: connection refused";
+        let others = denied.replace("canary.pillion.dev", "somebody.else.dev");
+        for message in [on_the_way, others.as_str(), "injectioncanaries.pillion.dev is forbidden"] {
+            assert_eq!(reached(Said::No(message)), Outcome::Silent(Silence::Refused(message.to_owned())));
+        }
+        assert_eq!(reached(Said::Nothing(&Silence::Timeout)), Outcome::Silent(Silence::Timeout));
+    }
+
+    #[test]
+    fn whoever_was_not_asked_is_silent() {
+        let silent = Outcome::Silent(Silence::Timeout);
+        let told = |outcomes: &[Outcome], servers| {
+            let Propagation { proven, behind, silent } = fold(outcomes, servers);
+            (proven, behind, silent)
+        };
+        assert_eq!(told(&[Outcome::Proven, Outcome::Proven], Some(2)), (2, 0, 0));
+        assert_eq!(told(&[Outcome::Proven, silent.clone()], Some(2)), (1, 0, 1));
+        assert_eq!(told(&[Outcome::Proven, Outcome::Behind, silent.clone()], Some(1)), (1, 1, 1));
+        assert_eq!(told(&[Outcome::Proven], Some(3)), (1, 0, 2), "three behind one address");
+        assert_eq!(told(&[], Some(0)), (0, 0, 1), "nobody is not everybody");
+        assert_eq!(told(&[Outcome::Proven], None), (1, 0, 1), "one of an unknown number");
+        assert_eq!(told(&[Outcome::Proven, silent.clone()], None), (1, 0, 2));
+    }
+}

@@ -1,0 +1,435 @@
+//! The endpoint that API servers call: it allows everything, and remembers the names of the calls and the certificate
+//! that it showed.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use pillion_api::canary::{MAX_REVIEW_BYTES, PATH, VALIDATE_PATH, epoch_of};
+use rustls::ServerConfig;
+use rustls::server::NoServerSessionStorage;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::answer::Shown;
+use super::{CanaryMetrics, Settings};
+use crate::certificates::rotation::Generation;
+
+/// How long to rest when no connection can be accepted: there are too many files open, mostly.
+const REST: Duration = Duration::from_millis(50);
+
+/// A leaf of an authority, ready to be served.
+#[derive(Clone)]
+pub struct Identity {
+    generation: Generation,
+    config: Arc<ServerConfig>,
+}
+
+/// They are no certificate and key to serve.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// One of the texts is not in PEM form.
+    #[error("the canary's {0} is not PEM text")]
+    Pem(&'static str),
+    /// They do not go together, or are of a kind that cannot be served.
+    #[error("the canary's certificate and key are of no use together")]
+    Unusable(#[from] rustls::Error),
+}
+
+/// The endpoint. Clones are the same.
+#[derive(Clone)]
+pub struct Canary(Arc<Shared>);
+
+struct Shared {
+    identity: ArcSwapOption<Identity>,
+    /// The names that calls are expected with.
+    expected: Mutex<HashMap<String, Calls>>,
+    metrics: CanaryMetrics,
+}
+
+/// The calls that came with a name, and of whose leaf the one was that was shown to the caller: each configuration has an
+/// entry, and an API server may know the one as it is and the other as it was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Calls {
+    mutating: Option<Shown>,
+    validating: Option<Shown>,
+}
+
+/// A call that is waited for, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Expectation {
+    canary: Canary,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Review {
+    request: ReviewRequest,
+}
+
+#[derive(Deserialize)]
+struct ReviewRequest {
+    uid: String,
+    #[serde(default)]
+    name: String,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Identity").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Canary {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Canary").field("shows", &self.shows()).finish_non_exhaustive()
+    }
+}
+
+impl Identity {
+    /// A leaf of this authority, its certificates and its key in PEM form. It has to be for the names of the canary's Service.
+    ///
+    /// # Errors
+    /// They are not in PEM form, or do not belong together.
+    pub fn new(generation: Generation, certificates: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
+        let chain = CertificateDer::pem_slice_iter(certificates)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| IdentityError::Pem("certificate"))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| IdentityError::Pem("key"))?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        // Whoever resumes a session does not look at the leaf again.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self { generation, config: Arc::new(config) })
+    }
+
+    /// Whose leaf it is.
+    #[must_use]
+    pub const fn generation(&self) -> Generation {
+        self.generation
+    }
+}
+
+impl Canary {
+    /// One that shows nothing yet: connections are closed.
+    #[must_use]
+    pub fn new(metrics: CanaryMetrics) -> Self {
+        let (identity, expected) = (ArcSwapOption::empty(), Mutex::default());
+        Self(Arc::new(Shared { identity, expected, metrics }))
+    }
+
+    /// Shows this leaf from now on, in new connections; or none.
+    pub fn show(&self, identity: Option<Identity>) {
+        self.0.identity.store(identity.map(Arc::new));
+    }
+
+    /// Whose leaf it shows.
+    #[must_use]
+    pub fn shows(&self) -> Option<Generation> {
+        self.0.identity.load().as_ref().map(|identity| identity.generation)
+    }
+
+    /// Serves until `stop`. All that it does is bounded: connections, their time, and what is read of each.
+    pub async fn serve(&self, listener: TcpListener, settings: &Settings, stop: CancellationToken) {
+        let permits = Arc::new(Semaphore::new(settings.connections.max(1)));
+        let mut connections = JoinSet::new();
+        let accept = async {
+            loop {
+                while connections.try_join_next().is_some() {}
+                // Never closed.
+                let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+                let stream = match listener.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        warn!(%error, "the canary cannot accept a connection");
+                        sleep(REST).await;
+                        continue;
+                    }
+                };
+                let (canary, limit) = (self.clone(), settings.call_limit);
+                connections.spawn(async move {
+                    if timeout(limit, canary.connection(stream)).await.is_err() {
+                        debug!("a connection to the canary took too long");
+                    }
+                    drop(permit);
+                });
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = accept => {}
+        }
+    }
+
+    /// One connection, one handshake, one call.
+    async fn connection(&self, stream: TcpStream) {
+        let Some(identity) = self.0.identity.load_full() else { return };
+        let stream = match TlsAcceptor::from(Arc::clone(&identity.config)).accept(stream).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                // Also how an API server says that it does not trust the leaf; it tells the asker too.
+                debug!(%error, "a handshake with the canary failed");
+                return;
+            }
+        };
+        let service = service_fn(|request| self.answer(request, identity.generation));
+        if let Err(error) =
+            http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service).await
+        {
+            debug!(%error, "a connection to the canary broke off");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>, shown: Generation) -> Result<Response<Full<Bytes>>, Infallible> {
+        let status = |status| {
+            let mut response = Response::new(Full::default());
+            *response.status_mut() = status;
+            response
+        };
+        let path = request.uri().path();
+        let validating = epoch_of(path, VALIDATE_PATH);
+        let entry = validating.or_else(|| epoch_of(path, PATH)).filter(|_| request.method() == Method::POST);
+        let Some(epoch) = entry else { return Ok(status(StatusCode::NOT_FOUND)) };
+        let body = Limited::new(request.into_body(), MAX_REVIEW_BYTES)
+            .collect()
+            .await
+            .map(http_body_util::Collected::to_bytes);
+        let Some(review) = body.ok().and_then(|body| serde_json::from_slice::<Review>(&body).ok()) else {
+            return Ok(status(StatusCode::BAD_REQUEST));
+        };
+        let ReviewRequest { uid, name } = review.request;
+        self.called(&name, validating.is_some(), Shown { leaf: shown, epoch });
+        let answer = json!({
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "response": {"uid": uid, "allowed": true},
+        });
+        let mut response = Response::new(Full::from(answer.to_string()));
+        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        Ok(response)
+    }
+
+    fn called(&self, name: &str, validates: bool, shown: Shown) {
+        self.0.metrics.called();
+        if let Some(calls) = self.lock().get_mut(name) {
+            let call = if validates { &mut calls.validating } else { &mut calls.mutating };
+            *call = Some(shown);
+        }
+    }
+
+    /// Waits for a call with this name, which has to be one that nobody guesses.
+    pub(super) fn expect(&self, name: String) -> Expectation {
+        self.lock().insert(name.clone(), Calls::default());
+        Expectation { canary: self.clone(), name }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Calls>> {
+        self.0.expected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Expectation {
+    /// What was shown to who called with the name by both configurations, if somebody did by entries of one epoch.
+    pub(super) fn shown(&self) -> Option<Shown> {
+        let Calls { mutating, validating } = self.canary.lock().get(&self.name).copied()?;
+        mutating.filter(|_| mutating == validating)
+    }
+}
+
+impl Drop for Expectation {
+    fn drop(&mut self) {
+        self.canary.lock().remove(&self.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillion_testkit::TestCa;
+    use rustls::{ClientConfig, RootCertStore};
+    use rustls_pki_types::ServerName;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+
+    const NAME: &str = "pillion-canary.pillion-system.svc";
+
+    fn identity(generation: u32, ca: &TestCa) -> Identity {
+        let (cert, key) = ca.serving(&[NAME]).unwrap();
+        Identity::new(Generation(generation), cert.as_bytes(), key.as_bytes()).unwrap()
+    }
+
+    async fn start(settings: Settings) -> (Canary, std::net::SocketAddr, CancellationToken) {
+        let canary = Canary::new(CanaryMetrics::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let (serving, until) = (canary.clone(), stop.clone());
+        tokio::spawn(async move { serving.serve(listener, &settings, until).await });
+        (canary, address, stop)
+    }
+
+    async fn connect(
+        address: std::net::SocketAddr,
+        ca: &TestCa,
+    ) -> std::io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(ca.bundle_pem().as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(address).await?;
+        TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
+    }
+
+    /// All that the canary says to one request, until it closes the connection, which it does.
+    async fn call(address: std::net::SocketAddr, ca: &TestCa, path: &str, body: &str) -> std::io::Result<String> {
+        let mut stream = connect(address, ca).await?;
+        let request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await.unwrap()?;
+        Ok(String::from_utf8(answer).unwrap())
+    }
+
+    fn review(name: &str) -> String {
+        json!({"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u-1", "name": name, "dryRun": true}})
+            .to_string()
+    }
+
+    fn leaf(expectation: &Expectation) -> Option<Generation> {
+        expectation.shown().map(|shown| shown.leaf)
+    }
+
+    #[tokio::test]
+    async fn it_remembers_by_the_entry_of_which_epoch_it_was_called() {
+        let (canary, address, _stop) = start(Settings::default()).await;
+        let ca = TestCa::new().unwrap();
+        canary.show(Some(identity(1, &ca)));
+        let one = canary.expect("one".to_owned());
+        call(address, &ca, "/canary/7", &review("one")).await.unwrap();
+        call(address, &ca, "/canary/validate/6", &review("one")).await.unwrap();
+        assert_eq!(one.shown(), None, "the configurations are not of one epoch");
+        call(address, &ca, "/canary/validate/7", &review("one")).await.unwrap();
+        assert_eq!(one.shown(), Some(Shown { leaf: Generation(1), epoch: 7 }));
+        for path in ["/canary/x", "/canary/7/8", "/canaries", "/canary/-1"] {
+            assert!(call(address, &ca, path, &review("one")).await.unwrap().contains("404 Not Found"), "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn it_says_yes_and_remembers_what_it_showed_to_whom() {
+        let (canary, address, _stop) = start(Settings::default()).await;
+        let (first, second) = (TestCa::new().unwrap(), TestCa::new().unwrap());
+        assert!(call(address, &first, "/canary", "{}").await.is_err(), "it has nothing to show yet");
+
+        canary.show(Some(identity(1, &first)));
+        let (one, two) = (canary.expect("one".to_owned()), canary.expect("two".to_owned()));
+        let answer = call(address, &first, "/canary", &review("one")).await.unwrap();
+        assert!(answer.contains("200 OK") && answer.contains(r#""uid":"u-1""#), "{answer}");
+        assert!(answer.contains(r#""allowed":true"#) && answer.contains("connection: close"), "{answer}");
+        assert_eq!((one.shown(), two.shown()), (None, None), "the other configuration did not call");
+        call(address, &first, "/canary/validate", &review("one")).await.unwrap();
+        assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), None));
+
+        canary.show(Some(identity(2, &second)));
+        assert!(call(address, &first, "/canary", &review("two")).await.is_err(), "the leaf is another's now");
+        assert_eq!(two.shown(), None);
+        call(address, &second, "/canary", &review("two")).await.unwrap();
+        call(address, &second, "/canary/validate", &review("two")).await.unwrap();
+        assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), Some(Generation(2))));
+        assert_eq!(canary.0.metrics.calls(), 4);
+        // One knows of the change, and the other does not.
+        canary.show(Some(identity(1, &first)));
+        call(address, &first, "/canary", &review("two")).await.unwrap();
+        assert_eq!(two.shown(), None);
+
+        drop((one, two));
+        call(address, &first, "/canary", &review("nobody expects this")).await.unwrap();
+        assert!(canary.lock().is_empty(), "what is not expected is not remembered");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_there_before_the_leaf_was_changed_tells_of_the_old_one() {
+        let (canary, address, _stop) = start(Settings::default()).await;
+        let ca = TestCa::new().unwrap();
+        canary.show(Some(identity(1, &ca)));
+        let expectation = canary.expect("one".to_owned());
+        let mut stream = connect(address, &ca).await.unwrap();
+        canary.show(Some(identity(2, &ca)));
+        let body = review("one");
+        let request = format!("POST /canary HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.read_to_end(&mut Vec::new()).await.unwrap();
+        canary.show(Some(identity(1, &ca)));
+        call(address, &ca, "/canary/validate", &body).await.unwrap();
+        assert_eq!(leaf(&expectation), Some(Generation(1)), "and not of the second, which nobody was shown");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_review_is_refused() {
+        let (canary, address, _stop) = start(Settings::default()).await;
+        let ca = TestCa::new().unwrap();
+        canary.show(Some(identity(1, &ca)));
+        assert!(call(address, &ca, "/canary", "junk").await.unwrap().contains("400 Bad Request"));
+        assert!(call(address, &ca, "/mutate", &review("x")).await.unwrap().contains("404 Not Found"));
+        // Refused before it is read, so that the answer may be cut off with the rest.
+        let large = call(address, &ca, "/canary", &review(&"x".repeat(MAX_REVIEW_BYTES))).await;
+        assert!(!large.as_deref().unwrap_or_default().contains("200 OK"), "{large:?}");
+        assert_eq!(canary.0.metrics.calls(), 0);
+    }
+
+    #[tokio::test]
+    async fn connections_that_say_nothing_are_cut_and_others_served_then() {
+        // Enough for a call on a machine that is busy.
+        let (connections, call_limit) = (2, Duration::from_secs(1));
+        let (canary, address, stop) = start(Settings { call_limit, connections, ..Settings::default() }).await;
+        let ca = TestCa::new().unwrap();
+        canary.show(Some(identity(1, &ca)));
+        let mut silent = Vec::new();
+        for _ in 0..6 {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        // Those before it go after so long, two at one time.
+        let answer = timeout(Duration::from_secs(30), call(address, &ca, "/canary", &review("x"))).await.unwrap();
+        assert!(answer.unwrap().contains("200 OK"));
+        stop.cancel();
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused() {
+        let (ca, other) = (TestCa::new().unwrap(), TestCa::new().unwrap());
+        let ((cert, key), (_, other_key)) = (ca.serving(&[NAME]).unwrap(), other.serving(&[NAME]).unwrap());
+        let new = |cert: &str, key: &str| Identity::new(Generation(1), cert.as_bytes(), key.as_bytes());
+        assert!(new(&cert, &key).is_ok());
+        assert!(matches!(new(&cert, &other_key), Err(IdentityError::Unusable(_))));
+        assert!(matches!(new(&cert, "junk"), Err(IdentityError::Pem("key"))));
+        assert!(matches!(new("", &key), Err(IdentityError::Unusable(_))));
+    }
+}

@@ -1,0 +1,461 @@
+//! The task that keeps the configurations in their desired state.
+//!
+//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees a change within milliseconds
+//! and corrects it at once. It creates a missing `ConfigMap`. It receives the desired state and decides nothing about
+//! the CA. It never writes for an older epoch than the one already written. It fills an empty configuration only if the
+//! rotation has confirmed the target, since an entry with an untrusted certificate rejects pods.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use tokio::sync::watch;
+use tracing::{debug, error, info, warn};
+
+use super::desired::{Target, owner};
+use super::drift::{Drift, DriftKind, differences};
+use super::live::{Live, epoch};
+use super::metrics::Metrics;
+use super::pacing::{Pacing, Settings};
+use super::write::{WriteError, claim, remove, write};
+use crate::client::chain;
+use crate::client::watch_object::{self, Seen};
+use crate::leader::LeaderContext;
+use crate::release::Release;
+use crate::webhook_config::switch::{self, Making, Position, SwitchState, WEBHOOKS_KEY};
+
+/// Asks anew, where the rotation's record is kept, whether a target of this epoch still is what is wanted, and whether somebody
+/// answers with a leaf that it trusts.
+pub type Confirm = Arc<dyn Fn(u64) -> BoxFuture<'static, bool> + Send + Sync>;
+
+/// How long a confirmation may take.
+const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
+/// How long after a target was not confirmed it is asked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// The first pause after the API server did not write, and the longest one.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+/// Keeps the configurations of a release.
+#[must_use = "nothing is kept until it is run"]
+pub struct Keeper {
+    settings: Settings,
+    metrics: Metrics,
+    target: watch::Receiver<Option<Arc<Target>>>,
+    confirm: Confirm,
+    live: watch::Sender<Option<Live>>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Keeper").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// What a watch said.
+enum Update {
+    Mutating(Seen<MutatingWebhookConfiguration>),
+    Validating(Seen<ValidatingWebhookConfiguration>),
+    Switch(Seen<ConfigMap>),
+}
+
+/// What is to be done about what is there.
+#[derive(Debug, PartialEq)]
+enum Plan {
+    Rest,
+    /// They are there, and shall not be.
+    Remove,
+    /// They are not as they ought to be.
+    Repair(Vec<Drift>),
+    /// They were written for a later epoch.
+    Behind(u64),
+    /// They are another release's.
+    Stranger(String),
+}
+
+/// Which versions of both configurations.
+type Versions = [Option<String>; 2];
+
+struct Keeping {
+    keeper: Keeper,
+    leading: LeaderContext,
+    live: Live,
+    lever: SwitchState,
+    /// Whether each of the three was seen.
+    seen: [bool; 3],
+    pacing: Pacing,
+    making: Making,
+    /// What was last as it ought to be: if that is what is there, what is wanted has changed, and nobody is to blame.
+    good: Option<Versions>,
+    /// Since when it is not as it ought to be.
+    since: Option<Instant>,
+    failures: u32,
+    /// What was told last, so that it is told once.
+    told: Option<String>,
+}
+
+impl Keeper {
+    /// Keeps what it is told to by `target`; nothing before that. What is there is told in return: it wakes whoever decides.
+    pub fn new(
+        settings: Settings,
+        metrics: Metrics,
+        target: watch::Receiver<Option<Arc<Target>>>,
+        confirm: Confirm,
+    ) -> (Self, watch::Receiver<Option<Live>>) {
+        let (live, seen) = watch::channel(None);
+        (Self { settings, metrics, target, confirm, live }, seen)
+    }
+
+    /// Keeps them until the term is over.
+    pub async fn run(self, leading: LeaderContext) {
+        let stop = leading.stop.clone();
+        let metrics = self.metrics.clone();
+        let pacing = Pacing::new(self.settings.clone());
+        let keeping = Keeping {
+            keeper: self,
+            leading,
+            live: Live::default(),
+            lever: SwitchState::default(),
+            seen: [false; 3],
+            pacing,
+            making: Making::default(),
+            good: None,
+            since: None,
+            failures: 0,
+            told: None,
+        };
+        // Every write is guarded: it does no harm to be stopped in the middle of one.
+        stop.run_until_cancelled(keeping.run()).await;
+        for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
+            gauge.set(0);
+        }
+    }
+}
+
+impl Keeping {
+    async fn run(mut self) {
+        let mut updates = self.updates();
+        let mut told = self.keeper.target.clone();
+        loop {
+            let due = self.act().await;
+            let due = [due, self.make_switch().await].into_iter().flatten().min();
+            let sleep = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(due.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let changed = async {
+                if told.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                biased;
+                update = updates.next() => match update {
+                    Some(update) => self.take(update),
+                    // A mistake in this program; the term goes on without changes being seen.
+                    None => return error!("the watches of the webhook configurations ended by themselves"),
+                },
+                () = changed => {}
+                () = sleep => {}
+            }
+        }
+    }
+
+    fn rehearses(&self) -> bool {
+        self.keeper.target.borrow().as_ref().is_some_and(|target| target.settings.rehearses)
+    }
+
+    fn updates(&self) -> BoxStream<'static, Update> {
+        let LeaderContext { client, release, .. } = &self.leading;
+        let (client, name) = (|| client.clone(), release.configuration());
+        let switches = Api::namespaced(client(), release.namespace());
+        stream::select_all([
+            watch_object::watch(Api::all(client()), "the mutating configuration", name).map(Update::Mutating).boxed(),
+            watch_object::watch(Api::all(client()), "the validating configuration", name)
+                .map(Update::Validating)
+                .boxed(),
+            watch_object::watch(switches, "the mark of the break-glass", release.switch()).map(Update::Switch).boxed(),
+        ])
+        .boxed()
+    }
+
+    fn take(&mut self, update: Update) {
+        let place = match update {
+            Update::Mutating(Seen::Is(there)) => {
+                self.live.mutating = there.map(|there| *there);
+                0
+            }
+            Update::Validating(Seen::Is(there)) => {
+                self.live.validating = there.map(|there| *there);
+                1
+            }
+            Update::Switch(Seen::Is(there)) => {
+                self.making.seen(there.is_some());
+                self.switched(there.as_deref());
+                2
+            }
+            // Whoever may not look for the mark cannot wait for it.
+            Update::Switch(Seen::Forbidden) => 2,
+            Update::Mutating(Seen::Forbidden) | Update::Validating(Seen::Forbidden) => return,
+        };
+        if let Some(seen) = self.seen.get_mut(place) {
+            *seen = true;
+        }
+        self.show();
+    }
+
+    /// Makes the `ConfigMap` of the switch where there is none. When to do so, if that is later.
+    async fn make_switch(&mut self) -> Option<Instant> {
+        // Not before there is something to stop: a guardrail refuses pods that nobody decided about while the `ConfigMap` is
+        // there, and whoever could decide is called only then, and known to be reached. That is so for the first time alone.
+        // A person who arms what was disarmed has a `ConfigMap` already, and the guardrail back at once: docs/break-glass.md
+        // says in which order.
+        if self.good.is_none() || self.rehearses() {
+            return None;
+        }
+        let LeaderContext { client, release, .. } = &self.leading;
+        self.making.make(client, release).await
+    }
+
+    fn switched(&mut self, config_map: Option<&ConfigMap>) {
+        let position = switch::webhooks(config_map);
+        let by = switch::author(config_map, WEBHOOKS_KEY);
+        let by = by.as_deref().unwrap_or("unknown");
+        if let Position::Unreadable(value) = &position {
+            let stays = if self.lever.off { "disarmed" } else { "armed" };
+            warn!(value, by, stays, "the break-glass says neither armed nor disarmed: it stays as it was");
+        }
+        if self.lever.move_to(&position) {
+            if self.lever.off {
+                warn!(by, "the webhook configurations are disarmed: they are taken away, and nobody is injected");
+            } else {
+                info!(by, "the webhook configurations are armed again");
+            }
+        }
+        self.live.disarmed = self.lever.off;
+        self.keeper.metrics.disarmed.set(i64::from(self.lever.off));
+    }
+
+    /// Tells what is there, once all of it is known.
+    fn show(&self) {
+        if self.seen == [true; 3] {
+            let live = &self.live;
+            self.keeper.live.send_if_modified(|shown| {
+                let changed = shown.as_ref() != Some(live);
+                if changed {
+                    *shown = Some(live.clone());
+                }
+                changed
+            });
+        }
+    }
+
+    /// Does what is to be done. When to look again, if time alone is a reason to.
+    async fn act(&mut self) -> Option<Instant> {
+        // Each round does one thing, and sees what came of it.
+        for _ in 0..4 {
+            if self.seen != [true; 3] {
+                return None;
+            }
+            match self.once().await {
+                Next::Again => {}
+                Next::At(due) => return Some(due),
+                Next::Rest => break,
+            }
+        }
+        let now = Instant::now();
+        let contested = self.pacing.is_contested(now);
+        self.keeper.metrics.contested.set(i64::from(contested));
+        contested.then(|| now + self.keeper.settings.window / 10)
+    }
+
+    async fn once(&mut self) -> Next {
+        let target = self.keeper.target.borrow().clone();
+        let plan = plan(&self.leading.release, &self.live, target.as_deref(), Timestamp::now());
+        self.keeper.metrics.drifted.set(i64::from(matches!(plan, Plan::Repair(_))));
+        match (plan, target) {
+            (Plan::Remove, _) => return self.remove().await,
+            (Plan::Repair(drifts), Some(target)) => return self.repair(drifts, &target).await,
+            (Plan::Stranger(stranger), _) => {
+                let told = format!("the webhook configuration is that of release {stranger}, and is left alone");
+                self.tell_once(told);
+            }
+            (Plan::Behind(live), target) => {
+                let ours = target.map(|target| target.epoch);
+                debug!(live, ours, "the webhook configuration was written for a later epoch");
+            }
+            (Plan::Rest, Some(_)) if !self.live.disarmed => {
+                self.good = Some(versions(&self.live));
+                self.told = None;
+            }
+            (Plan::Rest | Plan::Repair(_), _) => {}
+        }
+        self.since = None;
+        Next::Rest
+    }
+
+    async fn repair(&mut self, drifts: Vec<Drift>, target: &Target) -> Next {
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        let is_update = self.good.as_ref() == Some(&versions(&self.live));
+        let writer = drifts.iter().find_map(|drift| drift.manager.clone()).unwrap_or_else(|| "unknown".to_owned());
+        let due = self.pacing.due(&writer, now);
+        if !is_update && due > now {
+            let pause = due.duration_since(now);
+            let told =
+                format!("{writer} writes the webhook configurations again and again: undone with pauses from now on");
+            if self.told.as_ref() != Some(&told) {
+                warn!(manager = writer, ?pause, drift = %Drifts(&drifts), "{told}");
+                self.told = Some(told);
+            }
+            return Next::At(due);
+        }
+        match self.write(target).await {
+            Ok(None) => Next::At(now + ASK_AGAIN),
+            Ok(Some(live)) => {
+                self.live = live;
+                self.failures = 0;
+                self.since = None;
+                // It is good once it was compared: what the API server makes of it may differ for ever.
+                self.good = None;
+                self.show();
+                if is_update {
+                    info!(epoch = target.epoch, changes = %Drifts(&drifts), "the webhook configurations were written");
+                } else {
+                    self.pacing.repaired(&writer, now);
+                    self.keeper.metrics.repaired(&drifts);
+                    let (release, after) = (&self.leading.release, since.elapsed());
+                    let is_gone = drifts.iter().any(|drift| drift.kind == DriftKind::Missing);
+                    let help = is_gone.then(|| keep_away(release));
+                    warn!(manager = writer, drift = %Drifts(&drifts), epoch = target.epoch, ?after, help, "the webhook configurations were changed, and are as they ought to be again");
+                }
+                Next::Again
+            }
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    /// Writes what ought to be there; `None` if it is not confirmed that it ought to be.
+    async fn write(&mut self, target: &Target) -> Result<Option<Live>, WriteError> {
+        let LeaderContext { client, release, .. } = &self.leading;
+        let entries = |there: &MutatingWebhookConfiguration| there.webhooks.iter().flatten().next().is_some();
+        if self.live.mutating.as_ref().is_some_and(entries) {
+            return write(client, release, &self.live, target).await.map(Some);
+        }
+        // Nobody is called: whoever is behind has to find that it was claimed, before it is asked whether we are.
+        let is_ours = self.live.mutating.as_ref().is_some_and(|there| epoch(&there.metadata) == target.epoch);
+        if !is_ours {
+            self.live = claim(client, release, &self.live, target.epoch).await?;
+        }
+        let confirmed = tokio::time::timeout(CONFIRM_LIMIT, (self.keeper.confirm)(target.epoch)).await;
+        if confirmed.unwrap_or(false) { write(client, release, &self.live, target).await.map(Some) } else { Ok(None) }
+    }
+
+    async fn remove(&mut self) -> Next {
+        let now = Instant::now();
+        let writer = "disarmed";
+        let due = self.pacing.due(writer, now);
+        if due > now {
+            return Next::At(due);
+        }
+        match remove(&self.leading.client, &self.leading.release).await {
+            Ok(_) => {
+                self.pacing.repaired(writer, now);
+                self.live = Live { mutating: None, validating: None, ..self.live.clone() };
+                self.good = None;
+                self.failures = 0;
+                self.show();
+                warn!("the webhook configurations are gone: nobody is injected until they are armed again");
+                Next::Rest
+            }
+            Err(error) => self.failed(&WriteError::Client(error)),
+        }
+    }
+
+    /// It was not written: it is tried again, soon if something else came between.
+    fn failed(&mut self, error: &WriteError) -> Next {
+        if let WriteError::Stranger(_) | WriteError::NoAuthority = error {
+            self.tell_once(chain(error));
+            return Next::Rest;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let factor = 1_u32.checked_shl(self.failures - 1).unwrap_or(u32::MAX);
+        let pause = FIRST_PAUSE.saturating_mul(factor).min(LONGEST_PAUSE);
+        match error {
+            WriteError::Client(error) => {
+                warn!(error = chain(error), ?pause, "the webhook configurations could not be written; trying again");
+            }
+            error => debug!(%error, "the webhook configurations were not written"),
+        }
+        Next::At(Instant::now() + pause)
+    }
+
+    fn tell_once(&mut self, told: String) {
+        if self.told.as_ref() != Some(&told) {
+            error!("{told}");
+            self.told = Some(told);
+        }
+    }
+}
+
+enum Next {
+    Again,
+    At(Instant),
+    Rest,
+}
+
+fn plan(release: &Release, live: &Live, target: Option<&Target>, now: Timestamp) -> Plan {
+    if let Some(stranger) = live.stranger(&owner(release)) {
+        return Plan::Stranger(stranger);
+    }
+    if live.disarmed {
+        return if live.views().next().is_some() { Plan::Remove } else { Plan::Rest };
+    }
+    let Some(target) = target else { return Plan::Rest };
+    match live.epoch() {
+        Some(live) if live > target.epoch => Plan::Behind(live),
+        _ => {
+            let drifts = differences(live, &target.desired(release, now), now);
+            if drifts.is_empty() { Plan::Rest } else { Plan::Repair(drifts) }
+        }
+    }
+}
+
+fn versions(live: &Live) -> Versions {
+    let mutating = live.mutating.as_ref().and_then(|there| there.metadata.resource_version.clone());
+    let validating = live.validating.as_ref().and_then(|there| there.metadata.resource_version.clone());
+    [mutating, validating]
+}
+
+/// What a person has to type who took a configuration away on purpose, and sees it come back.
+fn keep_away(release: &Release) -> String {
+    let (namespace, name) = (release.namespace(), release.switch());
+    format!(
+        "to keep it away: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disarmed\"}}}}'"
+    )
+}
+
+/// Differences in one line of the log.
+struct Drifts<'d>(&'d [Drift]);
+
+impl fmt::Display for Drifts<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, drift) in self.0.iter().enumerate().take(16) {
+            let space = if index > 0 { " " } else { "" };
+            write!(formatter, "{space}{}:{drift}", drift.which.as_str())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

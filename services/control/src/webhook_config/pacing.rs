@@ -1,0 +1,175 @@
+//! Limits how often the controller repairs against a writer that does not give up.
+//!
+//! A change is corrected at once. But each change of a bundle costs every API server all of its connections, so two
+//! writers that overwrite each other without end would do more harm than either. After a few repairs in a row against
+//! the same writer there is a pause before the next one, which grows; after some quiet time it is reset.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// How many writers are told apart. All beyond are taken for one.
+const MAX_WRITERS: usize = 64;
+/// The name of all of them.
+const OTHERS: &str = "(others)";
+
+/// How repairs are paced. All durations scale down for tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// How many repairs against one writer come at once, before the first pause.
+    pub at_once: u32,
+    /// The first pause; each one after it is twice as long.
+    pub first_pause: Duration,
+    /// The longest pause.
+    pub longest_pause: Duration,
+    /// A writer who was quiet for so long, beyond the last pause, is one who never wrote.
+    pub peace: Duration,
+    /// Over which time repairs are counted for the alert,
+    pub window: Duration,
+    /// and how many are too many.
+    pub many: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            at_once: 3,
+            first_pause: Duration::from_secs(1),
+            longest_pause: Duration::from_secs(30),
+            peace: Duration::from_mins(1),
+            window: Duration::from_mins(10),
+            many: 5,
+        }
+    }
+}
+
+/// Remembers whom repairs were made against.
+#[derive(Debug)]
+pub struct Pacing {
+    settings: Settings,
+    writers: BTreeMap<String, Writer>,
+    /// When repairs were made, the oldest first; no more than are needed to know that there were too many.
+    recent: VecDeque<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Writer {
+    repairs: u32,
+    last: Instant,
+}
+
+impl Pacing {
+    /// Nobody has written yet.
+    #[must_use]
+    pub const fn new(settings: Settings) -> Self {
+        Self { settings, writers: BTreeMap::new(), recent: VecDeque::new() }
+    }
+
+    /// When what this writer did may be undone: now, or later.
+    #[must_use]
+    pub fn due(&self, writer: &str, now: Instant) -> Instant {
+        let Some(known) = self.writers.get(self.key(writer)) else { return now };
+        let pause = self.pause(known.repairs);
+        if now.saturating_duration_since(known.last) > pause + self.settings.peace {
+            now
+        } else {
+            now.max(known.last + pause)
+        }
+    }
+
+    /// Whether there would be a pause before the next repair against this writer.
+    #[must_use]
+    pub fn fights(&self, writer: &str) -> bool {
+        self.writers.get(self.key(writer)).is_some_and(|known| !self.pause(known.repairs).is_zero())
+    }
+
+    /// Something was undone.
+    pub fn repaired(&mut self, writer: &str, now: Instant) {
+        let (settings, key) = (&self.settings, self.key(writer).to_owned());
+        let longest = settings.longest_pause + settings.peace;
+        self.writers.retain(|_, writer| now.saturating_duration_since(writer.last) <= longest);
+        let fresh = Writer { repairs: 0, last: now };
+        let known = self.writers.get(&key).copied().unwrap_or(fresh);
+        let is_over = now.saturating_duration_since(known.last) > self.pause(known.repairs) + self.settings.peace;
+        let known = if is_over { fresh } else { known };
+        self.writers.insert(key, Writer { repairs: known.repairs.saturating_add(1), last: now });
+        self.recent.push_back(now);
+        while self.recent.len() > self.settings.many + 1 {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Whether there were too many repairs of late.
+    #[must_use]
+    pub fn is_contested(&self, now: Instant) -> bool {
+        let of_late = self.recent.iter().filter(|at| now.saturating_duration_since(**at) <= self.settings.window);
+        of_late.count() > self.settings.many
+    }
+
+    /// The pause after so many repairs.
+    fn pause(&self, repairs: u32) -> Duration {
+        match repairs.checked_sub(self.settings.at_once) {
+            None => Duration::ZERO,
+            Some(more) => {
+                let factor = 1_u32.checked_shl(more).unwrap_or(u32::MAX);
+                self.settings.first_pause.saturating_mul(factor).min(self.settings.longest_pause)
+            }
+        }
+    }
+
+    fn key<'w>(&self, writer: &'w str) -> &'w str {
+        let is_known = self.writers.contains_key(writer) || self.writers.len() < MAX_WRITERS;
+        if is_known { writer } else { OTHERS }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long each of so many repairs is waited for, one after the other.
+    fn waits(pacing: &mut Pacing, now: &mut Instant, repairs: usize) -> Vec<u64> {
+        let next = |_| {
+            let due = pacing.due("vandal", *now);
+            let waited = due.duration_since(*now).as_secs();
+            *now = due;
+            pacing.repaired("vandal", due);
+            waited
+        };
+        (0..repairs).map(next).collect()
+    }
+
+    #[test]
+    fn pauses_grow_for_who_does_not_give_up_and_for_nobody_else() {
+        let (mut pacing, mut now) = (Pacing::new(Settings::default()), Instant::now());
+        assert_eq!(waits(&mut pacing, &mut now, 10), [0, 0, 0, 1, 2, 4, 8, 16, 30, 30]);
+        assert!(pacing.fights("vandal") && !pacing.fights("somebody else"));
+        assert_eq!(pacing.due("somebody else", now), now);
+        now += Duration::from_secs(89);
+        assert_eq!(pacing.due("vandal", now), now, "the pause is over");
+        assert_eq!(waits(&mut pacing, &mut now, 2), [0, 30], "and the next one is as long");
+        now += Duration::from_secs(91);
+        assert_eq!(waits(&mut pacing, &mut now, 4), [0, 0, 0, 1], "after some peace it is as at the beginning");
+    }
+
+    #[test]
+    fn too_many_repairs_in_ten_minutes_are_told() {
+        let (mut pacing, start) = (Pacing::new(Settings::default()), Instant::now());
+        for minute in 0..6 {
+            assert!(!pacing.is_contested(start + Duration::from_mins(minute)), "{minute}");
+            pacing.repaired("a", start + Duration::from_mins(minute));
+        }
+        assert!(pacing.is_contested(start + Duration::from_mins(10)));
+        assert!(!pacing.is_contested(start + Duration::from_secs(601)));
+    }
+
+    #[test]
+    fn writers_that_change_their_names_are_bounded_and_paced() {
+        let (mut pacing, now) = (Pacing::new(Settings::default()), Instant::now());
+        for number in 0..1000 {
+            pacing.repaired(&format!("vandal-{number}"), now);
+        }
+        assert!(pacing.writers.len() <= MAX_WRITERS + 1, "{}", pacing.writers.len());
+        assert!(pacing.due("vandal-1001", now) >= now + Duration::from_secs(30));
+    }
+}

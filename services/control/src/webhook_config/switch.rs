@@ -1,0 +1,299 @@
+//! The `ConfigMap` by which an operator stops a release: one object with two keys.
+//!
+//! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
+//!   no such key, or no `ConfigMap` is normal operation.
+//! - `webhooks: disarmed` is the *break-glass*. The controller removes the webhook configurations, so that the API
+//!   server calls no webhook, and keeps them removed. With `armed` or no such key it keeps them in place.
+//!
+//! An unknown value changes nothing and is logged: a typing error neither stops injection nor starts it. Losing the API
+//! server changes nothing either.
+
+mod making;
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::client::watch_object::{self, Seen};
+use crate::leader::FIELD_MANAGER;
+use crate::release::Release;
+use crate::webhook_config::managers;
+
+pub(crate) use making::Making;
+
+/// The key of the kill switch: `enabled` or `disabled`.
+pub const INJECTION_KEY: &str = "injection";
+/// The key of the break-glass: `armed` or `disarmed`.
+pub const WEBHOOKS_KEY: &str = "webhooks";
+
+/// Bytes that are shown of a value that cannot be read.
+const SHOWN: usize = 64;
+
+/// Writes `webhooks: disarmed` for who takes the release away; with a `ConfigMap` if there is none. What else it says stays.
+///
+/// Whoever installs the release anew means to be called: so the `ConfigMap` is given to the controller's service account, and is
+/// deleted with it by Kubernetes, not a moment before nobody is left who could put the configurations back. Whether it was:
+/// there may be no such account.
+///
+/// # Errors
+/// The API server did not do it.
+pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Error> {
+    let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), release.namespace());
+    let account = accounts.get_opt(&release.controller()).await?;
+    let owners: Vec<_> = account.into_iter().filter_map(|account| account.metadata.uid).collect();
+    let owners = owners.iter().map(|uid| {
+        serde_json::json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": release.controller(), "uid": uid})
+    });
+    let owners: Vec<_> = owners.collect();
+    let marked = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": release.switch(), "ownerReferences": owners},
+        "data": {WEBHOOKS_KEY: "disarmed"},
+    });
+    let parameters = PatchParams::apply("pillion-uninstall").force();
+    api.patch(release.switch(), &parameters, &Patch::Apply(&marked)).await?;
+    Ok(!owners.is_empty())
+}
+
+/// Makes the `ConfigMap` if there is none, with both words as they are ever, so that a person has something to patch and to
+/// read. One that is there is left as it is. (Of one that was made empty, the API server would never say who wrote it.) Whether
+/// it was made.
+///
+/// # Errors
+/// The API server did not do it.
+pub async fn ensure(client: &Client, release: &Release) -> Result<bool, kube::Error> {
+    let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
+    let metadata = ObjectMeta { name: Some(release.switch().to_owned()), ..ObjectMeta::default() };
+    let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    let data = [(INJECTION_KEY, "enabled"), (WEBHOOKS_KEY, "armed")];
+    let data = Some(data.map(|(key, word)| (key.to_owned(), word.to_owned())).into());
+    match api.create(&parameters, &ConfigMap { metadata, data, ..ConfigMap::default() }).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a `ConfigMap` says under a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// As ever.
+    On,
+    /// Stopped.
+    Off,
+    /// Neither of the two words: this.
+    Unreadable(String),
+}
+
+/// Something that is on unless a person says otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchState {
+    /// Whether it is off.
+    pub off: bool,
+}
+
+impl SwitchState {
+    /// Moves it. Whether that changed anything; a word that cannot be read does not.
+    pub fn move_to(&mut self, position: &Position) -> bool {
+        let before = self.off;
+        self.off = match position {
+            Position::On => false,
+            Position::Off => true,
+            Position::Unreadable(_) => before,
+        };
+        self.off != before
+    }
+}
+
+/// What it says about injection.
+#[must_use]
+pub fn injection(config_map: Option<&ConfigMap>) -> Position {
+    position(config_map, INJECTION_KEY, "enabled", "disabled")
+}
+
+/// What it says about the webhook configurations.
+#[must_use]
+pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
+    position(config_map, WEBHOOKS_KEY, "armed", "disarmed")
+}
+
+/// Who wrote a key, as far as it is known: what the client calls itself.
+#[must_use]
+pub fn author(config_map: Option<&ConfigMap>, key: &str) -> Option<String> {
+    managers::of_field(&config_map?.metadata, &["f:data", &format!("f:{key}")])
+}
+
+fn position(config_map: Option<&ConfigMap>, key: &str, on: &str, off: &str) -> Position {
+    let Some(text) = config_map.and_then(|map| map.data.as_ref()?.get(key)) else { return Position::On };
+    let word = text.trim();
+    if word.eq_ignore_ascii_case(on) {
+        Position::On
+    } else if word.eq_ignore_ascii_case(off) {
+        Position::Off
+    } else {
+        Position::Unreadable(text.chars().take(SHOWN).collect())
+    }
+}
+
+/// Who is told that injection is switched off, or on again.
+pub type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
+
+/// Follows the kill switch of a release.
+pub struct KillSwitch {
+    client: Client,
+    release: Release,
+    tell: OnChange,
+    known: Option<Box<dyn FnOnce() + Send>>,
+    gauge: Gauge,
+    lever: SwitchState,
+}
+
+impl std::fmt::Debug for KillSwitch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("KillSwitch").field("release", &self.release).finish_non_exhaustive()
+    }
+}
+
+/// Registers the gauge that says whether injection is switched off. Where no switch is watched, it stays 0.
+pub fn register(registry: &mut Registry) -> Gauge {
+    let gauge = Gauge::default();
+    registry.sub_registry_with_prefix("pillion").register(
+        "injection_disabled",
+        "1 while the kill switch of the release is set: everything is allowed as it is",
+        gauge.clone(),
+    );
+    gauge
+}
+
+impl KillSwitch {
+    /// That of a release. `tell` is told of each change; `known` is called once it is known how it stands, or that it is not
+    /// to be known: a replica that starts should not inject before.
+    pub fn new(
+        client: Client,
+        release: Release,
+        gauge: Gauge,
+        tell: OnChange,
+        known: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        Self { client, release, tell, known: Some(Box::new(known)), gauge, lever: SwitchState::default() }
+    }
+
+    /// Follows it until `stop`.
+    pub async fn follow(mut self, stop: CancellationToken) {
+        let api = Api::<ConfigMap>::namespaced(self.client.clone(), self.release.namespace());
+        let mut seen = std::pin::pin!(watch_object::watch(api, "the kill switch", self.release.switch()));
+        while let Some(Some(seen)) = stop.run_until_cancelled(seen.next()).await {
+            match seen {
+                Seen::Is(config_map) => self.take(config_map.as_deref()),
+                Seen::Forbidden => {}
+            }
+            if let Some(known) = self.known.take() {
+                known();
+            }
+        }
+        // Whoever waits for this task sees it end only when it was asked to.
+        stop.cancelled().await;
+        self.gauge.set(0);
+    }
+
+    fn take(&mut self, config_map: Option<&ConfigMap>) {
+        let position = injection(config_map);
+        let by = author(config_map, INJECTION_KEY);
+        let by = by.as_deref().unwrap_or("unknown");
+        if let Position::Unreadable(value) = &position {
+            let stays = if self.lever.off { "disabled" } else { "enabled" };
+            warn!(value, by, stays, "the kill switch says neither enabled nor disabled: it stays as it was");
+        }
+        if !self.lever.move_to(&position) {
+            return;
+        }
+        (self.tell)(self.lever.off);
+        self.gauge.set(i64::from(self.lever.off));
+        if self.lever.off {
+            warn!(by, "injection is switched off for the whole cluster: everything is allowed as it is");
+        } else {
+            info!(by, "injection is switched on again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn config_map(key: &str, value: &str) -> ConfigMap {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "pillion", "managedFields": [
+                {"manager": "kubectl-patch", "time": "2026-11-21T03:00:00Z", "fieldsV1": {"f:data": {format!("f:{key}"): {}}}},
+            ]},
+            "data": {key: value},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_word_is_one_of_two_or_is_not_understood() {
+        assert_eq!(injection(None), Position::On, "no ConfigMap");
+        assert_eq!(injection(Some(&config_map("webhooks", "disarmed"))), Position::On, "no such key");
+        for (text, expected) in [
+            ("enabled", Position::On),
+            ("disabled", Position::Off),
+            (" Disabled\n", Position::Off),
+            ("off", Position::Unreadable("off".to_owned())),
+            ("", Position::Unreadable(String::new())),
+            (&"é".repeat(99), Position::Unreadable("é".repeat(64))),
+        ] {
+            assert_eq!(injection(Some(&config_map("injection", text))), expected, "{text:?}");
+        }
+        assert_eq!(webhooks(Some(&config_map("webhooks", "disarmed"))), Position::Off);
+        assert_eq!(webhooks(Some(&config_map("webhooks", "armed"))), Position::On);
+        let by = author(Some(&config_map("injection", "disabled")), INJECTION_KEY);
+        assert_eq!(by.as_deref(), Some("kubectl-patch"));
+    }
+
+    #[test]
+    fn what_is_not_understood_changes_nothing() {
+        let mut lever = SwitchState::default();
+        let unreadable = Position::Unreadable("?".to_owned());
+        for (position, changes, off) in [
+            (&unreadable, false, false),
+            (&Position::On, false, false),
+            (&Position::Off, true, true),
+            (&unreadable, false, true),
+            (&Position::Off, false, true),
+            (&Position::On, true, false),
+        ] {
+            assert_eq!((lever.move_to(position), lever.off), (changes, off), "{position:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_is_told_is_told_of_changes_only() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let telling = Arc::clone(&told);
+        let answer = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("nobody"))
+        });
+        let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+        let tell: OnChange = Arc::new(move |off| telling.lock().unwrap().push(off));
+        let gauge = register(&mut Registry::default());
+        let mut switch = KillSwitch::new(Client::new(answer, "default"), release, gauge.clone(), tell, || {});
+        switch.take(None);
+        switch.take(Some(&config_map("injection", "disabled")));
+        switch.take(Some(&config_map("injection", "what")));
+        assert_eq!(gauge.get(), 1);
+        switch.take(None);
+        assert_eq!((gauge.get(), told.lock().unwrap().clone()), (0, vec![true, false]));
+    }
+}

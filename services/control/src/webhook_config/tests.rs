@@ -1,0 +1,407 @@
+//! What is there and what ought to be, compared; and what follows from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{MatchCondition, MutatingWebhook, ValidatingWebhook};
+use pillion_api::names::NAMESPACE_NAME_LABEL;
+use pillion_api::profile::Operation;
+use pillion_api::webhook_configuration::{OwnCalls, Validated};
+use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
+use pillion_engine::snapshot::ProfileSet;
+
+use super::*;
+use crate::certificates::rotation::{Bundle, Configuration, Generation};
+use crate::webhook_config::bundle::tests::{der, pem};
+use crate::webhook_config::{
+    ConfigurationKind, EPOCH_ANNOTATION, MAXIMUM_OWN_CALLS, RELEASE_ANNOTATION, Rules, WRITTEN_ANNOTATION, settings_of,
+};
+
+const NOW: &str = "2026-11-21T03:00:00Z";
+
+fn release() -> Release {
+    Release::new("pillion", "pillion-system", "cluster.local").unwrap()
+}
+
+fn now() -> Timestamp {
+    NOW.parse().unwrap()
+}
+
+/// Something that somebody does to what is there.
+type Change = fn(&mut Live);
+
+/// A target that also validates, with the authorities of these numbers.
+fn target(authorities: &[u8], epoch: u64) -> Target {
+    let settings = pillion_api::webhook_configuration::Settings {
+        canary: true,
+        validates_profiles: true,
+        ..settings_of(&release())
+    };
+    let rules = Rules::default();
+    let own = OwnCalls::from([(("pods".to_owned(), Operation::Update), BTreeSet::from(["shop".to_owned()]))]);
+    let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own }, ..rules };
+    Target::new(settings, rules, pem(authorities), epoch)
+}
+
+/// What is there after a target was written.
+fn after(target: &Target) -> Live {
+    let desired = target.desired(&release(), now());
+    Live { mutating: Some(desired.mutating), validating: desired.validating, disarmed: false }
+}
+
+fn entry<'l>(live: &'l mut Live, name: &str) -> &'l mut MutatingWebhook {
+    let entries = live.mutating.as_mut().unwrap().webhooks.as_mut().unwrap();
+    entries.iter_mut().find(|entry| entry.name == name).unwrap()
+}
+
+fn validating_entry<'l>(live: &'l mut Live, name: &str) -> &'l mut ValidatingWebhook {
+    let entries = live.validating.as_mut().unwrap().webhooks.as_mut().unwrap();
+    entries.iter_mut().find(|entry| entry.name == name).unwrap()
+}
+
+fn bundle(entry: &mut MutatingWebhook, bytes: &[u8]) {
+    entry.client_config.ca_bundle = Some(ByteString(bytes.to_vec()));
+}
+
+fn annotate(live: &mut Live, key: &str, value: Option<&str>) {
+    let annotations = live.mutating.as_mut().unwrap().metadata.annotations.as_mut().unwrap();
+    match value {
+        Some(value) => drop(annotations.insert(key.to_owned(), value.to_owned())),
+        None => drop(annotations.remove(key)),
+    }
+}
+
+/// The certificate of number n is that of the authority n; from 100 on they are strangers'.
+fn know(certificate: &[u8]) -> Option<Generation> {
+    (0..100).find(|number| der(*number) == certificate).map(|number| Generation(number.into()))
+}
+
+#[test]
+fn each_kind_of_drift_is_told_for_what_it_is() {
+    let cases: [(Change, &str); 25] = [
+        (|_| (), ""),
+        (|live| live.mutating = None, "mutating:missing"),
+        (|live| live.validating = None, "validating:missing"),
+        (
+            |live| drop(live.mutating.as_mut().unwrap().webhooks.as_mut().unwrap().remove(0)),
+            "mutating:entry_missing(enabled.pillion.dev)",
+        ),
+        (
+            |live| {
+                let extra =
+                    MutatingWebhook { name: "x.example.org".to_owned(), ..entry(live, "enabled.pillion.dev").clone() };
+                live.mutating.as_mut().unwrap().webhooks.as_mut().unwrap().push(extra);
+            },
+            "mutating:entry_extra(x.example.org)",
+        ),
+        (|live| live.mutating.as_mut().unwrap().webhooks.as_mut().unwrap().reverse(), "mutating:entry_order"),
+        (
+            |live| entry(live, "required.pillion.dev").client_config.ca_bundle = None,
+            "mutating:ca_bundle_empty(required.pillion.dev)",
+        ),
+        (|live| bundle(entry(live, "required.pillion.dev"), b"\n"), "mutating:ca_bundle_empty(required.pillion.dev)"),
+        (
+            |live| bundle(entry(live, "required.pillion.dev"), b"junk"),
+            "mutating:ca_bundle_junk(required.pillion.dev) mutating:ca_bundle_lacking(required.pillion.dev)",
+        ),
+        (
+            |live| bundle(entry(live, "required.pillion.dev"), &pem(&[1])),
+            "mutating:ca_bundle_lacking(required.pillion.dev)",
+        ),
+        (
+            |live| bundle(entry(live, "required.pillion.dev"), &pem(&[1, 2, 200])),
+            "mutating:ca_bundle_foreign(required.pillion.dev)",
+        ),
+        (
+            |live| bundle(entry(live, "canary.pillion.dev"), &pem(&[200])),
+            "mutating:ca_bundle_lacking(canary.pillion.dev) mutating:ca_bundle_foreign(canary.pillion.dev)",
+        ),
+        (
+            |live| bundle(entry(live, "required.pillion.dev"), &pem(&[2, 1])),
+            "mutating:ca_bundle_order(required.pillion.dev)",
+        ),
+        (
+            |live| entry(live, "enabled.pillion.dev").client_config.service.as_mut().unwrap().path = None,
+            "mutating:service(enabled.pillion.dev)",
+        ),
+        (|live| entry(live, "enabled.pillion.dev").namespace_selector = None, "mutating:selector(enabled.pillion.dev)"),
+        (|live| entry(live, "enabled.pillion.dev").object_selector = None, "mutating:selector(enabled.pillion.dev)"),
+        (|live| entry(live, "required.pillion.dev").object_selector = None, ""),
+        (
+            |live| entry(live, "required.pillion.dev").failure_policy = Some("Ignore".to_owned()),
+            "mutating:policy(required.pillion.dev)",
+        ),
+        (
+            |live| {
+                let never = MatchCondition { name: "never".to_owned(), expression: "false".to_owned() };
+                entry(live, "enabled.pillion.dev").match_conditions = Some(vec![never]);
+            },
+            "mutating:policy(enabled.pillion.dev)",
+        ),
+        (|live| entry(live, "enabled.pillion.dev").timeout_seconds = Some(30), "mutating:timeout(enabled.pillion.dev)"),
+        (|live| entry(live, "enabled.pillion.dev").rules = None, "mutating:rules(enabled.pillion.dev)"),
+        (
+            |live| validating_entry(live, "validate-required.pillion.dev").timeout_seconds = None,
+            "validating:timeout(validate-required.pillion.dev)",
+        ),
+        (|live| annotate(live, WRITTEN_ANNOTATION, Some("2027-01-01T00:00:00Z")), "mutating:marks"),
+        (|live| annotate(live, WRITTEN_ANNOTATION, Some("2020-01-01T00:00:00Z")), ""),
+        (|live| live.mutating.as_mut().unwrap().metadata.labels = None, "mutating:marks"),
+    ];
+    let target = target(&[1, 2], 7);
+    let desired = target.desired(&release(), now());
+    for (number, (change, expected)) in cases.into_iter().enumerate() {
+        let mut live = after(&target);
+        change(&mut live);
+        let drifts = differences(&live, &desired, now());
+        assert_eq!(Drifts(&drifts).to_string(), expected, "case {number}");
+        let expected = if drifts.is_empty() { Plan::Rest } else { Plan::Repair(drifts) };
+        assert_eq!(plan(&release(), &live, Some(&target), now()), expected);
+    }
+}
+
+#[test]
+fn who_does_not_know_the_profiles_calls_for_what_is_called_for() {
+    let target = target(&[1], 3);
+    assert_ne!(target.rules.validated, Rules::default().validated);
+    assert_eq!(Rules::of_live(&after(&target)), target.rules);
+    assert_eq!(Rules::of_live(&Live::default()), Rules::default());
+}
+
+#[test]
+fn rules_are_those_of_profiles_that_do_something() {
+    let profile = |name: &str, spec: serde_json::Value| {
+        Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
+    };
+    let template = serde_json::json!({"metadata": {"labels": {"a": "b"}}});
+    let games = serde_json::json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]});
+    let jobs = serde_json::json!({"group": "batch", "version": "v1", "resources": ["jobs"]});
+    let validations = serde_json::json!([{"expression": "true"}]);
+    let profiles = ProfileSet::new([
+        profile("pods", serde_json::json!({"template": template})),
+        profile("games", serde_json::json!({"target": games, "template": template})),
+        profile("jobs", serde_json::json!({"target": jobs, "validations": validations})),
+        profile("base", serde_json::json!({"target": jobs, "template": template, "activation": "Never"})),
+    ]);
+    let resources = |rules: &[k8s_openapi::api::admissionregistration::v1::RuleWithOperations]| {
+        rules.iter().flat_map(|rule| rule.resources.clone().unwrap()).collect::<Vec<_>>()
+    };
+    let rules = Rules::of(&profiles);
+    assert_eq!(resources(&rules.mutating), ["pods", "gameservers"]);
+    assert_eq!(resources(&rules.validated.everywhere), ["jobs"]);
+    assert_eq!(resources(&Rules::default().mutating), ["pods"]);
+    assert_eq!(Rules::default().validated, Validated::default());
+}
+
+/// What a target is called for in each entry, by the entry's name: failure policy, namespaces that it names, and rules.
+fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>, Vec<String>)> {
+    let target = Target::new(settings_of(&release()), Rules::of(profiles), pem(&[1]), 1);
+    let entries = target.desired(&release(), now()).validating.and_then(|there| there.webhooks).unwrap_or_default();
+    let told = entries.into_iter().map(|entry| {
+        let requirements = entry.namespace_selector.unwrap().match_expressions.unwrap();
+        let named = requirements.into_iter().filter(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "In");
+        let rules = entry
+            .rules
+            .unwrap()
+            .into_iter()
+            .map(|rule| format!("{} {}", rule.resources.unwrap().join(","), rule.operations.unwrap().join(",")));
+        let told =
+            (entry.failure_policy.unwrap(), named.flat_map(|one| one.values.unwrap()).collect(), rules.collect());
+        (entry.name, told)
+    });
+    told.collect()
+}
+
+fn validating_profile(name: &ProfileName, target: &serde_json::Value) -> Arc<CompiledProfile> {
+    let spec = serde_json::json!({"target": target, "validations": [{"expression": "true"}]});
+    Arc::new(compile(name, &serde_json::from_value(spec).unwrap()).unwrap())
+}
+
+fn all_of_pods() -> serde_json::Value {
+    serde_json::json!({
+        "version": "v1",
+        "resources": ["pods", "pods/resize"],
+        "operations": ["CREATE", "UPDATE", "DELETE"],
+    })
+}
+
+#[test]
+fn tenant_target_is_called_for_in_its_namespace_only() {
+    let pods = serde_json::json!({"version": "v1", "resources": ["pods"]});
+    let platform = validating_profile(&ProfileName::cluster("platform"), &pods);
+    let alone = validated_by(&ProfileSet::new([Arc::clone(&platform)]));
+    let own = |namespace: &str| validating_profile(&ProfileName::namespaced(namespace, "own"), &all_of_pods());
+    let mut with = validated_by(&ProfileSet::new([platform, own("shop"), own("bank")]));
+    for (name, entry) in &alone {
+        assert_eq!(with.remove(name).as_ref(), Some(entry), "{name} is what it is without tenants");
+    }
+    let [update, delete] = ["update", "delete"]
+        .map(|operation| with.remove(&format!("validate-required-own-pods-{operation}.pillion.dev")));
+    let entry = |policy: &str, rule: &str| {
+        let namespaces = ["bank", "shop"].map(str::to_owned).to_vec();
+        Some((policy.to_owned(), namespaces, vec![rule.to_owned()]))
+    };
+    assert_eq!(update, entry("Fail", "pods UPDATE"));
+    assert_eq!(delete, entry("Ignore", "pods DELETE"));
+    // In both levels the same; the creation of pods is already called for.
+    assert_eq!(with.len(), 8);
+    assert!(with.values().all(|(_, namespaces, _)| namespaces == &["bank", "shop"]), "{with:?}");
+}
+
+#[test]
+fn deletion_is_never_refused_without_replicas() {
+    let all = validated_by(&ProfileSet::new([validating_profile(&ProfileName::cluster("a"), &all_of_pods())]));
+    let of = |name: &str| {
+        let (policy, _, rules) = all.get(name).unwrap();
+        (policy.clone(), rules.join("; "))
+    };
+    let told = |policy: &str, rules: &str| (policy.to_owned(), rules.to_owned());
+    let expected = told("Fail", "pods CREATE,UPDATE; pods/resize CREATE,UPDATE");
+    assert_eq!(of("validate-required.pillion.dev"), expected);
+    assert_eq!(of("validate-required-delete.pillion.dev"), told("Ignore", "pods DELETE; pods/resize DELETE"));
+}
+
+#[test]
+fn calls_for_tenants_are_bounded_in_order_of_namespaces() {
+    let pods = serde_json::json!({"version": "v1", "resources": ["pods"]});
+    let own = |number: usize| validating_profile(&ProfileName::namespaced(format!("team-{number:04}"), "own"), &pods);
+    let rules = Rules::of(&ProfileSet::new((0..=MAXIMUM_OWN_CALLS).rev().map(own)));
+    let called: usize = rules.validated.own.values().map(BTreeSet::len).sum();
+    assert_eq!(called, MAXIMUM_OWN_CALLS);
+    assert_eq!(rules.left_out, BTreeSet::from([format!("team-{MAXIMUM_OWN_CALLS:04}")]));
+    let target = Target::new(settings_of(&release()), rules, pem(&[1]), 1);
+    let size = serde_json::to_string(&target.desired(&release(), now()).validating).unwrap().len();
+    assert!(size < 200_000, "{size} bytes of 1.5 MB");
+}
+
+#[test]
+fn where_nothing_validates_there_is_no_validating_configuration() {
+    let mut quiet = target(&[1], 1);
+    quiet.settings.canary = false;
+    let live = after(&quiet);
+    quiet.settings.validates_profiles = false;
+    quiet.rules.validated = Validated::default();
+    let drifts = differences(&live, &quiet.desired(&release(), now()), now());
+    assert_eq!(Drifts(&drifts).to_string(), "validating:unwanted");
+    assert_eq!(after(&quiet).validating, None);
+}
+
+#[test]
+fn who_wrote_is_told() {
+    let target = target(&[1], 1);
+    let mut live = after(&target);
+    entry(&mut live, "enabled.pillion.dev").client_config.ca_bundle = None;
+    live.mutating.as_mut().unwrap().metadata.managed_fields = serde_json::from_value(serde_json::json!([
+        {"manager": "pillion-controller", "time": "2026-11-21T01:00:00Z", "fieldsV1": {}},
+        {"manager": "argocd", "time": "2026-11-21T02:00:00Z", "fieldsV1": {}},
+    ]))
+    .unwrap();
+    let drifts = differences(&live, &target.desired(&release(), now()), now());
+    assert_eq!(drifts[0].manager.as_deref(), Some("argocd"));
+}
+
+#[test]
+fn an_older_target_is_behind_and_a_later_one_is_written() {
+    let live = after(&target(&[1], 7));
+    assert_eq!(plan(&release(), &live, Some(&target(&[2], 6)), now()), Plan::Behind(7));
+    let Plan::Repair(drifts) = plan(&release(), &live, Some(&target(&[1], 8)), now()) else { panic!() };
+    assert_eq!(
+        Drifts(&drifts).to_string(),
+        "mutating:marks mutating:service(canary.pillion.dev) validating:marks validating:service(canary.pillion.dev)"
+    );
+    assert_eq!(plan(&release(), &live, None, now()), Plan::Rest, "nothing is known of what ought to be");
+}
+
+#[test]
+fn what_is_disarmed_is_taken_away_and_what_is_anothers_is_left_alone() {
+    let target = target(&[1], 7);
+    let disarmed = |live: Live| Live { disarmed: true, ..live };
+    assert_eq!(plan(&release(), &disarmed(after(&target)), Some(&target), now()), Plan::Remove);
+    assert_eq!(plan(&release(), &disarmed(Live::default()), Some(&target), now()), Plan::Rest);
+    let mut others = after(&target);
+    annotate(&mut others, RELEASE_ANNOTATION, Some("elsewhere/pillion"));
+    for live in [others.clone(), disarmed(others)] {
+        assert_eq!(plan(&release(), &live, Some(&target), now()), Plan::Stranger("elsewhere/pillion".to_owned()));
+    }
+}
+
+#[test]
+fn the_rotation_sees_what_all_entries_of_both_have_in_common() {
+    let present = |authorities: &[u32], uniform, unknown| {
+        let authorities: BTreeSet<_> = authorities.iter().copied().map(Generation).collect();
+        Configuration::Present(Bundle { authorities, uniform, unknown, epoch: 7, written: now() })
+    };
+    let cases: [(Change, Configuration); 13] = [
+        (|_| (), present(&[1, 2], true, false)),
+        (|live| live.disarmed = true, Configuration::Disarmed),
+        (|live| (live.disarmed, live.mutating, live.validating) = (true, None, None), Configuration::Disarmed),
+        (|live| live.mutating = None, Configuration::Absent),
+        (|live| live.mutating.as_mut().unwrap().webhooks = None, Configuration::Empty { epoch: 7 }),
+        (|live| live.mutating.as_mut().unwrap().webhooks = Some(Vec::new()), Configuration::Empty { epoch: 7 }),
+        (|live| live.validating = None, present(&[1, 2], true, false)),
+        (|live| bundle(entry(live, "canary.pillion.dev"), &pem(&[2])), present(&[2], false, false)),
+        (|live| bundle(entry(live, "canary.pillion.dev"), &pem(&[1, 2, 200])), present(&[1, 2], false, true)),
+        (|live| bundle(entry(live, "canary.pillion.dev"), &pem(&[2, 1])), present(&[1, 2], true, false)),
+        (|live| bundle(entry(live, "canary.pillion.dev"), b"junk"), present(&[], false, false)),
+        (
+            |live| validating_entry(live, "profiles.pillion.dev").client_config.ca_bundle = None,
+            present(&[], false, false),
+        ),
+        // The later epoch counts, so that who is behind finds it; and the later time, so that every API server has had it.
+        (|live| annotate(live, EPOCH_ANNOTATION, Some("no number")), present(&[1, 2], true, false)),
+    ];
+    for (number, (change, expected)) in cases.into_iter().enumerate() {
+        let mut live = after(&target(&[1, 2], 7));
+        change(&mut live);
+        assert_eq!(live.configuration(&know), expected, "case {number}");
+    }
+    let mut strange = after(&target(&[1], 7));
+    bundle(entry(&mut strange, "enabled.pillion.dev"), &pem(&[200, 1, 201]));
+    assert_eq!(strange.unknown(&know), BTreeSet::from([der(200), der(201)]));
+}
+
+#[test]
+fn without_the_time_of_writing_nothing_is_thought_to_have_had_time() {
+    let mut live = after(&target(&[1], 7));
+    live.validating = None;
+    annotate(&mut live, WRITTEN_ANNOTATION, None);
+    let Configuration::Present(bundle) = live.configuration(&know) else { panic!() };
+    assert_eq!(bundle.written, Timestamp::MAX);
+}
+
+#[test]
+fn a_bundle_without_an_authority_is_never_written() {
+    for text in ["", "junk", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"] {
+        let target = Target::new(settings_of(&release()), Rules::default(), text.into(), 1);
+        assert!(!target.has_authorities(), "{text:?}");
+    }
+    assert!(target(&[1], 1).has_authorities());
+}
+
+#[test]
+fn the_names_are_those_of_the_release() {
+    let release = Release::new("injector", "platform", "cluster.local").unwrap();
+    let settings = pillion_api::webhook_configuration::Settings { canary: true, ..settings_of(&release) };
+    let desired = Target::new(settings, Rules::default(), pem(&[1]), 1).desired(&release, now());
+    assert_eq!(desired.mutating.metadata.name.as_deref(), Some(release.configuration()));
+    let services: BTreeSet<_> = desired
+        .mutating
+        .webhooks
+        .unwrap()
+        .into_iter()
+        .map(|entry| {
+            let service = entry.client_config.service.unwrap();
+            (service.namespace, service.name)
+        })
+        .collect();
+    let expected = [release.service().to_owned(), release.canary_service()];
+    assert_eq!(services, expected.map(|name| ("platform".to_owned(), name)).into());
+}
+
+#[test]
+fn configurations_tell_nothing_else_apart() {
+    assert_eq!(ConfigurationKind::ALL.map(ConfigurationKind::as_str), ["mutating", "validating"]);
+    let distinct: BTreeSet<_> = DriftKind::ALL.iter().map(|kind| kind.as_str()).collect();
+    assert_eq!(distinct.len(), DriftKind::ALL.len());
+}

@@ -1,0 +1,220 @@
+//! Writes the configurations, each by replacing what was read: a writer with an older version gets a conflict.
+
+use std::fmt::Debug;
+
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::desired::{Desired, Target, mark, owner};
+use super::live::Live;
+use crate::client::owner_reference;
+use crate::leader::FIELD_MANAGER;
+use crate::release::Release;
+use crate::webhook_config::switch::{self, SwitchState};
+
+/// Why a configuration was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// It was written for a later epoch of the rotation's record: who wants this one is behind.
+    #[error(
+        "the webhook configuration was written for epoch {live}, and this is for epoch {ours}: read the record again"
+    )]
+    Behind {
+        /// The epoch that it was written for.
+        live: u64,
+        /// The epoch that was to be written.
+        ours: u64,
+    },
+    /// It is not what was read any more.
+    #[error("the webhook configuration has changed since it was read")]
+    Changed,
+    /// There is one of this name, and it is another release's.
+    #[error("the webhook configuration is that of release {0}: two releases cannot have the same name")]
+    Stranger(String),
+    /// It has entries already, and would be emptied.
+    #[error("the webhook configuration has entries, and is not emptied")]
+    NotEmpty,
+    /// There is no authority in the bundle: to the API server, that means the system's roots.
+    #[error("the bundle has no certificate, or something else: nothing is written")]
+    NoAuthority,
+    /// A person took the configurations away.
+    #[error("the webhook configurations were disarmed by a person: nothing is written")]
+    Disarmed,
+    /// The API server did not do it.
+    #[error(transparent)]
+    Client(#[from] kube::Error),
+}
+
+/// Reads what is there. `was_disarmed`: what is taken if the `ConfigMap` says neither.
+///
+/// # Errors
+/// The API server does not answer, or not to us.
+pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> Result<Live, kube::Error> {
+    let name = release.configuration();
+    let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
+    let mut disarmed = SwitchState { off: was_disarmed };
+    disarmed.move_to(&switch::webhooks(switch.as_ref()));
+    Ok(Live {
+        mutating: Api::all(client.clone()).get_opt(name).await?,
+        validating: Api::all(client.clone()).get_opt(name).await?,
+        disarmed: disarmed.off,
+    })
+}
+
+/// Writes the mutating configuration without an entry, for this epoch, and takes the validating one away: nobody is called
+/// from then on, and whoever meant to fill them for an earlier epoch meets a conflict. What is there afterwards.
+///
+/// # Errors
+/// `live` is not what is there any more, or has entries, or may not be written.
+pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) -> Result<Live, WriteError> {
+    check(release, live, epoch)?;
+    let emptied = live.mutating.clone().unwrap_or_default();
+    if emptied.webhooks.iter().flatten().next().is_some() {
+        return Err(WriteError::NotEmpty);
+    }
+    let mut desired = MutatingWebhookConfiguration { webhooks: Some(Vec::new()), ..emptied };
+    desired.metadata.name = Some(release.configuration().to_owned());
+    mark(&mut desired.metadata, release, epoch, None);
+    let mutating = put(client, release, live.mutating.as_ref(), desired).await?;
+    if let Some(validating) = &live.validating {
+        delete(client, validating).await?;
+    }
+    Ok(Live { mutating: Some(mutating), validating: None, disarmed: false })
+}
+
+/// Writes both configurations as they ought to be, or takes the validating one away if nothing validates. What is there
+/// afterwards.
+///
+/// # Errors
+/// `live` is not what is there any more, or may not be written. The mutating one may have been written all the same.
+pub async fn write(client: &Client, release: &Release, live: &Live, target: &Target) -> Result<Live, WriteError> {
+    check(release, live, target.epoch)?;
+    if !target.has_authorities() {
+        return Err(WriteError::NoAuthority);
+    }
+    let Desired { mutating, validating } = target.desired(release, Timestamp::now());
+    let mutating = put(client, release, live.mutating.as_ref(), mutating).await?;
+    let validating = match (&live.validating, validating) {
+        (there, Some(validating)) => Some(put(client, release, there.as_ref(), validating).await?),
+        (Some(there), None) => {
+            delete(client, there).await?;
+            None
+        }
+        (None, None) => None,
+    };
+    Ok(Live { mutating: Some(mutating), validating, disarmed: false })
+}
+
+/// Takes both configurations away, as far as they are this release's: nobody is called any more. Whether any was there.
+///
+/// # Errors
+/// The API server did not do it.
+pub async fn remove(client: &Client, release: &Release) -> Result<bool, kube::Error> {
+    // What changed between reading and deleting is read again: a few times, since nobody writes it for ever.
+    let mut removed = false;
+    for _ in 0..5 {
+        let live = observe(client, release, true).await?;
+        if live.views().next().is_none() || live.stranger(&owner(release)).is_some() {
+            return Ok(removed);
+        }
+        let mutating = delete_if_there(client, live.mutating.as_ref()).await;
+        let validating = delete_if_there(client, live.validating.as_ref()).await;
+        for deleted in [mutating, validating] {
+            match deleted {
+                Ok(()) => removed = true,
+                Err(WriteError::Client(error)) => return Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(removed)
+}
+
+fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
+    if live.disarmed {
+        return Err(WriteError::Disarmed);
+    }
+    if let Some(stranger) = live.stranger(&owner(release)) {
+        return Err(WriteError::Stranger(stranger));
+    }
+    match live.epoch() {
+        Some(live) if live > epoch => Err(WriteError::Behind { live, ours: epoch }),
+        _ => Ok(()),
+    }
+}
+
+/// Creates an object, or replaces the one that was read. Labels and annotations of others stay.
+async fn put<K>(client: &Client, release: &Release, live: Option<&K>, mut desired: K) -> Result<K, WriteError>
+where
+    K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let api = Api::<K>::all(client.clone());
+    let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    let owner = Box::pin(owner_reference::for_namespace(client, release)).await;
+    if let Some(live) = live {
+        let ours = std::mem::take(desired.meta_mut());
+        *desired.meta_mut() = merged(live.meta(), ours);
+    }
+    if let Some(owner) = owner {
+        owner_reference::give(desired.meta_mut(), owner);
+    }
+    let written = if live.is_some() {
+        let name = desired.meta().name.clone().unwrap_or_default();
+        api.replace(&name, &parameters, &desired).await
+    } else {
+        desired.meta_mut().resource_version = None;
+        api.create(&parameters, &desired).await
+    };
+    written.map_err(conflict)
+}
+
+/// The metadata as they are, with our labels and annotations.
+fn merged(live: &ObjectMeta, ours: ObjectMeta) -> ObjectMeta {
+    let mut merged = ObjectMeta { managed_fields: None, ..live.clone() };
+    merged.annotations.get_or_insert_default().extend(ours.annotations.unwrap_or_default());
+    merged.labels.get_or_insert_default().extend(ours.labels.unwrap_or_default());
+    merged
+}
+
+async fn delete_if_there<K>(client: &Client, live: Option<&K>) -> Result<(), WriteError>
+where
+    K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    match live {
+        Some(live) => delete(client, live).await,
+        None => Ok(()),
+    }
+}
+
+/// Deletes what was read, and nothing else.
+async fn delete<K>(client: &Client, live: &K) -> Result<(), WriteError>
+where
+    K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let ObjectMeta { name, uid, resource_version, .. } = live.meta().clone();
+    let parameters =
+        DeleteParams { preconditions: Some(Preconditions { uid, resource_version }), ..DeleteParams::default() };
+    match Api::<K>::all(client.clone()).delete(&name.unwrap_or_default(), &parameters).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(conflict(error)),
+    }
+}
+
+/// An object that is not what was read: changed, gone, or there although it was not.
+fn conflict(error: kube::Error) -> WriteError {
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 404 | 409) => WriteError::Changed,
+        error => WriteError::Client(error),
+    }
+}

@@ -1,0 +1,160 @@
+//! A simulated cluster: the profiles and namespaces from which a command decides without an API server.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pillion_api::names::InjectionLevel;
+use pillion_api::opt_in::OptIn;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::limits::Guardrails;
+use pillion_engine::profile::CompiledProfile;
+use pillion_engine::review::Endpoint;
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+
+use crate::config::{ConfigArg, Overrides, WebhookPolicy};
+use crate::load::{self, Problem, Source, typed, yaml};
+
+/// Profiles, namespaces, and the namespace of objects that do not name one.
+#[derive(Debug)]
+pub(crate) struct SimulatedCluster {
+    snapshot: Snapshot,
+    default_namespace: String,
+    cluster: Option<Arc<OwnedTape>>,
+}
+
+impl SimulatedCluster {
+    /// Reads profiles, namespaces and the policy of the platform.
+    ///
+    /// # Errors
+    /// The facts of the cluster cannot be read; within, what is wrong with the files.
+    pub(crate) fn configured(
+        profiles: &[PathBuf],
+        namespaces: Option<&Path>,
+        default_namespace: Option<&str>,
+        config: &ConfigArg,
+    ) -> anyhow::Result<Result<Self, Vec<Problem>>> {
+        let (simulated, mut problems) = Self::load(profiles, namespaces, default_namespace);
+        match (simulated, config.load::<WebhookPolicy>(&Overrides::default())) {
+            (Some(simulated), Ok(policy)) if problems.is_empty() => {
+                let cluster = policy.cluster_facts()?;
+                let opt_in = policy.opt_in();
+                Ok(Ok(simulated.guarded(policy.guardrails).opting_in_by(&opt_in).with_cluster(cluster)))
+            }
+            (_, Err(more)) => {
+                problems.extend(more);
+                Ok(Err(problems))
+            }
+            _ => Ok(Err(problems)),
+        }
+    }
+
+    /// Reads profiles and namespaces. Returns no cluster if the namespaces cannot be read.
+    fn load(
+        profiles: &[PathBuf],
+        namespaces: Option<&Path>,
+        default_namespace: Option<&str>,
+    ) -> (Option<Self>, Vec<Problem>) {
+        let namespaces = match namespaces.map(read_namespaces).transpose() {
+            Ok(namespaces) => namespaces.unwrap_or_default(),
+            Err(problem) => return (None, vec![problem]),
+        };
+        let only = match namespaces.as_slice() {
+            [(name, _)] => Some(&**name),
+            _ => None,
+        };
+        let default_namespace = default_namespace.or(only).unwrap_or("default").to_owned();
+        let loaded = load::profiles_in(profiles, &default_namespace);
+        (Some(Self::new(loaded.profiles, namespaces, default_namespace)), loaded.problems)
+    }
+
+    /// Creates a cluster with these profiles and namespaces.
+    pub(crate) fn new(
+        profiles: impl IntoIterator<Item = Arc<CompiledProfile>>,
+        namespaces: Vec<(Box<str>, Namespace)>,
+        default_namespace: String,
+    ) -> Self {
+        let snapshot = Snapshot::new(ProfileSet::new(profiles)).with_namespaces(namespaces);
+        Self { snapshot, default_namespace, cluster: None }
+    }
+
+    /// The same with what the platform says of the cluster.
+    pub(crate) fn with_cluster(self, cluster: Option<Arc<OwnedTape>>) -> Self {
+        Self { cluster, ..self }
+    }
+
+    /// What the platform says of the cluster.
+    pub(crate) fn cluster(&self) -> Option<Arc<OwnedTape>> {
+        self.cluster.clone()
+    }
+
+    /// The same with what the platform allows tenants' profiles to do.
+    pub(crate) fn guarded(self, guardrails: Guardrails) -> Self {
+        Self { snapshot: self.snapshot.with_guardrails(guardrails), ..self }
+    }
+
+    /// In a release in which namespaces opt in by these labels.
+    pub(crate) fn opting_in_by(self, opt_in: &OptIn) -> Self {
+        let known =
+            self.snapshot.namespaces().map(|(name, known)| (name.into(), Namespace::clone(known).opting_in_by(opt_in)));
+        let known: Vec<(Box<str>, Namespace)> = known.collect();
+        Self { snapshot: self.snapshot.with_namespaces(known), ..self }
+    }
+
+    /// Profiles and namespaces, as the engine takes them.
+    pub(crate) const fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// The namespace of objects that do not name one.
+    pub(crate) fn default_namespace(&self) -> &str {
+        &self.default_namespace
+    }
+
+    /// What is known of a namespace, and the path that the API server would call for it. Of one that nobody described, it
+    /// is taken that it is opted in.
+    pub(crate) fn namespace(&self, name: &str) -> (Arc<Namespace>, Endpoint) {
+        if let Some(namespace) = self.snapshot.namespace(name) {
+            return (namespace, Endpoint::Any);
+        }
+        let level = InjectionLevel::Enabled;
+        (Arc::new(Namespace::opted_in(level)), Endpoint::Level(level))
+    }
+}
+
+fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
+    let name = file.display().to_string();
+    let text =
+        fs::read_to_string(file).map_err(|error| Problem::whole(name.as_str(), format!("cannot be read: {error}")))?;
+    let source = Arc::new(Source::new(name, text));
+    let described = namespaces_of(&source)?.into_iter().map(|ObjectMeta { name, labels, annotations, .. }| {
+        (name.unwrap_or_default().into(), Namespace::new(labels.unwrap_or_default(), annotations.unwrap_or_default()))
+    });
+    Ok(described.collect())
+}
+
+/// The metadata of the Namespaces in a text, each with its name; at least one.
+pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Problem> {
+    let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
+    let listed = |document: &yaml::Node| document.text("kind").is_some_and(|kind| kind.ends_with("List"));
+    let objects = documents.iter().flat_map(|document| match document.get("items") {
+        Some(items) if listed(document) => items.items().iter().collect(),
+        _ => vec![document],
+    });
+    let mut namespaces = Vec::new();
+    for object in objects.filter(|object| object.text("kind").is_none_or(|kind| kind == "Namespace")) {
+        let metadata = object
+            .get("metadata")
+            .ok_or_else(|| Problem::at(source, object.span.clone(), "a Namespace needs metadata.name"))?;
+        let described: ObjectMeta = typed::read(source, metadata, "metadata")?;
+        if described.name.is_none() {
+            return Err(Problem::at(source, metadata.span.clone(), "a Namespace needs metadata.name"));
+        }
+        namespaces.push(described);
+    }
+    if namespaces.is_empty() {
+        return Err(Problem::whole(source.name.as_str(), "there is no Namespace in it"));
+    }
+    Ok(namespaces)
+}

@@ -1,0 +1,431 @@
+//! Runs a test in Linux namespaces of its own: user, network, process and mount. It needs no root.
+//!
+//! The test process starts a copy of itself with the name of the test, and waits for it. The copy is process 1 of a
+//! process namespace, so every process that it starts ends with it. Its network reaches nothing else: fixed addresses
+//! and ports never collide, no packet leaves, and tests run in parallel.
+//!
+//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that breaks
+//! or configures the control plane asks for a network of its own ([`Isolation::own_network`]).
+//!
+//! The loopback of the machine would not do: to a webhook on a loopback URL the API server speaks HTTP/2 over one
+//! connection, and it rejects loopback addresses as endpoints of a Service. Production differs in both.
+
+use std::ffi::OsString;
+use std::fmt::{self, Display, Write as _};
+use std::future::Future;
+use std::io::{BufRead, BufReader, PipeReader, Read, Write as _};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+
+use crate::daemon::tail;
+use crate::eventually::POLL;
+use crate::namespace::{CONTROL_PLANE, DIRECTORY, directory, leased_control_plane, set_up_addresses, unshare};
+use crate::{shared, tools};
+
+/// Set in the copy: the place in the source of the call that is to run its body.
+const CALL: &str = "PILLION_TEST_CALL";
+/// In the folder: how the body ended. The exit code alone would not tell a test that was not found from one that passed.
+const OUTCOME: &str = "outcome";
+const PASSED: &str = "passed";
+
+/// How long the parent waits for the copy beyond the limit that the copy keeps itself.
+const GRACE: Duration = Duration::from_secs(15);
+/// How many lines of each log a failure shows.
+const TAIL: usize = 15;
+
+/// Runs `body` in namespaces of its own, for at most ten minutes. See [`Isolation`].
+///
+/// # Panics
+/// When the body fails, which fails the test.
+#[track_caller]
+pub fn isolated<F, Fut>(body: F)
+where
+    F: FnOnce() -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    Isolation::new().run(body);
+}
+
+/// How to isolate a test.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Isolation {
+    time_limit: Duration,
+    has_own_network: bool,
+}
+
+/// Why an isolated test failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// What went wrong, for the reader of the test's output.
+    pub message: String,
+    /// All that the copy printed.
+    pub output: String,
+    /// The folder of the test, which is kept; `None` when it did not get that far.
+    pub directory: Option<PathBuf>,
+}
+
+impl Default for Isolation {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Isolation {
+    /// Ten minutes: many times what a test takes, so that a machine that is busy with others fails none.
+    pub fn new() -> Self {
+        Self { time_limit: Duration::from_mins(10), has_own_network: false }
+    }
+
+    /// An empty network instead of one with a control plane in it: for a test that stops, pauses or configures the control
+    /// plane, or needs none. `_reason` says which, to the reader.
+    pub fn own_network(mut self, _reason: &'static str) -> Self {
+        self.has_own_network = true;
+        self
+    }
+
+    /// Another time limit for the body. The first build of the tools does not count.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = limit;
+        self
+    }
+
+    /// Runs `body` on a Tokio runtime in namespaces of its own.
+    ///
+    /// The test's function runs twice, outside and inside; code around this call runs outside, and up to the call also
+    /// inside.
+    ///
+    /// # Panics
+    /// When the body fails, which fails the test.
+    #[track_caller]
+    pub fn run<F, Fut>(self, body: F)
+    where
+        F: FnOnce() -> Fut,
+        Fut: Future<Output = anyhow::Result<()>>,
+    {
+        if let Err(failure) = self.try_run(body) {
+            #[expect(clippy::panic, reason = "this is how a test fails")]
+            {
+                panic!("{failure}");
+            }
+        }
+    }
+
+    /// As [`Isolation::run`], with the failure as a value.
+    ///
+    /// Of several calls in one test each has a copy of its own, in which the calls before it answer `Ok` and do nothing.
+    ///
+    /// # Errors
+    /// The body failed, panicked or took too long, or this machine does not allow namespaces.
+    #[track_caller]
+    pub fn try_run<F, Fut>(self, body: F) -> Result<(), Failure>
+    where
+        F: FnOnce() -> Fut,
+        Fut: Future<Output = anyhow::Result<()>>,
+    {
+        let call = Location::caller().to_string();
+        let cannot_keep = |error: anyhow::Error| Failure {
+            message: format!("cannot keep a control plane: {error:#}"),
+            output: String::new(),
+            directory: None,
+        };
+        shared::keep_if_asked().map_err(cannot_keep)?;
+        match std::env::var(CALL) {
+            Ok(wanted) if wanted == call => inside(self.time_limit, body),
+            // Another call of the same test; the one that is meant comes later.
+            Ok(_) => Ok(()),
+            Err(_) => self.outside(test_name::<F>(), &call),
+        }
+    }
+
+    fn outside(&self, test: Option<String>, call: &str) -> Result<(), Failure> {
+        let early =
+            |error: anyhow::Error| Failure { message: format!("{error:#}"), output: String::new(), directory: None };
+        // The tools are built out here: inside there is no network to fetch modules from.
+        let tools = tools::dir().map_err(early)?;
+        probe().map_err(early)?;
+        let test = test
+            .context("cannot tell the name of this test: call isolated with a closure written in the test's function")
+            .map_err(early)?;
+        let directory = tempfile::Builder::new()
+            .prefix("pillion-test-")
+            .tempdir()
+            .context("cannot make a folder for the test")
+            .map_err(early)?;
+
+        let mut output = String::new();
+        match self.leased(&test, call, &tools, directory.path(), &mut output) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let message = format!("{test}: {error:#}");
+                Err(Failure { message, output, directory: Some(directory.keep()) })
+            }
+        }
+    }
+
+    /// Runs the copy, with a leased control plane unless the test has a network of its own.
+    fn leased(
+        &self,
+        test: &str,
+        call: &str,
+        tools: &Path,
+        directory: &Path,
+        output: &mut String,
+    ) -> anyhow::Result<()> {
+        if self.has_own_network {
+            return self.copy(unshare(), &copy_of(test)?, call, tools, directory, output);
+        }
+        let program = std::env::current_exe().context("cannot tell which program this is")?;
+        let lease = shared::Lease::take(|| {
+            let mut keeper = Command::new(&program);
+            keeper.args(arguments(test)).env(tools::ASSETS_VARIABLE, tools).env_remove(CALL);
+            for variable in PROXIES {
+                keeper.env_remove(variable);
+            }
+            keeper
+        })?;
+        let mut command = lease.enter()?;
+        command.arg("unshare").args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]);
+        command.env(CONTROL_PLANE, lease.folder());
+        let outcome = self.copy(command, &copy_of(test)?, call, tools, directory, output);
+        lease.give_back(outcome.is_ok(), directory)?;
+        outcome
+    }
+
+    /// Runs the copy to its end, by a command that enters namespaces.
+    fn copy(
+        &self,
+        mut command: Command,
+        copy: &[OsString],
+        call: &str,
+        tools: &Path,
+        directory: &Path,
+        output: &mut String,
+    ) -> anyhow::Result<()> {
+        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        command
+            .args(copy)
+            .env(DIRECTORY, directory)
+            .env(CALL, call)
+            .env(tools::ASSETS_VARIABLE, tools)
+            // Held open and never written to: its end tells the copy that this process is gone.
+            .stdin(Stdio::piped())
+            .stdout(writer.try_clone().context("cannot make a pipe")?)
+            .stderr(writer);
+        for variable in PROXIES {
+            command.env_remove(variable);
+        }
+        let mut child = command.spawn().context(HOW_TO_UNSHARE)?;
+        // The command owns the writing end of the pipe; while it lives, the reader sees no end.
+        drop(command);
+
+        // A thread inherits the capture of the test harness, so the lines are shown as the test's own.
+        let printer = std::thread::spawn(move || pass_on(reader));
+        let status = wait(&mut child, self.time_limit + GRACE);
+        *output = printer.join().unwrap_or_default();
+        let status = status?;
+
+        match std::fs::read_to_string(directory.join(OUTCOME)) {
+            Ok(outcome) if outcome == PASSED && status.success() => Ok(()),
+            Ok(outcome) => bail!("{outcome}"),
+            Err(_) => bail!("the isolated copy ended ({status}) before it reached the test's body"),
+        }
+    }
+}
+
+const PROXIES: [&str; 8] =
+    ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"];
+
+const HOW_TO_UNSHARE: &str = "cannot run `unshare` (package util-linux), which gives each test namespaces of its own";
+
+/// This program with the one test.
+fn copy_of(test: &str) -> anyhow::Result<Vec<OsString>> {
+    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    Ok(std::iter::once(program.into()).chain(arguments(test).map(OsString::from)).collect())
+}
+
+fn arguments(test: &str) -> [&str; 5] {
+    ["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]
+}
+
+/// Tells what forbids namespaces here before a test fails in some stranger way.
+fn probe() -> anyhow::Result<()> {
+    let output = unshare().arg("true").stdin(Stdio::null()).output().context(HOW_TO_UNSHARE)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    bail!(
+        "this machine does not let tests have namespaces of their own: {}\n  \
+         help: allow unprivileged user namespaces, whichever of these holds them back:\n        \
+         sysctl user.max_user_namespaces (must be above 0),\n        \
+         sysctl kernel.unprivileged_userns_clone=1 (Debian), \
+         sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu),\n        \
+         in a container: --security-opt seccomp=unconfined --security-opt systempaths=unconfined (or --privileged)",
+        String::from_utf8_lossy(&output.stderr).trim()
+    )
+}
+
+/// The harness names a test's thread after it, unless all tests run on the main thread; then the closure's type does.
+fn test_name<F>() -> Option<String> {
+    let thread = std::thread::current();
+    if let Some(name) = thread.name().filter(|name| *name != "main") {
+        return Some(name.to_owned());
+    }
+    name_from_type(std::any::type_name::<F>())
+}
+
+/// `the_crate::module::test::{{closure}}` is the test `module::test`.
+fn name_from_type(type_name: &str) -> Option<String> {
+    let (function, closure) = type_name.split_once("::{{closure}}")?;
+    let (_, test) = function.split_once("::")?;
+    closure.is_empty().then(|| test.to_owned())
+}
+
+fn pass_on(reader: PipeReader) -> String {
+    let mut all = String::new();
+    for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        #[expect(clippy::print_stdout, reason = "the copy's output is the test's output")]
+        {
+            println!("{line}");
+        }
+        all.push_str(&line);
+        all.push('\n');
+    }
+    all
+}
+
+fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for the isolated copy")? {
+            return Ok(status);
+        }
+        if Instant::now() >= deadline {
+            child.kill().context("cannot end the isolated copy")?;
+            child.wait().context("cannot wait for the isolated copy")?;
+            bail!("it did not end within {limit:?} and was killed");
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// In the copy: runs the body and ends the process, so that nothing after the call runs twice.
+fn inside<F, Fut>(limit: Duration, body: F) -> !
+where
+    F: FnOnce() -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    end_with_parent();
+    let outcome = match catch_unwind(AssertUnwindSafe(|| run_body(limit, body))) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(format!("{error:?}")),
+        Err(panic) => Err(format!("panicked: {}", panic_message(panic.as_ref()))),
+    };
+    let text = outcome.as_ref().err().map_or(PASSED, String::as_str);
+    let written = directory().and_then(|directory| Ok(std::fs::write(directory.join(OUTCOME), text)?));
+    if let Err(error) = written {
+        let _ = writeln!(std::io::stderr(), "cannot write the outcome of the test: {error:#}");
+    }
+    std::process::exit(i32::from(outcome.is_err()));
+}
+
+/// As the harness ends without a word when it is interrupted, its copy listens for the end of the pipe between them.
+fn end_with_parent() {
+    std::thread::spawn(|| {
+        let mut byte = [0];
+        if matches!(std::io::stdin().read(&mut byte), Ok(0) | Err(_)) {
+            std::process::exit(1);
+        }
+    });
+}
+
+fn run_body<F, Fut>(limit: Duration, body: F) -> anyhow::Result<()>
+where
+    F: FnOnce() -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    crate::certificates::install_crypto_provider();
+    if leased_control_plane().is_none() {
+        set_up_addresses()?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot build a Tokio runtime")?;
+    runtime.block_on(async {
+        match tokio::time::timeout(limit, body()).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(anyhow!("the test's body did not end within {limit:?}")),
+        }
+    })
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("without a message")
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        let Some(directory) = &self.directory else { return Ok(()) };
+        write!(f, "\n\nlogs are kept in {}", directory.display())?;
+        let mut logs = Vec::new();
+        find_logs(directory, 3, &mut logs);
+        logs.sort();
+        for log in logs {
+            write!(f, "\n--- the end of {}:\n", log.display())?;
+            f.write_str(tail(&log, TAIL).trim_end())?;
+        }
+        f.write_char('\n')
+    }
+}
+
+impl std::error::Error for Failure {}
+
+fn find_logs(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
+        if path.is_dir() && depth > 0 {
+            find_logs(&path, depth - 1, found);
+        } else if path.extension().is_some_and(|extension| extension == "log") {
+            found.push(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closure_names_the_test() {
+        assert_eq!(name_from_type("control_plane::serves::{{closure}}").as_deref(), Some("serves"));
+        assert_eq!(name_from_type("testkit::a::b::serves::{{closure}}").as_deref(), Some("a::b::serves"));
+    }
+
+    #[test]
+    fn what_is_not_directly_in_a_test_names_none() {
+        assert_eq!(name_from_type("control_plane::body"), None);
+        assert_eq!(name_from_type("control_plane::serves::{{closure}}::{{closure}}"), None);
+    }
+
+    #[test]
+    fn on_the_main_thread_the_closure_is_asked() {
+        fn ask<F>(_: F) -> Option<String> {
+            name_from_type(std::any::type_name::<F>())
+        }
+        let name = "isolation::tests::on_the_main_thread_the_closure_is_asked";
+        assert_eq!(ask(|| ()).as_deref(), Some(name));
+        assert_eq!(std::thread::current().name().filter(|thread| *thread != "main").unwrap_or(name), name);
+    }
+}

@@ -1,0 +1,456 @@
+//! One connection, from its first byte to its last: hyper serves it, and a timer of its own watches it.
+//!
+//! hyper's `header_read_timeout` also runs between requests, so it would close idle connections after ten seconds. But
+//! the API server pools them for ninety seconds and does not repeat a POST that met a closing connection. So this timer
+//! distinguishes an idle connection, which may wait long, from one on which a request's head has begun, which may not.
+//!
+//! The same timer watches responses. A client that does not read keeps its responses in memory: in the socket on
+//! HTTP/1.1, behind its own window on HTTP/2. A response that is not read in time costs the client its connection.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::net::IpAddr;
+use std::ops::ControlFlow;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, HttpBody};
+use bytes::Bytes;
+use http::header::{CONNECTION, TRANSFER_ENCODING};
+use http::{HeaderValue, Request, Response};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, sleep_until};
+use tower::Service;
+
+mod builders;
+mod requests;
+
+pub(crate) use self::builders::Builders;
+use self::requests::Coming;
+pub(crate) use self::requests::Requests;
+use super::ServerSettings;
+use super::drain::Retire;
+use crate::clients::Caller;
+use crate::transport::{ClientAddress, Waiting};
+
+/// Bytes in a second at which a client takes its answers at least, once it does not take them at once.
+const LEAST_RATE: u64 = 256 * 1024;
+/// In [`Activity::blocked_since`]: the socket takes what it is given.
+const NOT_BLOCKED: u64 = u64::MAX;
+
+/// Which HTTP is spoken. It is known before the first byte: by ALPN, or because a port speaks one only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// By the rules of HTTP.
+    Closed,
+    /// By an error on it.
+    Failed(Box<dyn std::error::Error + Send + Sync>),
+    /// Too slow, or idle for too long.
+    TimedOut(Waiting),
+}
+
+/// On what terms a connection is served: what is not the same for all of a server's.
+pub(crate) struct Terms {
+    /// The client's address.
+    pub(crate) address: IpAddr,
+    pub(crate) protocol: Protocol,
+    pub(crate) retire: Retire,
+    pub(crate) caller: Caller,
+    pub(crate) requests: Arc<Requests>,
+}
+
+/// What happens on a connection, written by its socket and its requests and read by its clock. Times are milliseconds from
+/// `opened`.
+#[derive(Debug)]
+struct Activity {
+    opened: Instant,
+    /// How long nothing may happen.
+    idle_timeout: Duration,
+    requests: Arc<Requests>,
+    /// Whether bytes have come since the last request: the head of the next one has begun.
+    head_begun: AtomicBool,
+    /// When the last change of the two above was.
+    since: AtomicU64,
+    /// Since when the socket does not take all that it is given, or [`NOT_BLOCKED`].
+    blocked_since: AtomicU64,
+    /// Bytes that it took nevertheless.
+    moved: AtomicU64,
+    untaken: Mutex<PendingResponses>,
+}
+
+/// Responses that hyper has taken and the client has not: their bytes are still in memory.
+#[derive(Debug, Default)]
+struct PendingResponses {
+    next: u64,
+    bytes: usize,
+    /// The oldest first.
+    given: VecDeque<PendingResponse>,
+}
+
+/// A pending response: its number, when hyper took it, and its bytes.
+#[derive(Debug)]
+struct PendingResponse {
+    number: u64,
+    since: u64,
+    bytes: usize,
+}
+
+impl Activity {
+    fn new(idle_timeout: Duration, requests: Arc<Requests>) -> Self {
+        Self {
+            opened: Instant::now(),
+            idle_timeout,
+            requests,
+            head_begun: AtomicBool::new(false),
+            since: AtomicU64::new(0),
+            blocked_since: AtomicU64::new(NOT_BLOCKED),
+            moved: AtomicU64::new(0),
+            untaken: Mutex::default(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn touch(&self) {
+        self.since.store(self.now(), Ordering::Relaxed);
+    }
+
+    fn bytes_came(&self) {
+        if self.requests.are_none() && !self.head_begun.swap(true, Ordering::Relaxed) {
+            self.touch();
+        }
+    }
+
+    fn request_begins(self: &Arc<Self>) -> InFlight {
+        self.requests.begin();
+        self.head_begun.store(false, Ordering::Relaxed);
+        self.touch();
+        InFlight(Arc::clone(self))
+    }
+
+    /// The socket said how much it took.
+    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
+        match polled {
+            Poll::Pending => self.blocks(),
+            Poll::Ready(Ok(bytes)) if self.blocked_since.load(Ordering::Relaxed) != NOT_BLOCKED => {
+                self.moved.fetch_add(u64::try_from(*bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+            Poll::Ready(_) => {}
+        }
+    }
+
+    /// The socket said whether all of it is gone.
+    fn flushed(&self, polled: &Poll<io::Result<()>>) {
+        match polled {
+            Poll::Pending => self.blocks(),
+            Poll::Ready(_) => self.blocked_since.store(NOT_BLOCKED, Ordering::Relaxed),
+        }
+    }
+
+    fn blocks(&self) {
+        if self.blocked_since.load(Ordering::Relaxed) == NOT_BLOCKED {
+            self.moved.store(0, Ordering::Relaxed);
+            self.blocked_since.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
+    fn untaken(&self) -> std::sync::MutexGuard<'_, PendingResponses> {
+        self.untaken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An answer of so many bytes was given to hyper.
+    fn answered(self: &Arc<Self>, bytes: usize) -> PendingResponseGuard {
+        let now = self.now();
+        let mut untaken = self.untaken();
+        let number = untaken.next;
+        untaken.next += 1;
+        untaken.bytes = untaken.bytes.saturating_add(bytes);
+        untaken.given.push_back(PendingResponse { number, since: now, bytes });
+        drop(untaken);
+        self.requests.answer_is_given();
+        PendingResponseGuard { activity: Arc::clone(self), number, bytes }
+    }
+
+    fn state(&self) -> Waiting {
+        if !self.requests.are_none() {
+            Waiting::Answer
+        } else if self.head_begun.load(Ordering::Relaxed) {
+            Waiting::Head
+        } else {
+            Waiting::Idle
+        }
+    }
+
+    /// Until when the client has to have read what it was answered, if anything is left of it here.
+    fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
+        let at = |since: u64, bytes: u64| {
+            let while_they_move = bytes.saturating_mul(1000) / LEAST_RATE;
+            self.opened + Duration::from_millis(since.saturating_add(while_they_move)) + settings.answer_timeout
+        };
+        let blocked = match self.blocked_since.load(Ordering::Relaxed) {
+            NOT_BLOCKED => None,
+            since => Some(at(since, self.moved.load(Ordering::Relaxed))),
+        };
+        let untaken = self.untaken();
+        if untaken.bytes > settings.max_untaken_bytes && untaken.given.len() > 1 {
+            return Some(self.opened);
+        }
+        let oldest = untaken.given.front().map(|given| at(given.since, u64::try_from(given.bytes).unwrap_or(u64::MAX)));
+        blocked.into_iter().chain(oldest).min()
+    }
+
+    /// What has to happen next, and until when.
+    fn deadline(&self, settings: &ServerSettings) -> (Instant, Waiting) {
+        let state = self.state();
+        let allowed = match state {
+            Waiting::Idle => self.idle_timeout,
+            Waiting::Head => settings.header_timeout,
+            Waiting::Answer | Waiting::Reader => settings.request_timeout,
+        };
+        let at = self.opened + Duration::from_millis(self.since.load(Ordering::Relaxed)) + allowed;
+        match self.reader_deadline(settings) {
+            Some(reader) if reader < at => (reader, Waiting::Reader),
+            _ => (at, state),
+        }
+    }
+}
+
+/// A request that is being answered. Dropped with the answer, or when the client goes away.
+struct InFlight(Arc<Activity>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.requests.answered();
+        self.0.touch();
+    }
+}
+
+/// Keeps a response counted as pending until it is dropped with the response's bytes.
+struct PendingResponseGuard {
+    activity: Arc<Activity>,
+    number: u64,
+    bytes: usize,
+}
+
+impl Drop for PendingResponseGuard {
+    fn drop(&mut self) {
+        let mut untaken = self.activity.untaken();
+        untaken.bytes = untaken.bytes.saturating_sub(self.bytes);
+        if let Some(index) = untaken.given.iter().position(|given| given.number == self.number) {
+            untaken.given.remove(index);
+        }
+        drop(untaken);
+        self.activity.requests.answer_is_taken();
+    }
+}
+
+/// The body of a response. Its bytes carry the [`PendingResponseGuard`] wherever they wait for the client.
+struct Answer {
+    body: Body,
+    untaken: Option<PendingResponseGuard>,
+}
+
+/// The bytes of a response with their guard.
+struct PendingResponseBytes {
+    bytes: Bytes,
+    _untaken: PendingResponseGuard,
+}
+
+impl AsRef<[u8]> for PendingResponseBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        // Our answers are one piece. Of one that is more, each piece but the last is hyper's to wait for.
+        if !self.body.is_end_stream() {
+            return polled;
+        }
+        polled.map_ok(|frame| {
+            frame.map_data(|bytes| match self.untaken.take() {
+                Some(untaken) => Bytes::from_owner(PendingResponseBytes { bytes, _untaken: untaken }),
+                None => bytes,
+            })
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A socket that says when bytes come, and when they do not go.
+struct Watched<S> {
+    socket: S,
+    activity: Arc<Activity>,
+    /// On HTTP/2, bytes between requests are pings and windows, not the head of a request that might stall.
+    watches_heads: bool,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        if self.watches_heads && buffer.filled().len() > before {
+            self.activity.bytes_came();
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.activity.wrote(&polled);
+        polled
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.socket).poll_flush(cx);
+        self.activity.flushed(&polled);
+        polled
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.socket).poll_shutdown(cx);
+        self.activity.flushed(&polled);
+        polled
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
+        self.activity.wrote(&polled);
+        polled
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+}
+
+/// Serves a connection to its end.
+pub(crate) async fn serve<S>(
+    socket: S,
+    builders: &Builders,
+    app: Router,
+    settings: &ServerSettings,
+    terms: Terms,
+) -> Ended
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Terms { address, protocol, retire, caller, requests } = terms;
+    let address = ClientAddress(address.to_canonical());
+    // A client that will not be answered must not keep a permit that others need.
+    let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
+    let activity = Arc::new(Activity::new(idle_timeout, requests));
+    let watches_heads = protocol == Protocol::Http1;
+    let socket = Watched { socket, activity: Arc::clone(&activity), watches_heads };
+    let retire = Arc::new(retire);
+    let service = service_fn({
+        let (activity, retire) = (Arc::clone(&activity), Arc::clone(&retire));
+        move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(address);
+            let in_flight = activity.request_begins();
+            let close = (protocol == Protocol::Http1).then(|| Arc::clone(&retire));
+            answer(app.clone(), request, in_flight, close, caller.clone())
+        }
+    });
+    let mut connection = pin!(builders.of(protocol).serve_connection(TokioIo::new(socket), service));
+    let mut timer = pin!(sleep_until(activity.deadline(settings).0));
+    // HTTP/2 has a frame for it, which loses no request. On HTTP/1.1 an answer has to say it: hyper's graceful shutdown
+    // would close an idle connection at once, into the arms of a request that is on its way. So that is kept for the end.
+    let mut retired = pin!(async move {
+        match protocol {
+            Protocol::Http1 => retire.last().await,
+            Protocol::Http2 => retire.due().await,
+        }
+    });
+    let mut retiring = false;
+    poll_fn(move |cx| {
+        if !retiring && retired.as_mut().poll(cx).is_ready() {
+            retiring = true;
+            connection.as_mut().graceful_shutdown();
+        }
+        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+            return Poll::Ready(result.map_or_else(Ended::Failed, |()| Ended::Closed));
+        }
+        // The timer is set anew only when it is too late or has fired, not for each request.
+        let (deadline, _) = activity.deadline(settings);
+        if deadline < timer.deadline() {
+            timer.as_mut().reset(deadline);
+        }
+        while timer.as_mut().poll(cx).is_ready() {
+            let (deadline, waiting) = activity.deadline(settings);
+            if deadline <= Instant::now() {
+                return Poll::Ready(Ended::TimedOut(waiting));
+            }
+            timer.as_mut().reset(deadline);
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Answers a request; the last one on this connection, if `close` says so when the answer is there.
+async fn answer(
+    mut app: Router,
+    request: Request<Incoming>,
+    in_flight: InFlight,
+    close: Option<Arc<Retire>>,
+    caller: Caller,
+) -> Result<Response<Answer>, Infallible> {
+    // Who sends a length beside its chunks may mean another end of the body than we do (RFC 9112, section 6.1): nothing
+    // behind it is believed to be a request. The API server sends no chunks.
+    let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
+    let mut response = match caller.admit(request) {
+        ControlFlow::Continue(request) => {
+            Service::call(&mut app, request.map(|body| Coming::new(body, &in_flight.0.requests))).await?
+        }
+        ControlFlow::Break(refusal) => refusal,
+    };
+    if chunked || close.is_some_and(|retire| retire.is_due() || in_flight.0.requests.are_last()) {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    let response = response.map(|body| {
+        let bytes = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
+        Answer { untaken: Some(in_flight.0.answered(bytes)), body }
+    });
+    drop(in_flight);
+    Ok(response)
+}
