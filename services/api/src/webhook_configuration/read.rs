@@ -1,4 +1,4 @@
-//! What a configuration that is there says, for who was not told what it was made of.
+//! Reads settings back from a stored configuration, for tools that do not have them.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,

@@ -1,7 +1,7 @@
-//! What the API server calls for: rules made of the targets of profiles.
+//! Builds the rules of the webhook configurations from the targets of profiles.
 //!
-//! A target has no wildcards and is of namespaced resources; what is none is left out here too, because a rule that is too
-//! wide stops a cluster. Objects of the cluster's own are in no namespace that could opt in, and are never called for.
+//! A target has no wildcards and names namespaced resources. Any other target is left out here too, because a rule that
+//! is too wide stops a cluster. Cluster-scoped objects have no namespace that could opt in, and are never reviewed.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -64,7 +64,7 @@ pub struct Auditor {
     /// The namespaces with a request under way, one for each. With the pods that the watch has reported since it began: the
     /// answer is older than that.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
-    /// The namespace of the last pod_fetch. The next one is another's: nobody's pods wait for all of somebody else's.
+    /// The namespace of the last fetch. The next one is another namespace's, so no namespace waits for all of another's pods.
     last: Box<str>,
     pools: InternPools,
 }
@@ -320,7 +320,7 @@ impl Auditor {
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
-    /// An pod_fetch was done. Of a page: where the next one begins. Of a pod: whether it is there.
+    /// Notes that a fetch is done. Of a page: where the next one begins. Of a pod: whether it is there.
     pub fn done(&mut self, pod_fetch: &PodFetch, next: Option<String>, is_there: bool) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -335,7 +335,7 @@ impl Auditor {
         }
     }
 
-    /// An pod_fetch failed: it is due again.
+    /// Notes that a fetch failed: it is due again.
     pub fn failed(&mut self, pod_fetch: PodFetch) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {

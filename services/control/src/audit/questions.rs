@@ -65,10 +65,10 @@ pub(super) struct Asking<'a> {
     pub(super) most: usize,
 }
 
-/// The pods of an pod_fetch, and where the next page begins.
+/// The pods of a fetch, and where the next page begins.
 pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
-/// Reads the pods of an pod_fetch.
+/// Reads the pods of a fetch.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
     // As whatever JSON they are: a field that this build does not know may be read by an expression.
     let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());

@@ -181,7 +181,7 @@ impl Task {
                 pod_fetch = self.auditor.next_errand();
             }
             tokio::select! {
-                // Cancel-safe: what is not in a batch stays in its stream, and an pod_fetch is not begun.
+                // Cancel-safe: what is not in a batch stays in its stream, and a fetch is not started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {
@@ -222,7 +222,7 @@ impl Task {
         }
     }
 
-    /// Takes what came of an pod_fetch. Whether it was done.
+    /// Takes the result of a fetch. Returns whether it succeeded.
     async fn take_fetched(&mut self, pod_fetch: PodFetch, fetched: kube::Result<Page>) -> bool {
         self.is_stale = true;
         self.metrics.requested(fetched.is_ok());
@@ -308,7 +308,7 @@ impl Task {
     }
 }
 
-/// Does an pod_fetch.
+/// Executes a fetch.
 async fn go(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, kube::Result<Page>) {
     let fetched = timeout(limit, fetch(&client, &pod_fetch)).await;
     let late = |_| Err(kube::Error::Service(format!("no answer within {limit:?}").into()));

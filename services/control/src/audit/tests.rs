@@ -133,7 +133,7 @@ fn one(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, Str
     vec![(pod.to_owned(), profile.to_owned(), state, cause)]
 }
 
-/// Does the pod_fetches that are due with these pods; how many there were.
+/// Executes the fetches that are due with these pods, and returns their number.
 fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
     let mut count = 0;
     while let Some(pod_fetch) = auditor.next_errand() {

@@ -1,4 +1,4 @@
-//! How many pods wait for their injection, what was done about them, and whether the policies are in place.
+//! Metrics of waiting pods, of actions on them, and of the policies.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

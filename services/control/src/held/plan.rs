@@ -1,10 +1,9 @@
-//! What is to be done about pods that wait, as a pure function with a memory: nothing here asks the cluster, and the time is
-//! given.
+//! Decides what to do about waiting pods: a pure function with state. The caller passes in the time.
 //!
-//! A pod cannot be injected once it is there, so its owner has to make a new one: it is deleted, which harms nobody, since it
-//! has never run. Three things bound this. Not more than so many pods a second are touched. An owner whose new pods wait
-//! again although webhooks answer is left alone for a while that doubles, and then tried with one pod. And nothing is
-//! deleted that nobody would make again: that is told to people instead.
+//! A stored pod cannot be injected, so its owner must create a new one. The controller deletes the waiting pod, which
+//! has never run. Three rules bound this. Only so many pods a second are touched. If an owner's new pods wait again
+//! although webhooks answer, the owner is left alone for a while that doubles, and then tried with one pod. A pod that
+//! no owner would create again is never deleted; an Event reports it instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What is kept of a pod that waits by the gate of `held` namespaces. All else of it is dropped as it is read.
+//! What the controller keeps of a pod that waits by the gate of `held` namespaces. Everything else is dropped when the
+//! pod is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
-//! Keeps the policies of `held` namespaces in the API server as they ought to be, or away.
+//! Keeps the policies of `held` namespaces in their desired state, or removes them.
 //!
-//! What is stored is compared with what was meant, field by field: server-side apply alone would leave standing what others
-//! added. What differs is written again, at once, but not more often than a pause that grows while somebody else keeps
-//! writing too.
+//! Stored policies are compared field by field, since server-side apply would keep additions by others. Drift is
+//! corrected at once, but after a growing pause if another writer keeps changing the policy.
 
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
-//! Watches for pods that wait by the gate of `held` namespaces and does what the plan says about them.
+//! Watches pods that wait by the gate of `held` namespaces, and executes the plan.
 //!
-//! Every write names the version of the pod that the plan was made for, so nothing is done to a pod that has changed since:
-//! one that was scheduled, say, or is another of the same name.
+//! Every write names the version of the pod that the plan was made for, so a pod that has changed since is left alone:
+//! one that was scheduled, or another pod of the same name.
 //!
-//! A Job's pod is deleted in two steps, as the controller of Jobs itself does when a Job is suspended: first the finalizer
-//! goes by which that controller counts the pod, then the pod. So it is not counted as failed, and a Job with
-//! `backoffLimit: 0` goes on. Should this process end in between, the pod waits as before and is deleted by the next one.
+//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended: first the finalizer by
+//! which that controller counts the pod, then the pod. So it does not count as failed, and a Job with `backoffLimit: 0`
+//! continues. If the process ends in between, the pod waits as before, and the next leader deletes it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;

@@ -1,4 +1,4 @@
-//! Whether pods are to wait, and whether those that wait can be released: what the other tasks of the leader know of it.
+//! Whether pods are to wait, and whether waiting pods can be released, by what the leader's other tasks know.
 
 use pillion_api::names::InjectionLevel;
 use tokio::sync::watch;

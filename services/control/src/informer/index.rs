@@ -18,11 +18,11 @@ use crate::informer::share;
 /// What one of the watches says, or came of fetching something.
 #[derive(Clone, Debug)]
 pub enum Update {
-    /// LookupKind cluster profiles.
+    /// A change of cluster profiles.
     Cluster(ProfileChange),
-    /// LookupKind tenants' profiles.
+    /// A change of namespaced profiles.
     Namespaced(ProfileChange),
-    /// LookupKind namespaces.
+    /// A change of namespaces.
     Namespace(NamespaceChange),
     /// What is published of cluster profiles.
     PublishedCluster(PointerChange),

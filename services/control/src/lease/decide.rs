@@ -1,4 +1,4 @@
-//! The decision: what was seen and the local clock in, what to do out.
+//! The decision of the election: takes what was seen and the local clock, and returns what to do.
 
 use std::time::Duration;
 

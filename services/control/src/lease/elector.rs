@@ -1,4 +1,4 @@
-//! The election as it is done: reads, writes and watches of the one Lease, and the terms of the leader.
+//! Executes the election: reads, writes and watches the Lease, and runs the leader's terms.
 
 use std::fmt;
 use std::future::Future;

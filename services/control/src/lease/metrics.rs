@@ -1,4 +1,4 @@
-//! What is counted of the election.
+//! Metrics of the election.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

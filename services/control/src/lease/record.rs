@@ -1,4 +1,4 @@
-//! What stands in the Lease.
+//! The content of the Lease.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! One TLS connection to one endpoint: what it shows, and that it has the key to it. What it shows is not judged here.
+//! Opens one TLS connection to one endpoint and returns its certificate. The handshake proves that the endpoint has the
+//! key; [`super::judge`] judges the certificate.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Many verdicts become what the rotation observes: how many rounds in a row found everybody with the newest leaf.
+//! Summarises verdicts for the rotation: how many rounds in a row found all endpoints with the newest certificate.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

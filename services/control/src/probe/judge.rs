@@ -1,4 +1,4 @@
-//! The verdict on the leaf that an endpoint shows: whose it is, and whether it will do.
+//! The verdict on an endpoint's certificate: its CA, and whether it is acceptable.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is counted of probes.
+//! Metrics of probes.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Probing, round after round.
+//! Probes all endpoints, round after round.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Who is probed: every address behind the Service, and every pod that it selects.
+//! Selects the targets of probes: every address behind the Service, and every pod that it selects.
 
 use std::collections::BTreeSet;
 use std::fmt;

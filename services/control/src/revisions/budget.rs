@@ -1,7 +1,6 @@
-//! How many events are told, and how many dry runs begin: so many at once in a namespace, and then one for each pause.
-//! What one namespace has used up takes nothing from the others, but all of them together have a limit too, or thousands of
-//! namespaces that have something to tell at the same time would bury the API server. The platform's own profiles share with
-//! nobody.
+//! Rate limits for Events and dry runs: a burst for each namespace, then one for each pause. A namespace that has used
+//! up its budget takes nothing from others. All namespaces together have a limit too, since thousands of them at the
+//! same time would overload the API server. The platform's own profiles have a separate budget.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,7 +1,8 @@
-//! The dry run of an accepted revision: the object that the API server validates, and the meaning of its answer. Pure.
+//! The dry run of an accepted revision: builds the object for the API server, and interprets the response. Pure.
 //!
-//! The engine applies the revision alone to a minimal pod. The API server validates the result as a `PodTemplate`, because it
-//! checks the template of one as it checks a pod, and neither Pod Security nor a webhook for pods is called. Nothing is stored.
+//! The engine applies the revision alone to a minimal pod. The API server validates the result as a `PodTemplate`,
+//! because it validates the template in one as it validates a pod, without calling Pod Security or webhooks for pods.
+//! Nothing is stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,17 +1,18 @@
-//! What is to be done about one profile, decided from what is observed of it. Pure: it writes nothing and knows no time.
+//! Plans what to do about one profile from its observed state. Pure: it writes nothing and reads no clock.
 //!
-//! * A generation that was accepted becomes a revision, and is published; one that was not changes nothing that is
-//!   published, and the profile's status says why.
-//! * A rollout that is not complete leaves the promoted revision as it is. Complete, the newest is promoted.
-//! * `pillion.dev/rollback-to` publishes a revision that is kept instead of the last accepted one, to everybody.
-//!   `pillion.dev/rollback-from` says which one is rolled back: once another one is accepted, that one is published.
-//! * The latest revisions are kept, and whatever is published.
-//! * An accepted revision is tried once by a dry run, which keeps nothing from being published.
-//! * What is bounded by its parent alone is published as its parent is now, to everybody: no rollout, no rollback and no
-//!   pin keeps what the platform has taken back, and no older revision of it is kept.
+//! * An accepted generation becomes a revision and is published. A generation that was not accepted changes nothing
+//!   that is published, and the profile's status gives the reason.
+//! * An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
+//! * `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
+//!   `pillion.dev/rollback-from` names the revision that is rolled back: once another one is accepted, that one is
+//!   published.
+//! * The latest revisions and all published ones are kept.
+//! * An accepted revision is tried once by a dry run, whose result does not prevent publication.
+//! * A profile that only its parent bounds is published as its parent is now, to all namespaces: no rollout, rollback
+//!   or pin keeps what the platform has taken back, and no older revision of it is kept.
 //!
-//! What is published stands in the profile's status and is written at once, with the list of what is kept: nobody sees
-//! half of it.
+//! The profile's status holds what is published, together with the list of kept revisions. It is written at once, so no
+//! reader sees half of it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Writing the status of a profile, of either kind.
+//! Writes the status of a profile of either kind.
 
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Client, Resource};

@@ -1,8 +1,9 @@
-//! When all profiles are looked at: soon after something has changed, when namespaces may be counted again, and a while after
-//! a write in vain. Pure.
+//! Decides when all profiles are planned again: soon after a change, when namespaces may be counted again, and a while
+//! after a failed write. Pure.
 //!
-//! What changes brings forward what waits for the next count, which may be a minute off. It does not bring forward what was
-//! in vain: in a large cluster something changes at every moment, and each look repeats all plans and all writes that fail.
+//! A change brings forward work that waits for the next count, which may be a minute away. It does not bring forward
+//! failed writes: in a large cluster something changes at every moment, and each round repeats all plans and all
+//! failing writes.
 
 use tokio::time::Instant;
 

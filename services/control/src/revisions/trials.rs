@@ -1,7 +1,7 @@
-//! Which dry runs of accepted revisions are due, under way and done. Pure.
+//! Tracks which dry runs of accepted revisions are due, running and done. Pure.
 //!
-//! Each revision is asked about once in a term. What the API server did not answer is asked again, with pauses that double; a
-//! namespace that accepts revisions faster than its budget allows waits, and keeps no other namespace waiting.
+//! Each revision is tried once in a term. A dry run without a response is repeated after pauses that double. A
+//! namespace that accepts revisions faster than its budget allows waits, and delays no other namespace.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `pillion certs rotate`: asks, and waits until it is done if it is told to.
+//! `pillion certs rotate`: requests a rotation, and waits for its end with `--wait`.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `pillion certs status`: what stands in the Secrets and in the webhook configuration, without the keys.
+//! `pillion certs status`: shows the Secrets and the webhook configuration, without the keys.
 
 use std::fmt::Write;
 use std::process::ExitCode;

@@ -1,6 +1,7 @@
-//! The controller's policy file as types, with its keys. What is left out has its default.
+//! The controller's policy file as types, with its keys and defaults.
 //!
-//! It is read once: who changes it starts the controller anew, which costs nothing, since the other replica takes over.
+//! It is read once, at the start. A change needs a restart of the controller, which costs nothing, since the other
+//! replica takes over.
 
 use std::time::Duration;
 

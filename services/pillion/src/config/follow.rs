@@ -1,8 +1,7 @@
-//! The policy file while the program runs: what can change at once does, what cannot is told, and a file that is broken
-//! leaves the last good one at work.
+//! Reloads the policy file at run time: applies what can change at once, reports what cannot, and keeps the last valid
+//! policy if the file is broken.
 //!
-//! It is read again and again instead of being watched: the kubelet swaps a link to its folder, which a watch of the file
-//! does not see.
+//! It polls the file, because the kubelet swaps a link to the folder, which a watch of the file does not see.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The examples of policies in `docs` work, and no flag reads an environment variable of another program.
+//! Tests that the examples of policies in `docs` work, and that no flag reads an environment variable of another
+//! program.
 
 use std::path::{Path, PathBuf};
 

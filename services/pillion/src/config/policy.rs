@@ -1,4 +1,4 @@
-//! The policy file as types. What is left out has its default.
+//! The webhook's policy file as types, with defaults.
 
 use std::sync::Arc;
 

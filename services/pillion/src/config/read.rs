@@ -1,4 +1,4 @@
-//! From a file to a policy: read, checked in all its parts, and with the flags that win over it.
+//! Reads a file into a policy and checks all of it; flags take precedence over the file.
 
 use std::fmt::Write as _;
 use std::fs;

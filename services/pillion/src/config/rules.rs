@@ -1,4 +1,4 @@
-//! What has to hold between several keys of the policy file.
+//! Constraints between keys of the policy file.
 
 use std::fmt::Display;
 

@@ -1,7 +1,7 @@
 //! The table of all keys of the policy file.
 //!
-//! It holds what the types of [`super::policy`] do not: the range, whether a change takes effect at once, and the meaning.
-//! A test makes sure that both have the same keys; `docs/configuration.md` shows this table.
+//! It holds what the types of [`super::policy`] do not: the range, whether a change takes effect at once, and the
+//! meaning. A test checks that both have the same keys; `docs/configuration.md` shows this table.
 
 use serde_json::Value;
 

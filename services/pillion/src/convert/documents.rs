@@ -1,4 +1,4 @@
-//! What is converted: each document of a file, and each key of a `ConfigMap`, with the way back to its place.
+//! The input of a conversion: each document of a file, and each key of a `ConfigMap`, with its position.
 
 use std::fs;
 use std::io::{self, Read as _};

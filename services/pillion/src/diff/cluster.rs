@@ -1,6 +1,7 @@
-//! The pods that run now, with the profiles that are at work and with changed ones. Nothing is written to the cluster.
+//! Compares running pods under the active and the changed profiles. It writes nothing to the cluster.
 //!
-//! One pod stands for all of its workload. It is taken as its author wrote it, by its record, and decided about twice.
+//! One pod represents its workload. It is reconstructed as its author wrote it, by its injection record, and decided
+//! twice.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! The pods of manifests, with the profiles as they were and as they are.
+//! Compares the pods of manifests under the old and the new profiles.
 
 use std::path::PathBuf;
 
@@ -9,19 +9,19 @@ use super::report::{Compared, Rendered};
 use super::{DiffArgs, Fault};
 use crate::inject::known::KnownObjects;
 use crate::inject::objects::{self, Place};
-use crate::inject::world::World;
+use crate::inject::simulated_cluster::SimulatedCluster;
 use crate::inject::{self, review};
 
 /// Compares what becomes of each pod.
 pub(super) fn compare(args: &DiffArgs) -> Result<Vec<Compared>, Fault> {
-    let (before, after) = (world(args, &args.against)?, world(args, &args.profiles)?);
+    let (before, after) = (simulated(args, &args.against)?, simulated(args, &args.profiles)?);
     let documents = inject::documents(&args.files).map_err(Fault::Problems)?;
     let known = KnownObjects::new(&documents, before.default_namespace());
     let mut compared = Vec::new();
     for document in &documents {
         for place in objects::pods(document) {
             let name = place.describe(before.default_namespace());
-            let rendered = |world| rendered(document, &place, world, &known).with_context(|| name.clone());
+            let rendered = |simulated| rendered(document, &place, simulated, &known).with_context(|| name.clone());
             let (before, after) = (rendered(&before)?, rendered(&after)?);
             compared.push(Compared { name, pods: 1, before, after });
         }
@@ -33,15 +33,20 @@ pub(super) fn compare(args: &DiffArgs) -> Result<Vec<Compared>, Fault> {
     Ok(compared)
 }
 
-fn rendered(document: &Value, place: &Place, world: &World, known: &KnownObjects) -> anyhow::Result<Rendered> {
-    let decided = review::decide(document, place, world, known)?;
+fn rendered(
+    document: &Value,
+    place: &Place,
+    simulated: &SimulatedCluster,
+    known: &KnownObjects,
+) -> anyhow::Result<Rendered> {
+    let decided = review::decide(document, place, simulated, known)?;
     let mut changed = document.clone();
     objects::apply(&mut changed, place, decided.patch.as_deref())?;
     let pod = changed.pointer(&place.pointer).cloned().unwrap_or_default();
     Ok(Rendered::new(&decided.decision, pod))
 }
 
-fn world(args: &DiffArgs, profiles: &[PathBuf]) -> Result<World, Fault> {
-    World::configured(profiles, args.namespace_file.as_deref(), args.namespace.as_deref(), &args.config)?
+fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, Fault> {
+    SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespace.as_deref(), &args.config)?
         .map_err(Fault::Problems)
 }

@@ -1,4 +1,4 @@
-//! What differs, workload by workload.
+//! Prints the differences, workload by workload.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

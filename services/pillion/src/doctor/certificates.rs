@@ -1,4 +1,4 @@
-//! What is wrong with the certificate that is served, and with the bundles by which API servers trust it.
+//! Finds mistakes in the served certificate, and in the bundles by which API servers trust it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a doctor looks at, gathered before anything is judged.
+//! The facts for `doctor`, gathered before anything is judged.
 
 use std::collections::BTreeMap;
 

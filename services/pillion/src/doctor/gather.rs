@@ -1,4 +1,4 @@
-//! Facts from the cluster. Nothing is changed: pods are asked for by dry run.
+//! Gathers facts from the cluster. It changes nothing: pods are created by dry run.
 
 use std::sync::Arc;
 

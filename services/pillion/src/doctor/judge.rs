@@ -1,4 +1,4 @@
-//! From facts to findings. Pure.
+//! Judges facts and returns findings. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! Why the API server does or does not call the webhook for an object: what is the same for every pod, the entry's selectors
-//! and conditions, and the labels of the namespace.
+//! Why the API server calls the webhook for an object or does not: the installation, the entry's selectors and
+//! conditions, and the labels of the namespace.
 
 use std::collections::BTreeMap;
 

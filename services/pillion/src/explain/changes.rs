@@ -1,4 +1,4 @@
-//! What was changed in a pod and by whom: by Pillion's record, and what of it is not there any more.
+//! What Pillion changed in a pod, by its injection record, and which of these changes are no longer there.
 
 use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_engine::audit::Injected;

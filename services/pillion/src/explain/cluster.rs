@@ -1,5 +1,5 @@
-//! Facts from a cluster, by `get` and `list` alone. Who may not read something is told so, and what can be known without it
-//! is explained all the same.
+//! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation says so and
+//! covers the rest.
 
 use std::sync::Arc;
 

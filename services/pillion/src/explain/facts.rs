@@ -1,4 +1,4 @@
-//! What an explanation is made of, gathered from a cluster or from files before anything is judged.
+//! The facts for an explanation, gathered from a cluster or from files before anything is judged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

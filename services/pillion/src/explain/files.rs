@@ -1,5 +1,5 @@
-//! Facts from files alone: profiles, manifests, a namespace, the webhook configuration. What is not among them is as a
-//! release with the defaults would have it.
+//! Gathers facts from files: profiles, manifests, a namespace, the webhook configuration. Missing objects default to
+//! those of a release with default settings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! From facts to an explanation. Pure: what the engine decides is the engine's own decision, what the API server does is
-//! [`super::webhooks`], and why a stored pod is as it is, is what the audit says of such circumstances.
+//! Makes an explanation from facts. Pure: the engine decides, [`super::webhooks`] models the API server, and the
+//! audit's rules explain why a stored pod is as it is.
 
 use pillion_api::profile::Activation;
 use pillion_engine::profile::CompiledProfile;

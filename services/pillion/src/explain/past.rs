@@ -1,5 +1,5 @@
-//! Why a pod that is there is as it is: its record held against what it should have, and what was otherwise when it was
-//! created.
+//! Why a stored pod is as it is: compares its injection record with the expected one, and looks for what was different
+//! when it was created.
 
 use std::sync::Arc;
 

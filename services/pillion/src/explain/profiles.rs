@@ -1,5 +1,5 @@
-//! Profiles in an explanation: what became of each, what its parameters stand for and who set them, and why one that is
-//! asked for is not at work.
+//! The profiles in an explanation: the outcome of each, the values of its parameters and who set them, and why a
+//! requested profile is not active.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! An explanation for people.
+//! Prints an explanation for people.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! What is asked about, as it is typed: `pod/web`, `deployment web`, `namespace/shop`; and pods as questions.
+//! Parses the object in question: `pod/web`, `deployment web`, `namespace/shop`; and turns pods into questions.
 
 use anyhow::bail;
 use pillion_api::names::MIRROR_ANNOTATION;

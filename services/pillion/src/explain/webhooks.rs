@@ -1,6 +1,6 @@
-//! Which entries of webhook configurations the API server calls when a pod is created: as it decides, by rules, selectors
-//! and conditions. Conditions are expressions, and the engine evaluates them as it does a profile's own; what it does not
-//! know of the API server's (`authorizer`) is told as not known.
+//! Which entries of webhook configurations the API server calls when a pod is created, by rules, selectors and
+//! conditions. The engine evaluates the conditions as it does those of profiles. What only the API server knows
+//! (`authorizer`) is reported as unknown.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,5 +1,5 @@
 //! Who gets a profile, as conditions that the API server evaluates: opt-in of the namespace, opt-out of the object,
-//! selectors, and the ways to ask for a profile.
+//! selectors, and the ways to request a profile.
 
 use pillion_api::names::{INJECT_LABEL, NAMESPACE_NAME_LABEL, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;

@@ -1,4 +1,4 @@
-//! Which expressions of a profile the API server understands, and which variables have to be there for them.
+//! Which expressions of a profile the API server understands, and which variables they need.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! A profile as Kubernetes' own policies: one for what it adds, and one for each of the actions that its validations have,
-//! with their bindings.
+//! Writes a profile as Kubernetes' own policies: one for what it adds, and one for each action of its validations, with
+//! their bindings.
 
 use pillion_api::ProfileSpec;
 use pillion_api::names::GROUP;

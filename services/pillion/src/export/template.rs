@@ -1,8 +1,8 @@
-//! A template as a patch of the API server's own mutations.
+//! Writes a template as a patch of the API server's own mutations.
 //!
-//! Only what adds labels and annotations is said the same there: a key that is there stays. Of all else, what a policy adds
-//! would win over what the author wrote, an element by a name that is taken could not be told, and there is no record by
-//! which a later pass, or whoever wants to undo it, knows what was added.
+//! Only added labels and annotations keep their meaning there: an existing key stays. For everything else, the policy
+//! would win over the author, could not tell an element whose name is taken, and would leave no record for a later pass
+//! or an undo.
 
 use pillion_api::ProfileSpec;
 use pillion_api::profile::{Operation, Target};

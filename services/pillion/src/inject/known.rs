@@ -1,7 +1,7 @@
-//! Look-ups without a cluster: the other objects of the manifests are what is there.
+//! Lookups without a cluster: they find the other objects of the manifests.
 //!
-//! A workload's template is decided on as a pod of that workload, which is therefore its owner. What a manifest does not
-//! have is missing, as it would be in a cluster to which nothing but the manifest was applied.
+//! A workload's template is decided as a pod of that workload, which is therefore its owner. Objects that no manifest
+//! has are missing, as in a cluster to which only the manifest was applied.
 
 pub(crate) use pillion_engine::lookup::KnownObjects;
 use pillion_engine::lookup::{LookedUp, OwnerChain, OwnerReference, Wanted, metadata_tape};

@@ -2,7 +2,7 @@
 //!
 //! * [`known`]: finds lookup targets among the objects of the manifests.
 //! * [`objects`]: finds pods in manifests: pods, workloads and lists.
-//! * [`world`]: the profiles and namespaces.
+//! * [`simulated_cluster`]: the profiles and namespaces in place of a cluster.
 //! * [`review`]: asks the engine as the API server asks the webhook.
 //! * [`report`]: describes the decisions.
 //! * [`shown`]: prints the manifests.
@@ -12,7 +12,7 @@ pub(crate) mod objects;
 mod report;
 pub(crate) mod review;
 pub(crate) mod shown;
-pub(crate) mod world;
+pub(crate) mod simulated_cluster;
 
 use std::fs;
 use std::io::{self, Read};
@@ -27,7 +27,7 @@ use serde_json::Value;
 
 use self::known::KnownObjects;
 use self::shown::{Changed, Output};
-use self::world::World;
+use self::simulated_cluster::SimulatedCluster;
 use crate::config::ConfigArg;
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output;
@@ -67,15 +67,16 @@ pub(crate) struct InjectArgs {
 /// `pillion inject | kubectl apply -f -` does not create half of it.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
-    let world = match World::configured(&profiles, namespace_file.as_deref(), namespace.as_deref(), &config)? {
-        Ok(world) => world,
-        Err(problems) => return wrong(&problems),
-    };
+    let simulated =
+        match SimulatedCluster::configured(&profiles, namespace_file.as_deref(), namespace.as_deref(), &config)? {
+            Ok(simulated) => simulated,
+            Err(problems) => return wrong(&problems),
+        };
     if let Some(file) = review {
-        return answer(&file, &world, quiet);
+        return answer(&file, &simulated, quiet);
     }
     match documents(&files) {
-        Ok(documents) => inject(documents, &world, output, quiet),
+        Ok(documents) => inject(documents, &simulated, output, quiet),
         Err(problems) => wrong(&problems),
     }
 }
@@ -85,8 +86,13 @@ fn wrong(problems: &[Problem]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-fn inject(documents: Vec<Value>, world: &World, output: Output, quiet: bool) -> anyhow::Result<ExitCode> {
-    let known = KnownObjects::new(&documents, world.default_namespace());
+fn inject(
+    documents: Vec<Value>,
+    simulated: &SimulatedCluster,
+    output: Output,
+    quiet: bool,
+) -> anyhow::Result<ExitCode> {
+    let known = KnownObjects::new(&documents, simulated.default_namespace());
     let mut changed = Vec::with_capacity(documents.len());
     let mut denied = false;
     for before in documents {
@@ -94,8 +100,8 @@ fn inject(documents: Vec<Value>, world: &World, output: Output, quiet: bool) -> 
         let document = &mut after;
         let mut patch = Vec::new();
         for place in objects::pods(document) {
-            let name = place.describe(world.default_namespace());
-            let decided = review::decide(document, &place, world, &known).with_context(|| name.clone())?;
+            let name = place.describe(simulated.default_namespace());
+            let decided = review::decide(document, &place, simulated, &known).with_context(|| name.clone())?;
             denied |= decided.decision.outcome == Outcome::Denied;
             if !quiet || decided.decision.outcome == Outcome::Denied {
                 output::tell(&report::lines(&name, &decided.decision))?;
@@ -107,16 +113,16 @@ fn inject(documents: Vec<Value>, world: &World, output: Output, quiet: bool) -> 
     if denied {
         return Ok(ExitCode::FAILURE);
     }
-    shown::print(changed, output, "injected", world.default_namespace())?;
+    shown::print(changed, output, "injected", simulated.default_namespace())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn answer(file: &Path, world: &World, quiet: bool) -> anyhow::Result<ExitCode> {
+fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Result<ExitCode> {
     let source = match read(file) {
         Ok(source) => source,
         Err(problem) => return wrong(&[problem]),
     };
-    let (response, decided) = match review::answer(source.text.as_bytes(), world) {
+    let (response, decided) = match review::answer(source.text.as_bytes(), simulated) {
         Ok(answer) => answer,
         Err(error) => return wrong(&[Problem::whole(source.name.as_str(), format!("{error:#}"))]),
     };

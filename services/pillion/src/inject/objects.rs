@@ -1,5 +1,5 @@
-//! Where pods are in manifests: a pod itself, the template in a workload, the items of a list; and how a patch of such a
-//! pod becomes a patch of the whole manifest.
+//! Finds pods in manifests: a pod itself, the template in a workload, the items of a list; and turns a patch of such a
+//! pod into a patch of the whole manifest.
 
 use anyhow::Context;
 use json_patch::Patch;

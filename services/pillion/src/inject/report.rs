@@ -1,4 +1,4 @@
-//! What was decided about an object, in a few lines for people.
+//! Describes the decision about an object in a few lines.
 
 use std::fmt::Write;
 

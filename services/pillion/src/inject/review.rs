@@ -11,35 +11,40 @@ use serde_json::{Value, json};
 
 use super::known::{self, KnownObjects};
 use super::objects::Place;
-use super::world::World;
+use super::simulated_cluster::SimulatedCluster;
 use crate::trial;
 
 /// Decides about one pod of a manifest, among the objects that are known.
-pub(crate) fn decide(document: &Value, place: &Place, world: &World, known: &KnownObjects) -> anyhow::Result<Decided> {
-    let name = place.namespace.as_deref().unwrap_or_else(|| world.default_namespace());
-    let (_, endpoint) = world.namespace(name);
-    ask(document, place, world, known, endpoint)
+pub(crate) fn decide(
+    document: &Value,
+    place: &Place,
+    simulated: &SimulatedCluster,
+    known: &KnownObjects,
+) -> anyhow::Result<Decided> {
+    let name = place.namespace.as_deref().unwrap_or_else(|| simulated.default_namespace());
+    let (_, endpoint) = simulated.namespace(name);
+    ask(document, place, simulated, known, endpoint)
 }
 
 /// Decides whether a pod that was injected passes the validations of its profiles.
 pub(crate) fn validate(
     document: &Value,
     place: &Place,
-    world: &World,
+    simulated: &SimulatedCluster,
     known: &KnownObjects,
 ) -> anyhow::Result<Decided> {
-    ask(document, place, world, known, Endpoint::Validate)
+    ask(document, place, simulated, known, Endpoint::Validate)
 }
 
 fn ask(
     document: &Value,
     place: &Place,
-    world: &World,
+    simulated: &SimulatedCluster,
     known: &KnownObjects,
     endpoint: Endpoint,
 ) -> anyhow::Result<Decided> {
-    let name = place.namespace.as_deref().unwrap_or_else(|| world.default_namespace());
-    let (namespace, _) = world.namespace(name);
+    let name = place.namespace.as_deref().unwrap_or_else(|| simulated.default_namespace());
+    let (namespace, _) = simulated.namespace(name);
     let pod = place.pod(document, name);
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
     if namespace.level() == Some(InjectionLevel::Enabled) && label == Some("false") {
@@ -50,21 +55,21 @@ fn ask(
     let review = Review::parse(&body).context("it is not an object that can be reviewed")?;
     // A file has no managedFields of a request; its record is what an earlier run of this command wrote.
     let mut facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound, ..Facts::default() };
-    let wanted = review.needs(endpoint, world.snapshot(), &facts);
+    let wanted = review.needs(endpoint, simulated.snapshot(), &facts);
     facts.looked_up = known::answer(known, wanted, document, place);
-    facts.looked_up.cluster = world.cluster();
-    review.decide(endpoint, world.snapshot(), &facts).context("it cannot be decided on")
+    facts.looked_up.cluster = simulated.cluster();
+    review.decide(endpoint, simulated.snapshot(), &facts).context("it cannot be decided on")
 }
 
 /// Answers a saved review: the answer's JSON, and what was decided.
-pub(crate) fn answer(body: &[u8], world: &World) -> anyhow::Result<(String, Decided)> {
+pub(crate) fn answer(body: &[u8], simulated: &SimulatedCluster) -> anyhow::Result<(String, Decided)> {
     let review = Review::parse(body).context("this is not an AdmissionReview")?;
-    let (namespace, endpoint) = world.namespace(review.namespace());
+    let (namespace, endpoint) = simulated.namespace(review.namespace());
     let mut facts = Facts { namespace: Some(Arc::clone(&namespace)), ..Facts::default() };
     // There is no cluster here, and so nothing of what would have to be looked up.
-    facts.looked_up = review.needs(endpoint, world.snapshot(), &facts).answered(&Answer::Missing);
-    facts.looked_up.cluster = world.cluster();
-    let decided = review.decide(endpoint, world.snapshot(), &facts).context("it cannot be decided on")?;
+    facts.looked_up = review.needs(endpoint, simulated.snapshot(), &facts).answered(&Answer::Missing);
+    facts.looked_up.cluster = simulated.cluster();
+    let decided = review.decide(endpoint, simulated.snapshot(), &facts).context("it cannot be decided on")?;
     let response = String::from_utf8(review.respond(&decided)).context("the answer is not text")?;
     Ok((response, decided))
 }

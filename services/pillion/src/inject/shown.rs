@@ -1,4 +1,4 @@
-//! How manifests that were changed are printed.
+//! Prints changed manifests.
 
 use clap::ValueEnum;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Defaults of parameters that are set beside the text of a profile, as the one who installs it would write them into it.
+//! Defaults of parameters that are set beside the text of a profile, as its installer would write them into it.
 
 use std::sync::Arc;
 

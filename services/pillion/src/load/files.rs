@@ -1,5 +1,5 @@
-//! Which files a path names. A file is itself; a folder is the YAML and JSON files in it and in the folders directly below
-//! it, so that one profile's folder and the folder of all of them both work.
+//! Finds the files that a path names: the file itself, or the YAML and JSON files in a folder and in the folders
+//! directly below it, so that one profile's folder and the folder of all of them both work.
 
 use std::fs;
 use std::io;

@@ -1,6 +1,6 @@
-//! What the API server would refuse to store: lists and texts that are longer than the definitions allow.
+//! Rejects what the API server would not store: lists and texts that are longer than the CRDs allow.
 //!
-//! The limits are read from the definitions themselves, so that a file which passes here is one that can be applied.
+//! The limits are read from the CRDs, so a file that passes here can be applied.
 
 use std::sync::{Arc, LazyLock};
 

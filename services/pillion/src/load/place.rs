@@ -1,6 +1,6 @@
-//! From the path of a field to the place where it stands in the text.
+//! Finds the position of a field in the text by its path.
 //!
-//! The engine and serde name a field as people do: `spec.template.spec.containers[0].image`. A key may hold dots itself, as
+//! The engine and serde name a field as people do: `spec.template.spec.containers[0].image`. A key may contain dots, as
 //! those of labels and annotations do, and be written plainly, in brackets or in quotes.
 
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! What is wrong with a file, and showing it as compilers do: the message, the file with line and column, the piece of
-//! text, and what to do.
+//! A mistake in a file, shown as compilers do: the message, the file with line and column, the piece of text, and a
+//! remedy.
 
 use std::fmt;
 use std::ops::Range;

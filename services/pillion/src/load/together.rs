@@ -1,4 +1,4 @@
-//! Compiling the profiles of all files, as one may extend another wherever that one stands.
+//! Compiles the profiles of all files together, since a profile may extend one in another file.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

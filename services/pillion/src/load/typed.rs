@@ -1,4 +1,4 @@
-//! From a tree to a Rust type, with what does not fit told as a problem at its place.
+//! Reads a tree into a Rust type, and reports what does not fit with its position.
 
 use std::sync::Arc;
 

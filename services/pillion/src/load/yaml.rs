@@ -1,9 +1,8 @@
-//! YAML as a tree that knows where each of its nodes stands, so that whatever turns out to be wrong later can be shown in
-//! the author's own text.
+//! YAML as a tree in which every node knows its position, so that later mistakes can be shown in the author's text.
 //!
-//! Scalars mean what they mean to kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans, `0644`
-//! is 420, a whole number with a fraction of zero is an integer, and keys that are numbers or booleans become text.
-//! JSON is YAML.
+//! Scalars mean what they mean to kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans,
+//! `0644` is 420, a whole number with a fraction of zero is an integer, and keys that are numbers or booleans become
+//! text. JSON is YAML.
 
 use std::collections::HashSet;
 use std::fmt;

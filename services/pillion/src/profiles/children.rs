@@ -1,4 +1,4 @@
-//! Who extends a profile: a rollback or a rollout of it does nothing for them.
+//! Finds the profiles that extend a profile: a rollback or a rollout of it does not affect them.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! `pillion profiles history`: the revisions of a profile that are kept.
+//! `pillion profiles history`: lists the kept revisions of a profile.
 
 use std::process::ExitCode;
 

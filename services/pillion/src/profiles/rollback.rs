@@ -1,7 +1,7 @@
-//! `pillion profiles rollback`: an older revision is published again.
+//! `pillion profiles rollback`: publishes an older revision again.
 //!
-//! It is asked for by annotations and not by an edit of the profile's text: what keeps a cluster as a repository says
-//! puts back each field that the repository has, and leaves annotations alone that it does not have.
+//! It sets annotations instead of editing the profile's text: a controller that syncs the cluster with a repository
+//! restores every field that the repository has, and leaves annotations alone that the repository does not have.
 
 use std::process::ExitCode;
 use std::time::Duration;

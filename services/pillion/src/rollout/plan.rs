@@ -1,7 +1,7 @@
-//! Whether a workload can be restarted, and whether its disruption budgets allow it now. Pure.
+//! Decides whether a workload can be restarted, and whether its disruption budgets allow it now. Pure.
 //!
-//! A rolling update asks no budget: the controllers delete pods, they do not evict them. So a restart is begun only where
-//! each budget of its pods allows as many disruptions as the workload's own strategy makes at one time.
+//! A rolling update ignores budgets, because controllers delete pods and do not evict them. So a restart begins only if
+//! each budget of its pods allows as many disruptions as the workload's strategy makes at one time.
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use pillion_api::selector::LabelSelector;

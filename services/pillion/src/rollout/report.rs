@@ -1,4 +1,4 @@
-//! What was found and done, as a table and for programs.
+//! Prints findings and actions, as a table and for programs.
 
 use std::collections::BTreeSet;
 use std::fmt;

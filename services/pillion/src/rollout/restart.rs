@@ -1,5 +1,5 @@
-//! Restarts a workload as `kubectl rollout restart` does, and waits until that has come to something. Directly before, a pod
-//! of its template is tried: a restart that would take away what its pods have is worse than none.
+//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before, it tries a pod of
+//! the template: a restart that would remove what the pods have is worse than none.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the audit finds of pods, by workload.
+//! Groups the audit's findings by workload.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The pod that a workload's controller would make next, to try it.
+//! Builds the pod that a workload's controller would create next, for a dry run.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What `dev` tells people on standard output: what is served, and commands to try it that work when they are pasted.
+//! Prints what `dev` serves, with commands to try it that work when they are pasted.
 
 use std::fmt::Write;
 use std::net::SocketAddr;

@@ -1,11 +1,11 @@
-//! The serving certificate: from its Secret, which is watched, or from files that change.
+//! Loads the serving certificate from its Secret, which is watched, or from files that change.
 //!
-//! Files are replaced by cert-manager and the kubelet while we run. They are read again and again instead of being watched:
-//! the kubelet swaps a link to their folder, which a watch of the files does not see.
+//! cert-manager and the kubelet replace files at run time. The files are polled, because the kubelet swaps a link to
+//! their folder, which a watch of the files does not see.
 //!
-//! The Secret may not be there yet when a replica starts: who writes it waits for nobody, and nor does the replica. It has
-//! its ports bound, is not ready, and ends each handshake with an alert at once. So whoever calls all the same hears of it
-//! without waiting, and is never shown a certificate that nobody could be right to trust.
+//! The Secret may not exist yet when a replica starts, and the replica does not wait for it. Its ports are open, it is
+//! not ready, and it ends each handshake with an alert at once. So a client learns of the problem without waiting, and
+//! never sees a certificate that it should not trust.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

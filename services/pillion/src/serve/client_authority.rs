@@ -1,4 +1,4 @@
-//! The authority by which clients are known, from a file that changes: whoever runs the API servers renews it while we run.
+//! Loads the CA of clients from a file that changes, since the operators of API servers renew it at run time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! `pillion controller`: certificates, webhook configurations, profiles' revisions and status, the audit. Several run, and
-//! one of them leads.
+//! `pillion controller`: certificates, webhook configurations, revisions and status of profiles, the audit. Several
+//! replicas run, and one leads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! File descriptors: each connection takes one, and systems begin with few. The soft limit is there for programs that use
-//! `select`, which this is not; so it is raised to the hard one, as Go's programs do by themselves.
+//! Raises the soft limit of file descriptors to the hard limit, since each connection takes one. The low soft limit
+//! exists for programs that use `select`; Go's programs raise it in the same way.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};

@@ -1,6 +1,5 @@
-//! `pillion dev`: the webhook without a cluster, for who writes profiles. Profiles come from files and are loaded again
-//! when they change; the certificate is made here; what is served is told, with commands to try it. A page shows what a
-//! profile does as one types.
+//! `pillion dev`: the webhook without a cluster, for authors of profiles. It loads profiles from files and reloads
+//! them, creates a certificate, and prints commands to try it. A page shows what a profile does while it is typed.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

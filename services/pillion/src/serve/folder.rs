@@ -1,4 +1,4 @@
-//! The folder that `dev` puts files into for people to use: the authority to trust, a sample request, a sample pod.
+//! The folder into which `dev` writes files for people: the CA to trust, a sample request, a sample pod.
 
 use std::path::{Path, PathBuf};
 

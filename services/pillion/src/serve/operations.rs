@@ -1,5 +1,5 @@
-//! The operations port: probes and metrics, in clear text, on a thread of its own which nothing else runs on. A process
-//! that is busy must not look dead, and be killed for it, to a probe that waits behind its work.
+//! The operations port: probes and metrics in clear text, on a thread of its own. A busy process must not appear dead
+//! to a probe that waits behind its work.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! How people call this very program: by its name if their shell finds it by that, else by its path.
+//! How people call this program: by name if their shell finds it, else by its path.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Profiles from files that change. What is broken leaves what was at work, as in a cluster.
+//! Profiles from files that change. A broken file leaves the active profiles in place, as in a cluster.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

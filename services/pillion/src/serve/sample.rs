@@ -1,7 +1,7 @@
-//! A request that shows an injection: a pod that asks for a profile that is there, in a namespace that is opted in.
+//! A request that shows an injection: a pod that requests an existing profile, in a namespace that is opted in.
 //!
-//! Which pod that is, the engine itself is asked: candidates are decided until one is injected, so that what `dev` tells
-//! people to try works with whatever profiles they have.
+//! The engine chooses the pod: candidates are decided until one is injected, so that the printed commands work with any
+//! profiles.
 
 use pillion_api::names::PROFILES_ANNOTATION;
 use pillion_api::profile::Activation;

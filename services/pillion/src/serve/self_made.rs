@@ -1,6 +1,6 @@
-//! A certificate of our own making for a developer's machine: an authority that is forgotten at once, and one leaf.
+//! Creates a certificate for a developer's machine: a CA whose key is dropped at once, and one serving certificate.
 //!
-//! Two certificates and not one that signs itself, because some clients refuse an authority's certificate as a server's.
+//! There are two certificates instead of a self-signed one, because some clients reject a CA certificate as a server's.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,4 +1,4 @@
-//! The two ports of a replica and what stands behind them: admission over TLS, and operations.
+//! The two ports of a replica: admission over TLS, and operations.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

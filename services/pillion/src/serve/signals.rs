@@ -1,4 +1,4 @@
-//! How a process is asked to end: SIGTERM or SIGINT once. Who asks again does not want to wait.
+//! The signals that end a process: the first SIGTERM or SIGINT drains it, and the second ends it at once.
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};

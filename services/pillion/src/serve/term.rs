@@ -1,7 +1,7 @@
-//! A term of leadership: all that only the leader does, and how it is wired together.
+//! A term of leadership: starts the leader's tasks and connects them.
 //!
-//! The tasks know nothing of one another. What one finds out and another needs goes through a `watch`, whose last value is
-//! all that matters.
+//! The tasks do not know one another. What one task finds and another needs goes through a `watch` channel, of which
+//! only the last value matters.
 
 use std::future::Future;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The installation at a glance: a line each for replicas, leader, switch, certificates, profiles.
+//! Summarises the installation: a line each for replicas, leader, switch, certificates and profiles.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! What is logged, and how that changes while the program runs: by the policy file, and for ten minutes by a signal, for
-//! who cannot wait for the file or may not change it.
+//! Which lines are logged. The policy file can change the level at run time. A signal can raise it for ten minutes, for
+//! operators who cannot wait for the file or may not change it.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};

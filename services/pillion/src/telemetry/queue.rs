@@ -1,7 +1,7 @@
-//! What stands between spans and their collector: a queue of fixed length and one thread that empties it.
+//! A queue of fixed length between spans and their collector, and one thread that empties it.
 //!
-//! A request puts its spans there and goes on. If the collector is slow, the queue fills up, and what has no room in it is
-//! dropped and counted. The SDK's own processor drops too, and tells nobody how many before it ends.
+//! A request adds its spans and continues. If the collector is slow, the queue fills up, and further spans are dropped
+//! and counted. The SDK's own processor drops them too, but reports the number only at its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

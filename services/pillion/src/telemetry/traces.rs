@@ -1,4 +1,4 @@
-//! Where spans go, and which: to one collector by OTLP over gRPC, a share of the requests and those that ended badly.
+//! Sends spans to one collector by OTLP over gRPC: a share of the requests, and those that ended badly.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! Which folders of profiles paths name.
+//! Finds the folders of profiles below the given paths.
 //!
-//! A folder of profiles has a `profile.yaml`, and its cases in `tests/`. Its neighbours are read too, as its profiles may
-//! extend theirs.
+//! A folder of profiles has a `profile.yaml`, and its cases in `tests/`. Its neighbours are read too, since its
+//! profiles may extend theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! What came of cases as `JUnit`'s XML, which build servers read.
+//! Writes results as `JUnit`'s XML, which build servers read.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What came of cases: lines for people, an object for programs.
+//! Prints results: lines for people, an object for programs.
 
 use std::fmt::Write as _;
 

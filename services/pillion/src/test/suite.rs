@@ -1,6 +1,7 @@
-//! A folder's profiles and cases: read, checked, and run.
+//! The profiles and cases of a folder: reads, checks and runs them.
 //!
-//! A file of cases is YAML documents, a case each. A document that is a profile is there for the cases of its file.
+//! A file of cases has one case in each YAML document. A document that is a profile is available to the cases of its
+//! file.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! `--update`: what a case expects becomes what is, where that is said as a whole: its `result`, or nothing at all yet.
+//! `--update`: replaces expected results by actual ones, where a result is given as a whole or not given yet.
 //!
-//! The file is edited as text, so that comments and all that is not the result stay as they are.
+//! The file is edited as text, so comments and everything else stay as they are.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What is known of the cluster, measured when it is scraped; and what is not known any more loses its series.
+//! Metrics of the snapshot, read at each scrape; objects that are gone lose their series.
 
 use std::collections::HashSet;
 use std::fmt;

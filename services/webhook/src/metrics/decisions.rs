@@ -1,4 +1,4 @@
-//! What was decided, counted: by outcome and reason, and what the authors of objects were told.
+//! Counts decisions by outcome and reason, and warnings to the authors of objects.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! What `/metrics` answers: `OpenMetrics` for who asks for it, as Prometheus does, and the older text format for all others
-//! (`promtool check metrics`, older scrapers, people with curl).
+//! The text of `/metrics`: `OpenMetrics` for clients that accept it, such as Prometheus, and the older text format for
+//! all others (`promtool check metrics`, older scrapers, curl).
 //!
-//! The client library writes `OpenMetrics` only, and takes exemplars from no histogram but its own. So exemplars are added
-//! to the lines of their buckets here, and the older format is made of the newer one.
+//! The client library writes only `OpenMetrics`, and takes exemplars only from its own histogram. So this module adds
+//! exemplars to the lines of their buckets, and converts the text to the older format.
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! How a request ended: decided once, by the router, and shown as a label, in the log and on the span.
+//! The outcome of a request: the router decides it once, and labels, logs and spans show it.
 
 use pillion_engine::report::Outcome;
 

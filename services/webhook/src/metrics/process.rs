@@ -1,5 +1,5 @@
-//! What the operating system says of this process, read when it is scraped: the metrics that Prometheus' own client
-//! libraries give, by their names.
+//! Metrics of the process from the operating system, read at each scrape, with the names of Prometheus' own client
+//! libraries.
 
 use std::fmt;
 

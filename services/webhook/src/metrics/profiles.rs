@@ -1,4 +1,4 @@
-//! Injections by profile: which of them are at work, and how often.
+//! Injections by profile: the active profiles, and how often each was applied.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Requests: how many ended how, and how long they took.
+//! Counts and durations of requests.
 
 use std::fmt;
 use std::sync::Arc;

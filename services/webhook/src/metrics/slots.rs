@@ -1,11 +1,12 @@
-//! Counters for names that come and go (namespaces, profiles), for so many at one time at most; what is beyond is counted
-//! together.
+//! Counters for names that come and go (namespaces, profiles), for a limited number at one time; further names are
+//! counted together.
 //!
-//! Who counts takes no lock: a name that has a slot is found in a map that is replaced as a whole, and a name for which
-//! there is no room goes to [`OTHER`]. Only a name that gets its slot, which happens once, waits for others that do.
+//! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without room is
+//! counted as [`OTHER`]. Only a name that gets its slot, once, waits for others that do.
 //!
 //! A slot is released at a scrape that finds its name gone for [`GRACE`]: by then every Prometheus has read its last
-//! value. It is not added to what is counted together, where it would look like a burst; a sum over rates loses nothing.
+//! value. The value is not added to the names counted together, where it would look like a burst; a sum over rates
+//! loses nothing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,7 @@
-//! Requests by namespace, for who wants to know which tenant they come from.
+//! Counts requests by namespace.
 //!
-//! Off unless asked for: it multiplies the series. Only a namespace that the snapshot knows gets a series, never a name
-//! that a client made up, and only so many of them do.
+//! It is off by default, because it multiplies the series. Only namespaces in the snapshot get a series, so a client
+//! cannot invent names, and their number is bounded.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Connections, their handshakes, and the certificate that they are answered with.
+//! Metrics of connections, handshakes and the serving certificate.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! When a request has to be answered: the API server says by `?timeout=` how long it waits.
+//! The deadline of a request: the API server sends its own timeout as `?timeout=`.
 //!
-//! It writes a duration as Go does. Whatever is no such text, or no time at all, is taken for the default; what is longer
-//! than any API server waits, for that.
+//! The value has Go's duration format. An invalid or empty value means the default; a value longer than any API
+//! server's timeout is reduced to that.
 
 use std::time::Duration;
 

@@ -1,12 +1,12 @@
 //! A bounded queue that is fair between classes: surplus round robin.
 //!
-//! The classes that have something waiting stand in a ring. The one at its front is served until it has used up its
-//! credit, then goes to the end; whenever it comes to the front it gets one quantum more. Whoever is served may leave its
-//! class in debt, so that even a dear one is served at its class's next visit, and paid for later: a class of which nothing
-//! waits is forgotten only when it owes nothing, or when nothing waits at all.
+//! Classes with waiting items form a ring. The class at the front is served until it has used up its credit, then it
+//! moves to the end; at the front it gets one quantum more. An item may leave its class in debt, so even a costly item
+//! is served at its class's next visit and paid for later. A class without waiting items is forgotten only when it has
+//! no debt, or when nothing waits at all.
 //!
-//! So one that is the first of its class waits for at most one visit of each other class: a quantum and one dear request.
-//! Nothing here knows of time or of tasks.
+//! So the first item of a class waits for at most one visit of each other class: a quantum and one costly item. The
+//! queue knows nothing of time or tasks.
 
 use std::collections::{HashMap, VecDeque};
 

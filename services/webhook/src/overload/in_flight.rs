@@ -1,10 +1,10 @@
-//! RequestPermits for requests that are being answered: so many and no more.
+//! Limits how many requests are answered at one time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use prometheus_client::metrics::gauge::Gauge;
 
-/// RequestPermits for requests that are being answered.
+/// The permits for requests that are being answered.
 #[derive(Debug)]
 pub(crate) struct RequestPermits {
     limit: usize,

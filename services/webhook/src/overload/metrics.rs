@@ -1,4 +1,4 @@
-//! What is measured of overload.
+//! Metrics of overload.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

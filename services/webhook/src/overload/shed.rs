@@ -1,4 +1,4 @@
-//! Why a request was turned away although nothing is wrong with it.
+//! The reasons for which a valid request is rejected.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
-//! Whose request it is, before it is read: the namespace, found by a glance at the first bytes of the body.
+//! Peeks the namespace of a request from the first bytes of its body, before the body is parsed.
 //!
-//! The API server writes `request.namespace` before the object, so a few hundred bytes tell it. The glance decides nothing
-//! but in which class a request waits. It knows JSON only as far as it takes not to mistake a text inside the object, or
-//! inside a string, for the field; and what does not look as the API server writes it belongs to nobody.
+//! The API server writes `request.namespace` before the object, so a few hundred bytes suffice. The result decides only
+//! in which class a request waits. The peek knows enough JSON not to mistake a text inside the object or a string for
+//! the field. A body that does not look like the API server's belongs to no namespace.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -1,11 +1,11 @@
-//! One connection, from its first byte to its last: served by hyper, watched by a clock of its own.
+//! One connection, from its first byte to its last: hyper serves it, and a timer of its own watches it.
 //!
-//! hyper's own `header_read_timeout` runs between requests too, so that it would close idle connections after ten
-//! seconds; but the API server pools them for ninety, and does not repeat a POST that met a closing one. So the clock here
-//! tells an idle connection, which may wait long, from one on which a request's head has begun, which may not.
+//! hyper's `header_read_timeout` also runs between requests, so it would close idle connections after ten seconds. But
+//! the API server pools them for ninety seconds and does not repeat a POST that met a closing connection. So this timer
+//! distinguishes an idle connection, which may wait long, from one on which a request's head has begun, which may not.
 //!
-//! The same clock watches the way out. A client that does not read keeps its answers in our memory: in the socket's way on
-//! HTTP/1.1, behind a window of its own making on HTTP/2. An answer that it has not taken in time costs it the connection.
+//! The same timer watches responses. A client that does not read keeps its responses in memory: in the socket on
+//! HTTP/1.1, behind its own window on HTTP/2. A response that is not read in time costs the client its connection.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

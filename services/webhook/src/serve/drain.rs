@@ -1,4 +1,4 @@
-//! The end of a server: what its connections are told, and how long it waits for them.
+//! The drain of a server: what its connections are told, and how long it waits for them.
 
 use std::convert::Infallible;
 use std::future::pending;

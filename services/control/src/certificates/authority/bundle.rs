@@ -1,4 +1,4 @@
-//! The text by which API servers trust: the `caBundle` of the webhook configuration.
+//! The `caBundle` of the webhook configuration, by which API servers trust.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
-//! The name in an authority's certificate: of which release it is, and which number it has.
+//! The name in a CA certificate: its release and its number.
 //!
-//! No two authorities share a name, also if all that was known of one was lost and its number is given once more: who
-//! verifies looks for the issuer by name first, and could take one for the other. So there is some randomness in it.
+//! Two CAs never share a name, even if everything about one was lost and its number is used again: a verifier looks for
+//! the issuer by name first and could confuse them. So the name contains randomness.
 
 use rcgen::{DistinguishedName, DnType};
 use rustls_pki_types::CertificateDer;

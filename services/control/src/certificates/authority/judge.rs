@@ -1,8 +1,8 @@
-//! Whether a certificate and its key can be served: what a replica asks before it takes a new pair, and the leader of what
-//! stands in the Secret.
+//! Judges whether a certificate and its key can be served. A replica asks before it takes a new pair, and the leader
+//! asks about the Secret.
 //!
-//! A worse pair than the last good one is one that the API server would refuse, or that this machine cannot serve. Trust is
-//! judged by the verifier of the TLS library, as a client's would be.
+//! A pair is worse than the last valid one if the API server would reject it or the local machine cannot serve it. The
+//! verifier of the TLS library judges trust, as a client's would.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! How long authorities and leaves live, and when a leaf is to be renewed.
+//! How long CAs and serving certificates live, and when a serving certificate is renewed.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! New authorities and leaves: ECDSA P-256.
+//! Creates CAs and serving certificates: ECDSA P-256.
 //!
-//! An authority may sign for the release's own names and nothing else: whoever gets hold of its key can pass for the webhook,
-//! and for nobody else to whom its certificate was given. The restriction is not marked critical, as some clients refuse a
-//! certificate with a critical extension that they do not know; those that know it keep to it all the same.
+//! A CA may sign only for the release's own names: a stolen key can impersonate the webhook, and nothing else. The
+//! restriction is not marked critical, since some clients reject a certificate with an unknown critical extension;
+//! clients that know it enforce it anyway.
 
 use jiff::Timestamp;
 use rcgen::{

@@ -1,4 +1,4 @@
-//! What a leader sees before it decides: the three objects, the clock, and what probes found.
+//! The observed state before a decision: the three objects, the clock, and the results of probes.
 
 use std::collections::BTreeSet;
 

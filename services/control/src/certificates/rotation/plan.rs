@@ -1,7 +1,7 @@
 //! Decides the next step.
 //!
-//! First what is wrong is put right, as the phase wants it: the bundle before the leaf, since nobody may serve what is not
-//! trusted. Only when both are in place is it asked whether the phase may end.
+//! Faults are repaired first, as the phase requires: the bundle before the leaf, since no replica may serve a
+//! certificate that is not trusted. Only when both are correct does it ask whether the phase may end.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What is remembered of a rotation: the record in the authority's Secret, without the certificates themselves.
+//! The record of a rotation in the CA's Secret, without the certificates themselves.
 
 use std::fmt;
 

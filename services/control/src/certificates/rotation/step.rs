@@ -1,4 +1,4 @@
-//! What can be done next: one write to one object, or nothing, with the reason.
+//! The possible steps: one write to one object, or nothing, with the reason.
 
 use jiff::Timestamp;
 

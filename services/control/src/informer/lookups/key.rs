@@ -1,7 +1,7 @@
-//! What a look-up asks for, and how it is asked.
+//! The target of a lookup, and its request.
 //!
-//! Names come from pods, whose authors may write anything, and become parts of a URL. So a key exists only for what can
-//! be a name.
+//! Names come from pods, whose authors may write anything, and become parts of a URL. So a key exists only for valid
+//! names.
 
 use std::fmt;
 use std::sync::Arc;

@@ -25,7 +25,7 @@ use crate::explain::changes::{self, Change};
 use crate::explain::{self, DecisionView, Explanation};
 use crate::inject::objects::{self, Place};
 use crate::inject::review;
-use crate::inject::world::{self, World};
+use crate::inject::simulated_cluster::{self, SimulatedCluster};
 use crate::load::{self, Defaults, Loaded, Problem, Severity, Source, place, yaml};
 use crate::output::{self, Format};
 
@@ -213,7 +213,7 @@ fn namespace(text: &str) -> Result<ObjectMeta, Problem> {
         return Ok(ObjectMeta { name: Some("default".to_owned()), ..explain::opted_in() });
     }
     let source = Arc::new(Source::new(NAMESPACE, text.to_owned()));
-    let mut described = world::namespaces_of(&source)?;
+    let mut described = simulated_cluster::namespaces_of(&source)?;
     match (described.pop(), described.pop()) {
         (Some(one), None) => Ok(one),
         _ => Err(Problem::at(&source, 0..0, "there is more than one Namespace in it")
@@ -260,19 +260,20 @@ fn inject(parsed: &Parsed, platform: &Platform, given_up: &CancellationToken) ->
     let opt_in = platform.policy.opt_in();
     let described = namespaces::read(namespace.clone(), &opt_in);
     let default_namespace = described.0.to_string();
-    let world = World::new(profiles.iter().cloned(), vec![described], default_namespace)
+    let simulated = SimulatedCluster::new(profiles.iter().cloned(), vec![described], default_namespace)
         .guarded(platform.policy.guardrails.clone())
         .opting_in_by(&opt_in)
         .with_cluster(platform.cluster.clone());
-    let known = KnownObjects::new(documents, world.default_namespace());
+    let known = KnownObjects::new(documents, simulated.default_namespace());
     let mut explanations = explanations(parsed, platform, given_up)?;
     let (mut injected, mut patches, mut pods) = (documents.clone(), Vec::new(), Vec::new());
     for document in &mut injected {
         let mut patch = Vec::new();
         for place in objects::pods(document) {
             go_on(given_up)?;
-            let name = place.describe(world.default_namespace());
-            let (changed, mut pod) = one(document, &place, &world, &known, given_up).with_context(|| name.clone())?;
+            let name = place.describe(simulated.default_namespace());
+            let (changed, mut pod) =
+                one(document, &place, &simulated, &known, given_up).with_context(|| name.clone())?;
             patch.extend(changed);
             let is_it = |one: &Explanation| one.object.to_string() == name.trim_end_matches('?');
             let index = explanations.iter().position(is_it);
@@ -290,17 +291,17 @@ fn inject(parsed: &Parsed, platform: &Platform, given_up: &CancellationToken) ->
 fn one(
     document: &mut Value,
     place: &Place,
-    world: &World,
+    simulated: &SimulatedCluster,
     known: &KnownObjects,
     given_up: &CancellationToken,
 ) -> anyhow::Result<(Vec<Value>, Pod)> {
-    let decided = review::decide(document, place, world, known)?;
+    let decided = review::decide(document, place, simulated, known)?;
     let mut refused = (decided.decision.outcome == Outcome::Denied).then(|| decided.decision.denial_message());
     let patch = objects::apply(document, place, decided.patch.as_deref())?;
     let mut warnings = Vec::new();
     if refused.is_none() {
         go_on(given_up)?;
-        let passed = review::validate(document, place, world, known)?.decision;
+        let passed = review::validate(document, place, simulated, known)?.decision;
         refused = (passed.outcome == Outcome::Denied).then(|| passed.denial_message());
         warnings.extend(explain::view(&passed).notices);
     }

@@ -1,4 +1,4 @@
-//! How hyper is set up for each of the two HTTPs: what it bounds itself.
+//! Configures hyper for HTTP/1.1 and HTTP/2, with the limits that hyper enforces itself.
 
 use hyper_util::rt::TokioExecutor;
 use hyper_util::server::conn::auto;

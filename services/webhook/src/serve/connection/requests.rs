@@ -1,7 +1,8 @@
-//! What is asked on a connection at this moment: how many requests there are, and how many of them are still to come in.
+//! The requests on a connection at this moment: how many there are, and how many are still arriving.
 //!
-//! A connection may have to end for another's sake. What it may not do is take a request with it that is being answered: the
-//! API server does not send a POST twice. One whose body is not there yet is another matter. It may never be.
+//! A connection may have to close in favour of another client's. It must not take a request with it that is being
+//! answered, since the API server does not send a POST twice. A request whose body has not arrived may be lost, since
+//! its body may never come.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a decision on this machine depends on, as a cluster would have it: profiles and namespaces.
+//! A simulated cluster: the profiles and namespaces from which a command decides without an API server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::load::{self, Problem, Source, typed, yaml};
 
 /// Profiles, namespaces, and the namespace of objects that do not name one.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct SimulatedCluster {
     snapshot: Snapshot,
     default_namespace: String,
     cluster: Option<Arc<OwnedTape>>,
 }
 
-impl World {
+impl SimulatedCluster {
     /// Reads profiles, namespaces and the policy of the platform.
     ///
     /// # Errors
@@ -35,12 +35,12 @@ impl World {
         default_namespace: Option<&str>,
         config: &ConfigArg,
     ) -> anyhow::Result<Result<Self, Vec<Problem>>> {
-        let (world, mut problems) = Self::load(profiles, namespaces, default_namespace);
-        match (world, config.load::<WebhookPolicy>(&Overrides::default())) {
-            (Some(world), Ok(policy)) if problems.is_empty() => {
+        let (simulated, mut problems) = Self::load(profiles, namespaces, default_namespace);
+        match (simulated, config.load::<WebhookPolicy>(&Overrides::default())) {
+            (Some(simulated), Ok(policy)) if problems.is_empty() => {
                 let cluster = policy.cluster_facts()?;
                 let opt_in = policy.opt_in();
-                Ok(Ok(world.guarded(policy.guardrails).opting_in_by(&opt_in).with_cluster(cluster)))
+                Ok(Ok(simulated.guarded(policy.guardrails).opting_in_by(&opt_in).with_cluster(cluster)))
             }
             (_, Err(more)) => {
                 problems.extend(more);
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// Reads profiles and namespaces. There is no world if the namespaces cannot be read.
+    /// Reads profiles and namespaces. Returns no cluster if the namespaces cannot be read.
     fn load(
         profiles: &[PathBuf],
         namespaces: Option<&Path>,
@@ -69,7 +69,7 @@ impl World {
         (Some(Self::new(loaded.profiles, namespaces, default_namespace)), loaded.problems)
     }
 
-    /// A world of these profiles and namespaces.
+    /// Creates a cluster with these profiles and namespaces.
     pub(crate) fn new(
         profiles: impl IntoIterator<Item = Arc<CompiledProfile>>,
         namespaces: Vec<(Box<str>, Namespace)>,
