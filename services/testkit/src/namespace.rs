@@ -32,7 +32,7 @@ pub(crate) const LEASED_CONTROL_PLANE: &str = "control-plane";
 /// the test fails and removed when it passes.
 ///
 /// # Errors
-/// Outside of [`isolated`].
+/// Outside of [`isolated`](crate::isolated).
 pub fn directory() -> anyhow::Result<PathBuf> {
     std::env::var_os(DIRECTORY).map(PathBuf::from).context(
         "this runs outside of pillion_testkit::isolated, which sets up the addresses and the folder; wrap the test's \

@@ -1,6 +1,6 @@
 //! Decides a review that has been read, as soon as everything that it needs is known.
 //!
-//! Computing and waiting are separate. [`Admission::next`] computes, on the thread that calls it. If it needs a lookup,
+//! Computing and waiting are separate. `Admission::next` computes, on the thread that calls it. If it needs a lookup,
 //! it returns that as data, and the caller calls it again with the result.
 
 use std::fmt;
