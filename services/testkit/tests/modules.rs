@@ -10,9 +10,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-/// Crates that still have cycles. Remove the engine together with the last of its cycles.
-const EXCEPTIONS: [&str; 1] = ["engine"];
-
 /// A module's path, or a path that source code names, from the root of the crate.
 type Names = Vec<String>;
 
@@ -279,9 +276,6 @@ fn modules_use_only_modules_above_them() -> Result<()> {
     let mut findings = String::new();
     for service in fs::read_dir(services)? {
         let service = service?;
-        if EXCEPTIONS.iter().any(|exception| service.file_name() == *exception) {
-            continue;
-        }
         let mut roots: Vec<PathBuf> = ["src/lib.rs", "src/main.rs"].map(|root| service.path().join(root)).to_vec();
         if let Ok(programs) = fs::read_dir(service.path().join("src/bin")) {
             for program in programs {
