@@ -89,7 +89,8 @@ reasons! {
     DuplicateKey => "duplicate_key", "a key stands twice in one object, and which one counts is not certain";
     /// A volume is mounted that neither the pod nor the profile has.
     MissingVolume => "missing_volume", "a container of the profile's mounts a volume that is not there";
-    /// The API server would reject the pod: a container requests more than its limit, or a probe has no handler or several.
+    /// The API server would reject the pod: a container requests more than its limit, or a probe or hook does
+    /// not have exactly one handler.
     InvalidResult => "invalid_result", "the API server would reject the pod as the profile changes it";
     /// The pod runs on another operating system than the profile's containers.
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";

@@ -161,13 +161,18 @@ static ENV_VAR: Type =
 
 static ENV_VAR_SOURCE: Type = Type { one_of: OneOf::AllBut(&[]), ..plain(&[]) };
 
-static PROBE: Type = Type { one_of: OneOf::Among(&["exec", "httpGet", "tcpSocket", "grpc"]), ..plain(&[]) };
+/// The handlers of a probe.
+pub(crate) const PROBE_HANDLERS: [&str; 4] = ["exec", "grpc", "httpGet", "tcpSocket"];
+
+/// The handlers of a lifecycle hook.
+pub(crate) const HOOK_HANDLERS: [&str; 4] = ["exec", "httpGet", "sleep", "tcpSocket"];
+
+static PROBE: Type = Type { one_of: OneOf::Among(&PROBE_HANDLERS), ..plain(&[]) };
 
 static LIFECYCLE: Type =
     plain(&[("postStart", Field::Object(&LIFECYCLE_HANDLER)), ("preStop", Field::Object(&LIFECYCLE_HANDLER))]);
 
-static LIFECYCLE_HANDLER: Type =
-    Type { one_of: OneOf::Among(&["exec", "httpGet", "tcpSocket", "sleep"]), ..plain(&[]) };
+static LIFECYCLE_HANDLER: Type = Type { one_of: OneOf::Among(&HOOK_HANDLERS), ..plain(&[]) };
 
 static RESOURCES: Type = plain(&[("claims", Field::Keyed(&by_name(&ANY)))]);
 

@@ -124,7 +124,9 @@ fn merged_fields_of_a_container_fit_one_another() {
         (
             json!({"livenessProbe": {"periodSeconds": 5}}),
             &bare,
-            Some("/spec/containers/web/livenessProbe: a probe or hook needs one of"),
+            Some(
+                "/spec/containers/web/livenessProbe: expected exactly one of exec, grpc, httpGet, tcpSocket; found none",
+            ),
         ),
         (json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}), &probed, None),
     ] {
@@ -137,7 +139,7 @@ fn merged_fields_of_a_container_fit_one_another() {
             }
         }
     }
-    // What is wrong before is the author's affair.
+    // A violation in the original pod is not attributed to the profile.
     let wrong = web(json!({"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}));
     let (reason, detail, _) = applied(changing(&json!({"resources": {"limits": {"memory": "1Gi"}}})), &wrong);
     assert_eq!(reason, "injected", "{detail}");
@@ -158,6 +160,37 @@ fn computed_fields_of_a_container_fit_one_another() {
         assert!(["invalid_result", "expression_failed"].contains(&reason.as_str()), "{template}: {reason} {detail}");
         assert_eq!(object, pod);
     }
-    let fits = json!({"activation": "Always", "template": container("resources", resources("${'2'}"))});
-    assert_eq!(applied(fits, &pod).0, "injected");
+    let one = json!("${{'exec': null, 'tcpSocket': {'port': 1}}}");
+    for fits in [container("resources", resources("${'2'}")), container("livenessProbe", one)] {
+        let (reason, detail, _) = applied(json!({"activation": "Always", "template": fits}), &pod);
+        assert_eq!(reason, "injected", "{detail}");
+    }
+}
+
+#[test]
+fn new_probe_without_a_handler_is_refused() {
+    let pod = json!({"spec": {"containers": [{"name": "web", "image": "web:1"}]}});
+    for probe in [json!({"periodSeconds": 5}), json!("${{'periodSeconds': 5}}")] {
+        let profile = json!({"activation": "Always", "template": container("livenessProbe", probe)});
+        let (reason, detail, object) = applied(profile, &pod);
+        assert_eq!((reason.as_str(), object), ("invalid_result", pod.clone()), "{detail}");
+    }
+}
+
+#[test]
+fn check_of_many_containers_is_charged() {
+    let container = |number: usize| {
+        json!({"name": format!("c{number}"), "image": "i:1",
+        "resources": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}})
+    };
+    let pod = json!({"spec": {"containers": (0..3_000).map(container).collect::<Vec<_>>()}});
+    let profile = json!({
+        "activation": "Always",
+        "template": {"metadata": {"labels": {"a": "b"}}},
+        "containers": [{"name": "all", "template": {"resources": {"requests": {"memory": "1Gi"}}}}],
+    });
+    let began = std::time::Instant::now();
+    let (reason, detail, object) = applied(profile, &pod);
+    assert_eq!((reason.as_str(), &object), ("expression_failed", &pod), "{detail}");
+    assert!(began.elapsed() < std::time::Duration::from_secs(4), "{:?}", began.elapsed());
 }

@@ -23,7 +23,10 @@ impl Default for Limits {
     }
 }
 
-/// Grants memory to namespaces, and knows what is granted.
+/// Bytes that a namespace gets, and by which a profile may grow, also where that is more than half of the free memory.
+const SMALL: usize = 64 << 10;
+
+/// Grants memory to namespaces and counts it.
 #[derive(Debug, Default)]
 pub struct Shares {
     limits: Limits,
@@ -52,7 +55,8 @@ impl Shares {
     /// Checks that a namespace may have `bytes`. `replaced` is an earlier grant that these bytes replace.
     ///
     /// A namespace may take [`Limits::of_namespace`], and at most half of what the other namespaces leave of
-    /// [`Limits::of_all`]: no number of large namespaces takes everything. A smaller replacement is always allowed.
+    /// [`Limits::of_all`], so a few large namespaces do not take everything. While there is memory, each namespace gets
+    /// [`SMALL`] bytes, and a replacement may be larger by as much. A smaller replacement is always allowed.
     ///
     /// # Errors
     /// The bytes that all profiles of the namespace may take now.
@@ -63,7 +67,9 @@ impl Shares {
         }
         let taken = self.of_namespaces.get(namespace).map_or(0, |taken| taken.load(Ordering::Relaxed));
         let taken_by_others = self.of_all.load(Ordering::Relaxed).saturating_sub(taken);
-        let limit = self.limits.of_namespace.min(self.limits.of_all.saturating_sub(taken_by_others) / 2);
+        let free = self.limits.of_all.saturating_sub(taken_by_others);
+        let small = if replaced.is_some() { taken.saturating_add(SMALL) } else { SMALL };
+        let limit = self.limits.of_namespace.min((free / 2).max(small.min(free)));
         let after = taken.saturating_sub(freed).saturating_add(bytes);
         if after <= limit { Ok(()) } else { Err(limit) }
     }
@@ -123,16 +129,26 @@ mod tests {
     }
 
     #[test]
+    fn profile_may_grow_a_little_while_there_is_memory() {
+        let mut shares = Shares::new(Limits { of_namespace: 16 << 20, of_all: 32 << 20 });
+        let first = shares.grant("a", 10 << 20);
+        let _others = shares.grant("b", 15 << 20);
+        assert_eq!(shares.fits("a", 1, None), Err(17 << 19));
+        assert_eq!(shares.fits("a", (10 << 20) + SMALL, Some(&first)), Ok(()));
+        assert!(shares.fits("a", (10 << 20) + SMALL + 1, Some(&first)).is_err());
+    }
+
+    #[test]
     fn greedy_namespaces_leave_memory_to_others() {
-        let mut shares = Shares::new(Limits { of_namespace: 16_000, of_all: 128_000 });
+        let mut shares = Shares::new(Limits { of_namespace: 16 << 20, of_all: 128 << 20 });
         let mut grants = Vec::new();
-        for namespace in 0..12 {
+        for namespace in 0..14 {
             let namespace = format!("greedy-{namespace}");
             let most = shares.fits(&namespace, usize::MAX, None).unwrap_err();
             assert_eq!(shares.fits(&namespace, most, None), Ok(()));
             grants.push(shares.grant(&namespace, most));
         }
-        assert_eq!(grants.iter().map(Grant::bytes).take(7).collect::<Vec<_>>(), [16_000; 7]);
-        assert_eq!(shares.fits("modest", 250, None), Ok(()), "{shares:?}");
+        assert_eq!(grants.iter().map(Grant::bytes).take(7).collect::<Vec<_>>(), [16 << 20; 7]);
+        assert_eq!(shares.fits("modest", SMALL, None), Ok(()), "{shares:?}");
     }
 }

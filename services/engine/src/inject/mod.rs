@@ -3,7 +3,6 @@
 //! Profiles are applied one after the other. Each is applied as a whole or not at all.
 
 pub(crate) mod managed_fields;
-mod consistent;
 mod pointer;
 mod index;
 mod state;
@@ -11,6 +10,7 @@ mod confirmed;
 mod join;
 mod members;
 mod merge;
+mod container_check;
 mod moves;
 mod order;
 mod pod_resources;
@@ -39,7 +39,6 @@ use crate::record::{Change, Record, RecordWriter};
 use crate::schema::Type;
 use crate::select::Selected;
 
-use consistent::BrokenRule;
 use join::text_of;
 pub(crate) use locate::{NamespaceChanges, without_record};
 use managed_fields::ManagedFields;
@@ -367,15 +366,12 @@ impl<'a> Pass<'_, 'a> {
             merge.rules(&profile.rules, subject.context.object, &origin)?;
             merge.containers = own;
         }
+        if merge.changes > 0 && subject.type_.is_pod() {
+            merge.check_containers(subject.object)?;
+        }
         let output = merge.finish();
         if let Some(volume) = missing_volume(document, &profile.foreign_volumes)? {
             return Err(MergeError::Conflict(Conflict::new(Reason::MissingVolume, volume)));
-        }
-        if output.changes > 0
-            && subject.type_.is_pod()
-            && let Some(BrokenRule { place, message }) = consistent::broken(document, subject.object)?
-        {
-            return Err(MergeError::Conflict(Conflict::new(Reason::InvalidResult, &format!("{place}: {message}"))));
         }
         Ok(output)
     }

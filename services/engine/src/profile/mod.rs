@@ -7,7 +7,7 @@ mod contend;
 mod elements;
 mod advice;
 mod extend;
-pub(crate) mod together;
+pub(crate) mod container_rules;
 mod pod_schema;
 mod review;
 mod revision;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::expression::Quantity;
 use crate::json;
 
-use super::together;
+use super::container_rules::{self, Completeness};
 
 /// Lines of `Type field:kind field:kind`, in the order of the types.
 const TABLE: &str = include_str!("pod_schema.txt");
@@ -164,7 +164,8 @@ impl Kind {
         }
     }
 
-    /// What is wrong with a computed value in the place of one of this kind. Of what is below an object, only the rules about several fields are checked.
+    /// Describes what is wrong with a computed value of this kind; `None` if nothing is. Below an object, only the rules about
+    /// several fields are checked.
     fn fault_of(self, value: json::Value<'_>) -> Option<String> {
         let wrong = || Some(format!("expected {}, found {}", self.expected(), called(value)));
         match self {
@@ -194,7 +195,9 @@ impl Kind {
                 let item = Self::of(item);
                 value.members().find_map(|(_, value)| item.fault_of(value))
             }
-            Self::Object(of) if value.kind() == json::Kind::Object => together::broken_rule(of, value, false),
+            Self::Object(of) if value.kind() == json::Kind::Object => {
+                container_rules::violation(of, value, Completeness::Partial)
+            }
             Self::Boolean | Self::Int32 | Self::Int64 | Self::List(_) | Self::Map(_) | Self::Object(_) => wrong(),
         }
     }

@@ -11,8 +11,8 @@ use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
+use super::container_rules::{above_limit, handlers, wrong_number_of_handlers};
 use super::pod_schema::{Kind, PodSchema, is_one_of};
-use super::together::{HANDLERS, more_than_limit, more_than_one_handler};
 use crate::expression::{Quantity, Source, Text, closest};
 
 /// Fields of a pod's spec that cannot be set when a pod is created.
@@ -141,7 +141,7 @@ impl Walk<'_, '_> {
                 }
             }
             Kind::Object(of) => {
-                self.together(of, fields);
+                self.check_combinations(of, fields);
                 self.above.push((of, self.path.clone()));
                 for (name, value) in own() {
                     self.below(&format!(".{name}"), |walk| walk.field(of, name, value));
@@ -161,11 +161,13 @@ impl Walk<'_, '_> {
     }
 
     /// Checks fields that have to fit one another.
-    fn together(&mut self, of: &str, fields: &Map<String, Json>) {
+    fn check_combinations(&mut self, of: &str, fields: &Map<String, Json>) {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
-        let handlers: Vec<_> = HANDLERS.into_iter().filter(is_certain).collect();
-        if matches!(of, "Probe" | "LifecycleHandler") && handlers.len() > 1 {
-            self.diagnostics.push(Diagnostic::new(&self.path, more_than_one_handler(&handlers)));
+        if let Some(known) = handlers(of) {
+            let found: Vec<_> = known.iter().copied().filter(is_certain).collect();
+            if found.len() > 1 {
+                self.diagnostics.push(Diagnostic::new(&self.path, wrong_number_of_handlers(known, &found)));
+            }
         }
         if of == "ResourceRequirements" {
             let amount = |kind: &str, name: &str| match fields.get(kind)?.get(name)? {
@@ -174,7 +176,7 @@ impl Walk<'_, '_> {
             };
             for name in fields.get("requests").and_then(Json::as_object).into_iter().flat_map(Map::keys) {
                 if let (Some(requests), Some(limit)) = (amount("requests", name), amount("limits", name))
-                    && let Some(message) = more_than_limit(name, requests, limit)
+                    && let Some(message) = above_limit(name, requests, limit)
                 {
                     self.diagnostics.push(Diagnostic::new(&self.path, message));
                 }

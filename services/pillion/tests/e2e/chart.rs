@@ -236,7 +236,15 @@ fn a_release_is_installed_injects_is_upgraded_and_leaves_nothing_in_the_way() {
             tokio::join!(helm(&control_plane, &uninstall, None), fail_job(&control_plane, "pillion-uninstall"));
         failed?;
         ensure!(!said?.status.success());
-        let left = control_plane.kubectl_ok(&["get", "clusterroles,clusterrolebindings", "--output=name"]).await?;
+        let left = control_plane
+            .kubectl_ok(&[
+                "get",
+                "clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts",
+                "--namespace",
+                NAMESPACE,
+                "--output=name",
+            ])
+            .await?;
         ensure!(!left.contains("pillion-uninstall"), "{left}");
         control_plane.kubectl_ok(&["delete", "job", "pillion-uninstall", "--namespace", NAMESPACE]).await?;
         helm_with_job(&control_plane, "pillion-uninstall", &uninstall, None).await?;

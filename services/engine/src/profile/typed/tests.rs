@@ -64,7 +64,7 @@ fn what_the_api_server_would_refuse_or_drop_is_found() {
         ),
         (
             json!({"livenessProbe": {"httpGet": {"port": 80}, "exec": {"command": ["a"]}}}),
-            "t.livenessProbe: a probe or hook does one thing, found exec, httpGet",
+            "t.livenessProbe: expected exactly one of exec, grpc, httpGet, tcpSocket; found exec, httpGet",
         ),
         (json!({"env": [["x"]]}), "t.env[0][0]: expected an object, found a string"),
         (json!({"env": [{"$value": [{"name": 1}]}]}), "t.env[0].$value[0].name: expected a string"),
