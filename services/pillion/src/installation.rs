@@ -84,7 +84,7 @@ fn said(error: kube::Error) -> String {
     }
 }
 
-/// Returns the EndpointSlices of the webhook's Service.
+/// Returns the endpoint slices of the webhook's Service.
 pub(crate) async fn slices(client: &Client, release: &Release, unread: &mut Unread) -> Option<Vec<EndpointSlice>> {
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&of_service).await;

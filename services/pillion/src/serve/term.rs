@@ -152,7 +152,8 @@ impl Term {
         tasks.spawn("the canary", question::run(tasks.leading(), asker, pause, questions, tells_answered));
 
         let (target, targets) = watch::channel(None);
-        // The keeper never creates missing configurations: the rotation does, which knows whether endpoints answer.
+        // Never confirms a target: only the rotation knows whether endpoints answer, so this keeper fills no empty
+        // configuration.
         let never: webhook_config::Confirm = Arc::new(|_| async { false }.boxed());
         let (keeper, live) = Keeper::new(webhook_config::Settings::default(), metrics.configuration, targets, never);
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));

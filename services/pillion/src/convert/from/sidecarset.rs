@@ -1,6 +1,6 @@
 //! Converts `SidecarSet` resources of `OpenKruise`: selected pods get containers, volumes and metadata. In-place
-//! upgrades of running pods need Kruise's controller, and are noted. New pods get the new sidecar, and `pillion
-//! rollout` replaces old ones.
+//! upgrades of running pods need Kruise's controller, and are noted. New pods get the new sidecar, and
+//! `pillion rollout` replaces old ones.
 
 use serde_json::{Map, Value as Json, json};
 
